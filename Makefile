@@ -1,0 +1,43 @@
+# Two commands set everything up from a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROFILE := examples/zero-bubble/gpt-28.3b-m96.yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/debubble: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/debubble pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
+	$(BIN)/debubble compare 1f1b interleaved-1f1b zb-h1 zb-v dualpipe-v --costs $(PROFILE) -o demo.png
+
+test: $(VENV)/.dev  ## run every test
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## format and sort imports
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
+	$(BIN)/python benchmarks/speed.py
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

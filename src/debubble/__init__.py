@@ -1,0 +1,95 @@
+"""Pipeline-parallel schedules: generate, check, simulate, see, compare.
+
+>>> import debubble as db
+>>> timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
+>>> timeline.makespan, timeline.bubble_ratio
+(33.0, 0.2727272727272727)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from debubble.analysis.check import Report, check
+    from debubble.analysis.compare import Comparison, compare
+    from debubble.core.actions import Action, Kind
+    from debubble.core.costs import Costs
+    from debubble.core.errors import (
+        CostError,
+        DebubbleError,
+        FormatError,
+        ParameterError,
+        ScheduleError,
+    )
+    from debubble.core.placement import Placement
+    from debubble.core.schedule import Schedule
+    from debubble.engine.timeline import Timeline, simulate
+    from debubble.interchange.files import load
+    from debubble.schedules.registry import ClosedForm, Constraint, make, register, schedules
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Report": "analysis.check",
+    "check": "analysis.check",
+    "Comparison": "analysis.compare",
+    "compare": "analysis.compare",
+    "load": "interchange.files",
+    "Action": "core.actions",
+    "Kind": "core.actions",
+    "Costs": "core.costs",
+    "CostError": "core.errors",
+    "DebubbleError": "core.errors",
+    "FormatError": "core.errors",
+    "ParameterError": "core.errors",
+    "ScheduleError": "core.errors",
+    "Placement": "core.placement",
+    "Schedule": "core.schedule",
+    "Timeline": "engine.timeline",
+    "simulate": "engine.timeline",
+    "ClosedForm": "schedules.registry",
+    "Constraint": "schedules.registry",
+    "make": "schedules.registry",
+    "register": "schedules.registry",
+    "schedules": "schedules.registry",
+}
+
+__all__ = [
+    "Action",
+    "ClosedForm",
+    "Comparison",
+    "Constraint",
+    "CostError",
+    "Costs",
+    "DebubbleError",
+    "FormatError",
+    "Kind",
+    "ParameterError",
+    "Placement",
+    "Report",
+    "Schedule",
+    "ScheduleError",
+    "Timeline",
+    "check",
+    "compare",
+    "load",
+    "make",
+    "register",
+    "schedules",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing debubble costs nothing until a name is used: command lines start fast.
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"debubble.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'debubble' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

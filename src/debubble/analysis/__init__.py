@@ -1,0 +1,1 @@
+"""Checks, closed forms beside simulations, and comparisons."""

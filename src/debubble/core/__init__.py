@@ -1,0 +1,1 @@
+"""What a schedule is: actions, placement, schedule, costs and errors; no algorithms."""

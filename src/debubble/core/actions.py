@@ -1,0 +1,180 @@
+"""Actions: one piece of work each, written as in PyTorch, packed into one integer each.
+
+A schedule of ten million actions is an ``int64`` array, not ten million objects. The fields of
+one packed action, from the lowest bit up:
+
+=========== ==== =====================================================================
+field       bits meaning
+=========== ==== =====================================================================
+kind        5    :class:`Kind`
+pair        2    0 alone, 1 first and 2 second action of an overlapped pair
+stage       20   model stage, 0..S-1
+microbatch  36   counted through all iterations: iteration k holds k·m .. (k+1)·m-1
+=========== ==== =====================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from debubble.core.errors import FormatError
+
+PAIR_SHIFT = 5
+STAGE_SHIFT = 7
+MICROBATCH_SHIFT = 27
+KIND_MASK = (1 << PAIR_SHIFT) - 1
+PAIR_MASK = (1 << (STAGE_SHIFT - PAIR_SHIFT)) - 1
+STAGE_MASK = (1 << (MICROBATCH_SHIFT - STAGE_SHIFT)) - 1
+MAX_STAGES = STAGE_MASK + 1
+MAX_MICROBATCHES = 1 << 31
+
+Program = NDArray[np.int64]
+"""The packed actions of one rank, in execution order."""
+
+
+class Kind(IntEnum):
+    """What an action does."""
+
+    F = 0
+    """Forward."""
+    I = 1
+    """Backward for the input."""
+    W = 2
+    """Backward for the weights."""
+    B = 3
+    """Full backward: I, then W, fused."""
+    R = 4
+    """Recompute the forward of a stage before its backward."""
+    OPT = 5
+    """Optimizer step of one rank; its ``microbatch`` is the iteration it ends."""
+    SEND_F = 6
+    RECV_F = 7
+    SEND_B = 8
+    RECV_B = 9
+    OFFLOAD = 10
+    RELOAD = 11
+    REDUCE_GRAD = 12
+    UNSHARD = 13
+    RESHARD = 14
+
+
+COMPUTE_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
+"""Kinds that occupy a rank's compute stream."""
+
+TRANSFER_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+"""Kinds that move data between two ranks."""
+
+
+class Action(NamedTuple):
+    """One piece of work: a stage, what is done there, and for which microbatch."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.name}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Read ``<stage><kind><microbatch>``, for instance ``3I0``.
+
+        Raises
+        ------
+        FormatError
+            When the text is anything else, even by one character.
+        """
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise FormatError(f"'{text}' is not an action; write <stage><kind><microbatch>: 3F0")
+        stage, kind, microbatch = match.groups()
+        if int(stage) >= MAX_STAGES or int(microbatch) >= MAX_MICROBATCHES:
+            raise FormatError(
+                f"'{text}' is out of range; stages go to {MAX_STAGES - 1}, "
+                f"microbatches to {MAX_MICROBATCHES - 1}"
+            )
+        return cls(int(stage), Kind[kind], int(microbatch))
+
+
+_NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
+_ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})", re.ASCII)
+_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+
+
+def pack(kind: Kind, stage: ArrayLike, microbatch: ArrayLike) -> Program:
+    """Packed actions of one kind; `stage` and `microbatch` broadcast against each other."""
+    stages = np.atleast_1d(np.asarray(stage, dtype=np.int64))
+    microbatches = np.atleast_1d(np.asarray(microbatch, dtype=np.int64))
+    packed = microbatches << MICROBATCH_SHIFT
+    return packed | (stages << STAGE_SHIFT | int(kind))
+
+
+def unpack(packed: int) -> Action:
+    """The action in one packed integer; its place in a pair is dropped."""
+    code = int(packed)
+    return Action(
+        (code >> STAGE_SHIFT) & STAGE_MASK, Kind(code & KIND_MASK), code >> MICROBATCH_SHIFT
+    )
+
+
+def kinds_of(packed: Program) -> NDArray[np.int64]:
+    """The :class:`Kind` values of packed actions."""
+    return packed & KIND_MASK
+
+
+def pairs_of(packed: Program) -> NDArray[np.int64]:
+    """0 for actions that run alone, 1 and 2 for the halves of an overlapped pair."""
+    return (packed >> PAIR_SHIFT) & PAIR_MASK
+
+
+def stages_of(packed: Program) -> NDArray[np.int64]:
+    """The stages of packed actions."""
+    return (packed >> STAGE_SHIFT) & STAGE_MASK
+
+
+def microbatches_of(packed: Program) -> NDArray[np.int64]:
+    """The microbatches of packed actions."""
+    return packed >> MICROBATCH_SHIFT
+
+
+def parse_cell(text: str) -> list[int]:
+    """Packed actions of one cell of text: one action, or the two of an overlapped pair.
+
+    Examples
+    --------
+    >>> [str(unpack(code)) for code in parse_cell("(0F3;3B1)OVERLAP_F_B")]
+    ['0F3', '3B1']
+    """
+    text = text.strip()
+    if not text.startswith("("):
+        action = Action.parse(text)
+        return [int(pack(action.kind, action.stage, action.microbatch)[0])]
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise FormatError(f"'{text}' is not a pair; write (0F3;3B1)OVERLAP_F_B")
+    codes = []
+    for place, part in enumerate(match.groups(), start=1):
+        action = Action.parse(part)
+        code = int(pack(action.kind, action.stage, action.microbatch)[0])
+        codes.append(code | place << PAIR_SHIFT)
+    return codes
+
+
+def cells(program: Program) -> list[str]:
+    """The text of a program, one cell an action or overlapped pair; reads back the same."""
+    texts: list[str] = []
+    first = ""
+    for code, place in zip(program.tolist(), pairs_of(program).tolist(), strict=True):
+        text = str(unpack(code))
+        if place == 1:
+            first = text
+        elif place == 2:
+            texts.append(f"({first};{text})OVERLAP_F_B")
+        else:
+            texts.append(text)
+    return texts

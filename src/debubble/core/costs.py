@@ -1,0 +1,313 @@
+"""What actions cost: time, transfer time and memory, from one number to one per stage and kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+from debubble.core.errors import CostError, did_you_mean
+from debubble.core.placement import Placement
+
+Value: TypeAlias = float | Sequence[float] | Mapping[int, float]
+"""One number for all stages, one per stage (or rank), or a mapping that names every one."""
+
+PairTimes: TypeAlias = float | Mapping[tuple[int, int], float]
+"""Time of every overlapped pair, or of each (stage of the forward, stage of the backward)."""
+
+BASES = ("action", "rank")
+TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a schedule's actions, in any unit of time and of memory.
+
+    Every value is per action (one stage, one microbatch) unless made by :meth:`per_rank`. A value
+    is one number, a sequence with one number per stage, or a mapping from every stage to one.
+
+    Parameters
+    ----------
+    F, I, W
+        Forward, backward for the input, backward for the weights.
+    B
+        Full backward; the default is I + W. Given without I and W, each of them is half of it.
+    O
+        An overlapped pair; one number or ``{(forward stage, backward stage): time}``. The default
+        is `overlap_factor` times the sum of its two parts.
+    overlap_factor
+        Share of a pair's summed time that it takes when `O` does not say, 1 for no gain.
+    R
+        Recompute; the default is F.
+    OPT
+        Optimizer step of one rank. Always per rank.
+    p2p
+        Time between producer and consumer on different ranks: one number, or a matrix
+        ``p2p[from][to]`` of shape ``(ranks, ranks)``. Never divided by the number of chunks.
+    message, bandwidth
+        Size of one boundary activation and size per unit of time; a transfer takes
+        ``p2p + message / bandwidth``.
+    activation
+        Memory one microbatch leaves on a stage after its forward. The default counts in activation
+        units: ranks / stages, so that one microbatch on one rank is 1.
+    kept_for_weight
+        Share of the activation that stays from the end of I to the end of W; 1 keeps everything.
+    basis
+        ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
+        number of chunks.
+    chunks
+        With the basis ``"rank"``, the divisor; the default is the schedule's own number of chunks.
+
+    Raises
+    ------
+    CostError
+        When a value is negative, not a finite number, or not there for every stage.
+    """
+
+    F: Value | None = None
+    I: Value | None = None
+    W: Value | None = None
+    B: Value | None = None
+    O: PairTimes | None = None
+    overlap_factor: float = 1.0
+    R: Value | None = None
+    OPT: Value = 0.0
+    p2p: float | Sequence[Sequence[float]] = 0.0
+    message: float = 0.0
+    bandwidth: float = math.inf
+    activation: Value | None = None
+    kept_for_weight: Value = 1.0
+    basis: str = "action"
+    chunks: int | None = None
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if spec.name in ("basis", "chunks") or value is None:
+                continue
+            allow_infinite = spec.name == "bandwidth"
+            object.__setattr__(self, spec.name, _checked(spec.name, value, allow_infinite))
+        if self.basis not in BASES:
+            raise CostError(f"basis is '{self.basis}'; use 'action' or 'rank'")
+        if self.chunks is not None and self.chunks < 1:
+            raise CostError(f"chunks is {self.chunks}; it is at least 1")
+        if self.bandwidth == 0:
+            raise CostError("bandwidth is 0; give a positive number")
+        if not isinstance(self.kept_for_weight, Mapping) and np.any(
+            np.asarray(self.kept_for_weight) > 1
+        ):
+            raise CostError(
+                f"kept_for_weight is {self.kept_for_weight}; it is a share between 0 and 1"
+            )
+
+    @classmethod
+    def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
+        """Costs of a rank's whole share of the model, divided by the number of chunks.
+
+        Sequences have one number per rank. `chunks` is the divisor; left out, each schedule's own
+        number of chunks, so that schedules with different chunks are compared on the same model.
+        """
+        check_names(values)
+        return cls(basis="rank", chunks=chunks, **values)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every stage, rank and pair has the same costs, as closed forms assume."""
+        values = (self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation)
+        return all(value is None or isinstance(value, float) for value in values)
+
+    @property
+    def transfer(self) -> float:
+        """Time of one transfer between ranks, when it is the same for all; else NaN."""
+        if not isinstance(self.p2p, float):
+            return math.nan
+        return self.p2p + self.message / self.bandwidth
+
+    def scaled(self, factor: float) -> Costs:
+        """The same costs with every time multiplied by `factor`; memory stays."""
+        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p")
+        changes = {name: _times(getattr(self, name), factor) for name in timed}
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)} | changes
+        values["bandwidth"] = self.bandwidth / factor
+        return Costs(**values)
+
+    def resolve(self, placement: Placement) -> CostTable:
+        """Costs of every (kind, stage) under a placement."""
+        return CostTable.of(self, placement)
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """Costs spelled out for one placement.
+
+    Parameters
+    ----------
+    duration
+        Time of an action of kind k on stage s of copy c: ``duration[k, c * stages + s]``.
+    activation, kept
+        Memory after the forward, and the part of it that stays until W ends; shape
+        ``(copies * stages,)``.
+    optimizer
+        Time of the optimizer step on each rank; shape ``(ranks,)``.
+    link
+        Transfer time from rank to rank; shape ``(ranks, ranks)``, zero on the diagonal.
+    costs, placement
+        What the table was made from.
+    """
+
+    duration: NDArray[np.float64]
+    activation: NDArray[np.float64]
+    kept: NDArray[np.float64]
+    optimizer: NDArray[np.float64]
+    link: NDArray[np.float64]
+    costs: Costs
+    placement: Placement
+
+    @classmethod
+    def of(cls, costs: Costs, placement: Placement) -> CostTable:
+        """Spell out `costs` for every stage of `placement`."""
+        divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
+        spread = _Spread(placement, costs.basis)
+
+        F = spread(costs.F, "F", 1.0)
+        half = None if costs.B is None else spread(costs.B, "B", 0.0) / 2
+        I = half if costs.I is None and half is not None else spread(costs.I, "I", 1.0)
+        W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
+        B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
+        R = F if costs.R is None else spread(costs.R, "R", 0.0)
+
+        duration = np.zeros((len(Kind), len(F)))
+        for kind, values in zip(TIMED_KINDS[:5], (F, I, W, B, R), strict=True):
+            duration[kind] = values / divisor
+        activation = (
+            np.full(len(F), placement.ranks / placement.stages)
+            if costs.activation is None
+            else spread(costs.activation, "activation", 0.0) / divisor
+        )
+        kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
+        optimizer = _spread_ranks(costs.OPT, placement.ranks)
+        link = _links(costs, placement.ranks)
+        return cls(duration, activation, kept, optimizer, link, costs, placement)
+
+    def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
+        """Time of an overlapped pair of two (kind, place) halves, the forward first."""
+        stages = self.placement.stages
+        O = self.costs.O
+        divisor = 1
+        if self.costs.basis == "rank":
+            divisor = self.costs.chunks or self.placement.chunks
+        if isinstance(O, float):
+            return O / divisor
+        if O is not None:
+            key = (first[1] % stages, second[1] % stages)
+            if key in O:
+                return O[key] / divisor
+        return float(self.duration[first] + self.duration[second]) * self.costs.overlap_factor
+
+
+class _Spread:
+    """Turns a value into one number per (copy, stage)."""
+
+    def __init__(self, placement: Placement, basis: str) -> None:
+        self.placement = placement
+        self.basis = basis
+
+    def __call__(self, value: Value | None, name: str, default: float) -> NDArray[np.float64]:
+        placement = self.placement
+        stages, copies = placement.stages, placement.copies
+        if value is None:
+            return np.full(copies * stages, default)
+        if isinstance(value, float):
+            return np.full(copies * stages, value)
+        owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
+        if isinstance(value, Mapping):
+            missing = [key for key in range(count) if key not in value]
+            extra = [key for key in value if not 0 <= key < count]
+            if missing:
+                raise CostError(
+                    f"{name} has no value for {owner} {missing[0]}; give 0..{count - 1}"
+                )
+            if extra:
+                raise CostError(f"{name} names {owner} {extra[0]}; {owner}s go to {count - 1}")
+            array = np.array([value[key] for key in range(count)], dtype=float)
+        else:
+            array = np.array(value, dtype=float)
+            if len(array) != count:
+                raise CostError(
+                    f"{name} has {len(array)} values for {count} {owner}s; "
+                    f"give one number, or one per {owner}"
+                )
+        if self.basis == "rank":
+            return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
+        return np.tile(array, copies)
+
+
+def _spread_ranks(value: Value, ranks: int) -> NDArray[np.float64]:
+    if isinstance(value, float):
+        return np.full(ranks, value)
+    numbers = [value[r] for r in sorted(value)] if isinstance(value, Mapping) else list(value)
+    if len(numbers) != ranks:
+        raise CostError(
+            f"OPT has {len(numbers)} values for {ranks} ranks; give one number, or one per rank"
+        )
+    return np.array(numbers)
+
+
+def _links(costs: Costs, ranks: int) -> NDArray[np.float64]:
+    matrix = np.asarray(costs.p2p, dtype=float)
+    if matrix.ndim == 2 and matrix.shape != (ranks, ranks):
+        rows, columns = matrix.shape
+        raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
+    link = np.array(np.broadcast_to(matrix, (ranks, ranks))) + costs.message / costs.bandwidth
+    np.fill_diagonal(link, 0.0)
+    return link
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Refuse cost names that do not exist, with the nearest that does."""
+    known = [spec.name for spec in fields(Costs)]
+    for name in values:
+        if name not in known:
+            raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), known)}")
+
+
+def _times(value: Any, factor: float) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return {key: number * factor for key, number in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_times(item, factor) for item in value)
+    return value * factor
+
+
+def _checked(name: str, value: Any, allow_infinite: bool) -> Any:
+    """The value with plain floats and tuples inside, or an error that names the bad number."""
+    if isinstance(value, Mapping):
+        return {
+            key: _checked(f"{name}[{key}]", item, allow_infinite) for key, item in value.items()
+        }
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not value:
+            raise CostError(f"{name} is an empty list; give one number, or one per stage")
+        return tuple(
+            _checked(f"{name}[{index}]", item, allow_infinite) for index, item in enumerate(value)
+        )
+    try:
+        number = float(value) if not isinstance(value, bool | str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise CostError(f"{name} is {value!r}; give a number")
+    if number < 0:
+        raise CostError(f"{name} is {value!r}; costs are not negative")
+    if math.isinf(number) and not allow_infinite:
+        raise CostError(f"{name} is {value!r}; give a finite number")
+    return number

@@ -1,0 +1,203 @@
+"""A schedule: which actions every rank runs, and in which order. No times."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Action, Program, cells, parse_cell, unpack
+from debubble.core.errors import FormatError, ParameterError
+from debubble.core.placement import Placement
+
+FORMAT = "debubble-schedule"
+FORMAT_VERSION = 1
+SYNCS = ("global", "local")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """An immutable order of actions on every rank.
+
+    Parameters
+    ----------
+    name
+        What the schedule is called in tables and pictures.
+    placement
+        Which rank holds which stage.
+    microbatches
+        Microbatches of one iteration, both directions together.
+    actions
+        Packed actions (see :mod:`debubble.core.actions`) of rank 0, then rank 1, …;
+        shape ``(n,)``, read-only.
+    offsets
+        ``actions[offsets[r]:offsets[r + 1]]`` is the program of rank r; shape ``(ranks + 1,)``.
+    iterations
+        How many times `microbatches` run; microbatches are counted through.
+    slices
+        Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
+    sync
+        What an ``OPT`` action waits for: ``"global"``, every rank's work of the iteration (a
+        gradient norm over all ranks), or ``"local"``, its own rank's.
+    weight_versions
+        Versions of the weights the training rule keeps at the same time.
+    options
+        Parameters the order was made with, for display and for files.
+    """
+
+    name: str
+    placement: Placement
+    microbatches: int
+    actions: Program
+    offsets: NDArray[np.int64]
+    iterations: int = 1
+    slices: int = 1
+    sync: str = "global"
+    weight_versions: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("microbatches", "iterations", "slices", "weight_versions"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ParameterError(f"{name} is {value}; it is at least 1")
+        if self.sync not in SYNCS:
+            raise ParameterError(f"sync is '{self.sync}'; use 'global' or 'local'")
+        for name in ("actions", "offsets"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        if len(self.offsets) != self.placement.ranks + 1:
+            raise ParameterError(
+                f"{len(self.offsets) - 1} programs for {self.placement.ranks} ranks; "
+                "give one program per rank"
+            )
+        assert self.offsets[0] == 0
+        assert self.offsets[-1] == len(self.actions)
+
+    @classmethod
+    def from_programs(
+        cls,
+        name: str,
+        placement: Placement,
+        microbatches: int,
+        programs: Iterable[Program],
+        **fields: Any,
+    ) -> Schedule:
+        """Build a schedule from one program per rank; further fields as in the class."""
+        parts = list(programs)
+        offsets = np.cumsum([0, *(len(part) for part in parts)])
+        actions = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return cls(name, placement, microbatches, actions, offsets, **fields)
+
+    @classmethod
+    def from_text(
+        cls,
+        programs: Sequence[Sequence[str]],
+        placement: Placement,
+        microbatches: int,
+        name: str = "custom",
+        **fields: Any,
+    ) -> Schedule:
+        """Build a schedule from cells of text, for instance ``[["0F0", "0B0"]]``."""
+        arrays = []
+        for rank, texts in enumerate(programs):
+            codes: list[int] = []
+            for index, text in enumerate(texts):
+                try:
+                    codes.extend(parse_cell(text))
+                except FormatError as error:
+                    raise FormatError(f"rank {rank}, action {index}: {error}") from None
+            arrays.append(np.array(codes, dtype=np.int64))
+        return cls.from_programs(name, placement, microbatches, arrays, **fields)
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks, p."""
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model, S."""
+        return self.placement.stages
+
+    @property
+    def chunks(self) -> int:
+        """Stages of one copy that share a rank, v."""
+        return self.placement.chunks
+
+    @property
+    def units(self) -> int:
+        """Microbatches (or slices of them) over all iterations."""
+        return self.microbatches * self.iterations * self.slices
+
+    def program(self, rank: int) -> Program:
+        """The packed actions of one rank."""
+        return self.actions[self.offsets[rank] : self.offsets[rank + 1]]
+
+    def rows(self) -> list[list[str]]:
+        """The programs as text, a list of cells per rank."""
+        return [cells(self.program(rank)) for rank in range(self.ranks)]
+
+    def rank_of(self, position: int) -> int:
+        """The rank whose program holds ``actions[position]``."""
+        return int(np.searchsorted(self.offsets, position, side="right")) - 1
+
+    def __iter__(self) -> Iterator[tuple[Action, ...]]:
+        """The programs as :class:`Action` tuples, rank by rank."""
+        for rank in range(self.ranks):
+            yield tuple(unpack(code) for code in self.program(rank).tolist())
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            self.placement.table == other.placement.table
+            and (self.microbatches, self.iterations, self.slices, self.sync)
+            == (other.microbatches, other.iterations, other.slices, other.sync)
+            and np.array_equal(self.offsets, other.offsets)
+            and np.array_equal(self.actions, other.actions)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.placement.table, self.microbatches, self.actions.tobytes()))
+
+    def __repr__(self) -> str:
+        several = f", {self.iterations} iterations" if self.iterations > 1 else ""
+        return (
+            f"<Schedule {self.name}: {self.ranks} ranks, {self.stages} stages, "
+            f"{self.microbatches} microbatches{several}, {len(self):,} actions>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The schedule as plain data, as it stands in a JSON file."""
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "name": self.name,
+            "ranks": self.ranks,
+            "microbatches": self.microbatches,
+            "iterations": self.iterations,
+            "slices": self.slices,
+            "sync": self.sync,
+            "weight_versions": self.weight_versions,
+            "options": dict(self.options),
+            "placement": {
+                "name": self.placement.name,
+                "table": [list(row) for row in self.placement.table],
+            },
+            "programs": self.rows(),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write a schedule file; the ending (``.json`` or ``.csv``) picks the format."""
+        # Writers live above this layer; the name is resolved when somebody asks for a file.
+        importlib.import_module("debubble.interchange.files").save(self, path)

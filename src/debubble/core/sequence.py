@@ -1,0 +1,101 @@
+"""The algebra published orders are written in: a program is an array, built from a few parts.
+
+>>> ramp = forward(0, range(2))
+>>> show(sequence(ramp, alternate(forward(0, [2, 3]), backward(0, [0, 1])), backward(0, [2, 3])))
+'0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3'
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from debubble.core.actions import PAIR_SHIFT, Kind, Program, cells, kinds_of, pack
+
+EMPTY: Program = np.empty(0, dtype=np.int64)
+
+
+def forward(stage: ArrayLike, microbatch: ArrayLike) -> Program:
+    """Forward actions; `stage` and `microbatch` broadcast."""
+    return pack(Kind.F, stage, microbatch)
+
+
+def backward(stage: ArrayLike, microbatch: ArrayLike) -> Program:
+    """Full backward actions."""
+    return pack(Kind.B, stage, microbatch)
+
+
+def backward_input(stage: ArrayLike, microbatch: ArrayLike) -> Program:
+    """Backward-for-input actions."""
+    return pack(Kind.I, stage, microbatch)
+
+
+def backward_weight(stage: ArrayLike, microbatch: ArrayLike) -> Program:
+    """Backward-for-weight actions."""
+    return pack(Kind.W, stage, microbatch)
+
+
+def as_kind(program: Program, kind: Kind) -> Program:
+    """The same stages and microbatches with another kind."""
+    return program ^ (kinds_of(program) ^ int(kind))
+
+
+def sequence(*parts: Program) -> Program:
+    """One part after the other."""
+    return np.concatenate(parts) if parts else EMPTY
+
+
+def alternate(*parts: Program) -> Program:
+    """First of each part, then second of each part, …; all parts have the same length."""
+    lengths = {len(part) for part in parts}
+    assert len(lengths) == 1, f"parts of different lengths {[len(part) for part in parts]}"
+    woven = np.empty(len(parts) * lengths.pop(), dtype=np.int64)
+    for index, part in enumerate(parts):
+        woven[index :: len(parts)] = part
+    return woven
+
+
+def overlap(first: Program, second: Program) -> Program:
+    """Pairs of actions that are executed together, one of each part at a time."""
+    return alternate(first | (1 << PAIR_SHIFT), second | (2 << PAIR_SHIFT))
+
+
+def interleaved_table(
+    microbatches: int, chunks: int, group_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and microbatch of every step of an interleaved order.
+
+    Groups of `group_size` microbatches; within a group every chunk in turn handles all of them.
+    A last group that would be smaller than `group_size` is a group of its own.
+
+    Returns
+    -------
+    chunk, microbatch
+        Arrays of length ``microbatches * chunks``.
+
+    Examples
+    --------
+    Megatron-LM's own example, groups of 3, 5 microbatches, 2 chunks:
+
+    >>> chunk, microbatch = interleaved_table(5, 2, 3)
+    >>> microbatch.tolist(), chunk.tolist()
+    ([0, 1, 2, 0, 1, 2, 3, 4, 3, 4], [0, 0, 0, 1, 1, 1, 0, 0, 1, 1])
+    """
+    full = microbatches // group_size
+    grid = np.broadcast_to(
+        np.arange(full * group_size).reshape(full, 1, group_size), (full, chunks, group_size)
+    )
+    rest = np.arange(full * group_size, microbatches)
+    numbers = np.concatenate([grid.ravel(), np.tile(rest, chunks)])
+    lanes = np.concatenate(
+        [
+            np.tile(np.repeat(np.arange(chunks), group_size), full),
+            np.repeat(np.arange(chunks), len(rest)),
+        ]
+    )
+    return lanes, numbers
+
+
+def show(program: Program) -> str:
+    """A program as text, for documentation and error messages."""
+    return " ".join(cells(program))

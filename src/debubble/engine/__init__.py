@@ -1,0 +1,1 @@
+"""Event graphs: lower a schedule once, evaluate it for many costs."""

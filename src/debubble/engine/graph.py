@@ -1,0 +1,262 @@
+"""The event graph: what waits for what, in topological order, and how long each thing takes.
+
+Every node has at most two predecessors, so a graph is four integer arrays: ``first`` and
+``second`` name the predecessors (0 is the common start), ``lag`` and ``cost`` index a vector of
+costs. A node with more to wait for is preceded by joins of no duration. Evaluating is one linear
+walk: ``end[n] = max(end[first[n]], end[second[n]] + costs[lag[n]]) + costs[cost[n]]``.
+
+Layout of the cost vector, for P = copies · stages places and p ranks::
+
+    0            nothing, costs 0
+    1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
+    1 + 5P …     optimizer step of rank r: 1 + 5P + r
+    1 + 5P + p … links between ranks and overlapped pairs, in order of first use
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, Kind
+from debubble.core.costs import CostTable
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine import diagnose
+from debubble.engine.kernels import compile as sweep
+from debubble.engine.kernels import evaluate as walk
+
+P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking"]
+P2P_MODES = ("overlapped", "channel", "blocking")
+
+TIMED_KINDS = 5
+LINK = 0
+"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half."""
+
+
+@dataclass(frozen=True, eq=False)
+class EventGraph:
+    """A schedule as a graph that can be evaluated for any costs.
+
+    Parameters
+    ----------
+    schedule, mode
+        What was compiled, and how transfers between ranks are treated.
+    first, second, lag, cost
+        ``int32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start.
+    node
+        Node of every action, shape ``(n,)``; the two halves of a pair share one.
+    sent
+        Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
+        when transfers occupy nobody.
+    dynamic_kind, dynamic_a, dynamic_b
+        What the last cost indices stand for: a link from rank a to rank b, or a pair of a forward
+        on place a and a backward of that kind on place b.
+    completed
+        How many (stage, microbatch) have all of their backward.
+    """
+
+    schedule: Schedule
+    mode: P2PMode
+    first: NDArray[np.int32]
+    second: NDArray[np.int32]
+    lag: NDArray[np.int32]
+    cost: NDArray[np.int32]
+    node: NDArray[np.int32]
+    sent: NDArray[np.int32]
+    dynamic_kind: NDArray[np.int32]
+    dynamic_a: NDArray[np.int32]
+    dynamic_b: NDArray[np.int32]
+    completed: int
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def places(self) -> int:
+        """Stages of all copies."""
+        return self.schedule.placement.copies * self.schedule.stages
+
+    @property
+    def dynamic_costs(self) -> int:
+        """Cost index of the first link or pair."""
+        return 1 + TIMED_KINDS * self.places + self.schedule.ranks
+
+    def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
+        """Costs in the order the graph's indices mean."""
+        dynamic = np.empty(len(self.dynamic_kind))
+        for index, (kind, a, b) in enumerate(
+            zip(
+                self.dynamic_kind.tolist(),
+                self.dynamic_a.tolist(),
+                self.dynamic_b.tolist(),
+                strict=True,
+            )
+        ):
+            dynamic[index] = table.link[a, b] if kind == LINK else table.pair((0, a), (kind, b))
+        return np.concatenate(
+            [[0.0], table.duration[:TIMED_KINDS].ravel(), table.optimizer, dynamic]
+        )
+
+    def cost_names(self) -> list[str]:
+        """What every entry of a cost vector is, as text."""
+        stages = self.schedule.stages
+        names = ["nothing"]
+        names += [
+            f"{Kind(kind).name} of stage {place % stages}"
+            for kind in range(TIMED_KINDS)
+            for place in range(self.places)
+        ]
+        names += [f"OPT of rank {rank}" for rank in range(self.schedule.ranks)]
+        for kind, a, b in zip(self.dynamic_kind, self.dynamic_a, self.dynamic_b, strict=True):
+            names.append(
+                f"p2p {a} → {b}"
+                if kind == LINK
+                else f"pair F of stage {a % stages} and {Kind(kind).name} of stage {b % stages}"
+            )
+        return names
+
+    def evaluate(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """End time of every node, shape ``(nodes + 1,)``, for one cost vector."""
+        end = np.empty(len(self.first))
+        walk.evaluate.run(len(self.first), self.first, self.second, self.lag, self.cost, costs, end)
+        return end
+
+    def makespans(self, costs: NDArray[np.float64], lanes: int = 8) -> NDArray[np.float64]:
+        """Makespan for each row of a matrix of cost vectors, `lanes` rows at a time."""
+        rows = np.atleast_2d(np.asarray(costs, dtype=np.float64))
+        result = np.empty(len(rows))
+        end = np.empty(len(self.first) * lanes)
+        last = np.empty(lanes)
+        for begin in range(0, len(rows), lanes):
+            block = rows[begin : begin + lanes]
+            padded = np.zeros((lanes, rows.shape[1]))
+            padded[: len(block)] = block
+            walk.evaluate_many.run(
+                len(self.first) * lanes,
+                self.first,
+                self.second,
+                self.lag,
+                self.cost,
+                np.ascontiguousarray(padded.T).ravel(),
+                lanes,
+                end,
+                last,
+            )
+            result[begin : begin + lanes] = last[: len(block)]
+        return result
+
+    @cached_property
+    def order(self) -> NDArray[np.int32]:
+        """Action (position in the schedule) of every node, −1 for joins and transfers."""
+        order = np.full(len(self.first), -1, dtype=np.int32)
+        order[self.node] = np.arange(len(self.node), dtype=np.int32)
+        return order
+
+
+def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGraph:
+    """Lower a schedule to an event graph.
+
+    Parameters
+    ----------
+    schedule
+        Any schedule.
+    mode
+        What a transfer between ranks does: ``"overlapped"`` delays the consumer and occupies
+        nobody; in ``"channel"`` every directed pair of ranks carries one transfer at a time, in
+        the order of the producers; in ``"blocking"`` sender and receiver are both busy until the
+        transfer is over.
+
+    Raises
+    ------
+    ScheduleError
+        When the order cannot run; the message shows the shortest chain of actions that wait for
+        each other.
+    """
+    if mode not in P2P_MODES:
+        raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
+    if mode == "blocking" or not _compute_only(schedule):
+        from debubble.engine.streams import compile_streams
+
+        return compile_streams(schedule, mode)
+    return _compile_compute(schedule, mode)
+
+
+def _compute_only(schedule: Schedule) -> bool:
+    actions = schedule.actions
+    # A reduction without a temporary array: the largest kind decides.
+    return not any(
+        bool(np.any((actions[begin : begin + 65536] & 31) > Kind.OPT))
+        for begin in range(0, len(actions), 65536)
+    )
+
+
+def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
+    placement = schedule.placement
+    ranks, stages, copies = placement.ranks, placement.stages, placement.copies
+    count = len(schedule)
+    channels = mode == "channel"
+    cells = stages * schedule.units
+    pairs = bool(np.any(schedule.actions & (PAIR_MASK << PAIR_SHIFT)))
+    places = copies * stages
+    most_dynamic = ranks * ranks + (3 * places * places if pairs else 0)
+    most_dynamic = min(most_dynamic, 2 * count + 1)
+
+    barriers = ranks * schedule.iterations
+    size = 1 + count + barriers + (count if channels else 0)
+    first, second, lag, cost = (np.zeros(size, dtype=np.int32) for _ in range(4))
+    node = np.zeros(count, dtype=np.int32)
+    sent = np.zeros(count if channels else 0, dtype=np.int32)
+    dynamic = [np.zeros(most_dynamic, dtype=np.int32) for _ in range(3)]
+    next_action = np.zeros(ranks, dtype=np.int64)
+    state = np.zeros(5, dtype=np.int64)
+    sweep.compile_compute.run(
+        5 * count,
+        schedule.actions,
+        schedule.offsets,
+        placement.ranks_of_stages,
+        stages,
+        schedule.units,
+        schedule.microbatches * schedule.slices,
+        copies,
+        schedule.sync == "global",
+        channels,
+        np.zeros(2 * cells, dtype=np.int32),
+        np.zeros(cells, dtype=np.uint8),
+        np.zeros(ranks * ranks, dtype=np.int32),
+        np.zeros(3 * places * places if pairs else 1, dtype=np.int32),
+        np.zeros(ranks * ranks if channels else 1, dtype=np.int32),
+        first,
+        second,
+        lag,
+        cost,
+        node,
+        sent,
+        *dynamic,
+        next_action,
+        np.zeros(ranks, dtype=np.int64),
+        np.zeros(ranks + 1, dtype=np.int64),
+        state,
+    )
+    if state[sweep.OUTCOME] != sweep.DONE:
+        raise diagnose.explain(schedule, int(state[sweep.OUTCOME]), int(state[sweep.POSITION]))
+    nodes = int(state[sweep.NODES])
+    used = int(state[sweep.DYNAMIC])
+    return EventGraph(
+        schedule,
+        mode,
+        first[:nodes],
+        second[:nodes],
+        lag[:nodes],
+        cost[:nodes],
+        node,
+        sent,
+        dynamic[0][:used],
+        dynamic[1][:used],
+        dynamic[2][:used],
+        int(state[sweep.COMPLETED]),
+    )

@@ -1,0 +1,75 @@
+"""Run a kernel compiled or interpreted, whichever is sooner done."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+R = TypeVar("R")
+
+Array: TypeAlias = NDArray[Any]
+"""What kernels take: one-dimensional arrays of numbers, or lists when interpreted."""
+
+INTERPRET_BELOW = 60_000
+"""Loop steps below which interpreting beats importing numba and loading compiled code."""
+
+INTERPRET_WHEN_LOADED = 300
+"""The same once numba is loaded: below this, converting arrays to lists is cheap enough."""
+
+
+class Kernel(Generic[R]):
+    """A function over one-dimensional arrays that can run compiled or interpreted.
+
+    Parameters
+    ----------
+    py_func
+        The function, in the subset of Python that numba compiles.
+    writes
+        Names of the array parameters the function writes to.
+    """
+
+    def __init__(self, py_func: Callable[..., R], writes: tuple[str, ...]) -> None:
+        self.py_func = py_func
+        self.__doc__ = py_func.__doc__
+        names = list(inspect.signature(py_func).parameters)
+        self._writes = [names.index(name) for name in writes]
+        self._compiled: Callable[..., R] | None = None
+
+    @property
+    def compiled(self) -> Callable[..., R]:
+        """The machine-code version; compiled on first use and cached on disk."""
+        if self._compiled is None:
+            import numba
+
+            self._compiled = numba.njit(cache=True, nogil=True)(self.py_func)
+        return self._compiled
+
+    def run(self, work: int, *args: Any) -> R:
+        """Call the kernel; `work` is the number of loop steps it is going to take."""
+        limit = INTERPRET_WHEN_LOADED if "numba" in sys.modules else INTERPRET_BELOW
+        if work >= limit:
+            return self.compiled(*args)
+        return self.interpret(*args)
+
+    def interpret(self, *args: Any) -> R:
+        """Call the Python version on lists, which it indexes many times faster than arrays."""
+        lists: list[Any] = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        result: R = self.py_func(*lists)
+        for index in self._writes:
+            target: Any = args[index]
+            target[:] = lists[index]
+        return result
+
+
+def kernel(*, writes: tuple[str, ...] = ()) -> Callable[[Callable[..., R]], Kernel[R]]:
+    """Mark a function as a :class:`Kernel`; `writes` names the arrays it fills."""
+
+    def wrap(function: Callable[..., R]) -> Kernel[R]:
+        return Kernel(function, writes)
+
+    return wrap

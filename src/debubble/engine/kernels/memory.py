@@ -1,0 +1,47 @@
+"""Memory of every rank, action by action: what a start adds, what an end frees."""
+
+from __future__ import annotations
+
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.engine.jit import Array, kernel
+
+
+@kernel(writes=("peak", "left"))
+def peak_memory(
+    actions: Array,
+    offsets: Array,
+    stages: int,
+    units_per_iteration: int,
+    copies: int,
+    at_start: Array,
+    at_end: Array,
+    peak: Array,
+    left: Array,
+) -> None:
+    """Largest memory of every rank, and what is left at its end.
+
+    ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends. Actions of
+    one rank do not run at the same time, except the halves of a pair, so that the order alone
+    decides and no times are needed.
+    """
+    places = copies * stages
+    for rank in range(len(offsets) - 1):
+        held = 0.0
+        most = 0.0
+        later = 0.0
+        for position in range(offsets[rank], offsets[rank + 1]):
+            action = actions[position]
+            place = (action >> STAGE_SHIFT) & STAGE_MASK
+            if copies > 1:
+                unit = action >> MICROBATCH_SHIFT
+                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+            index = (action & KIND_MASK) * places + place
+            held += at_start[index]
+            later += at_end[index]
+            if (action >> PAIR_SHIFT) & 3 != 1:
+                if held > most:
+                    most = held
+                held += later
+                later = 0.0
+        peak[rank] = most
+        left[rank] = held

@@ -1,0 +1,303 @@
+"""A timeline: when every action of a schedule runs, and what follows from it."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Action, kinds_of, pairs_of, unpack
+from debubble.core.costs import Costs, CostTable
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import TIMED_KINDS, EventGraph, P2PMode, compile_graph
+from debubble.engine.kernels import evaluate as walk
+from debubble.engine.memory import MemoryUse, measure_memory
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action of a critical path."""
+
+    action: Action
+    rank: int
+    start: float
+    end: float
+    waited_for: str
+    """``"rank"`` when the rank's previous action was the last to end, ``"data"`` when the input
+    from another rank was, ``"start"`` for the first action."""
+
+    def __str__(self) -> str:
+        return f"{self.action} on rank {self.rank} [{self.start:g}, {self.end:g}]"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """The simulation of a schedule with given costs.
+
+    Parameters
+    ----------
+    graph
+        The compiled schedule.
+    table
+        Costs of every (kind, stage).
+    costs
+        The cost vector of the graph.
+    node_end
+        End time of every node of the graph.
+
+    Notes
+    -----
+    Arrays over actions are in the schedule's order: rank 0's program, then rank 1's, …
+    """
+
+    graph: EventGraph
+    table: CostTable
+    costs: NDArray[np.float64]
+    node_end: NDArray[np.float64]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that was simulated."""
+        return self.graph.schedule
+
+    @property
+    def mode(self) -> P2PMode:
+        """How transfers between ranks were treated."""
+        return self.graph.mode
+
+    @cached_property
+    def makespan(self) -> float:
+        """Last end minus first start over all ranks."""
+        return float(self.node_end.max())
+
+    @cached_property
+    def end(self) -> NDArray[np.float64]:
+        """End time of every action, shape ``(n,)``."""
+        return self.node_end[self.graph.node]
+
+    @cached_property
+    def start(self) -> NDArray[np.float64]:
+        """Start time of every action, shape ``(n,)``; the halves of a pair start together."""
+        return self.end - self.duration
+
+    @cached_property
+    def duration(self) -> NDArray[np.float64]:
+        """Time every action takes, shape ``(n,)``; both halves of a pair have the pair's."""
+        return self.costs[self.graph.cost[self.graph.node]]
+
+    @cached_property
+    def busy(self) -> NDArray[np.float64]:
+        """Time every rank computes, shape ``(ranks,)``."""
+        schedule = self.schedule
+        graph = self.graph
+        use = np.zeros((schedule.ranks, len(self.costs)))
+        for rank in range(schedule.ranks):
+            part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+            program = schedule.actions[part]
+            alone = graph.node[part][(pairs_of(program) != 1) & (kinds_of(program) <= TIMED_KINDS)]
+            counts = np.bincount(graph.cost[alone], minlength=len(self.costs))
+            use[rank] = counts
+        return use @ self.costs
+
+    @cached_property
+    def _span(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        schedule = self.schedule
+        begins, ends = schedule.offsets[:-1], schedule.offsets[1:]
+        first = np.zeros(schedule.ranks)
+        last = np.zeros(schedule.ranks)
+        for rank in np.flatnonzero(ends > begins):
+            nodes = self.graph.node[[begins[rank], ends[rank] - 1]]
+            times = self.node_end[nodes]
+            first[rank] = times[0] - self.costs[self.graph.cost[nodes[0]]]
+            last[rank] = times[1]
+        return first, last
+
+    @property
+    def stage_time(self) -> NDArray[np.float64]:
+        """Last end minus first start of every rank, shape ``(ranks,)``."""
+        first, last = self._span
+        return last - first
+
+    @cached_property
+    def ideal(self) -> float:
+        """The busiest rank's work with no waiting."""
+        return float(self.busy.max())
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle share of rank-time: 1 − Σ busy / (p · makespan)."""
+        if self.makespan == 0:
+            return 0.0
+        return float(1 - self.busy.sum() / (self.schedule.ranks * self.makespan))
+
+    @property
+    def stage_bubble_rate(self) -> float:
+        """(largest stage time − ideal) / largest stage time, as in the Zero Bubble paper."""
+        largest = float(self.stage_time.max())
+        return (largest - self.ideal) / largest if largest else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """(makespan − ideal) / ideal."""
+        return (self.makespan - self.ideal) / self.ideal if self.ideal else 0.0
+
+    @cached_property
+    def memory(self) -> MemoryUse:
+        """Activation memory of every rank."""
+        return measure_memory(self.schedule, self.table)
+
+    @property
+    def peak_activation(self) -> NDArray[np.float64]:
+        """Largest activation memory of every rank, shape ``(ranks,)``."""
+        return self.memory.peak
+
+    def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Times at which a rank's memory changes, and the memory from each time on."""
+        schedule = self.schedule
+        part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+        added, freed = self.memory.deltas(schedule, rank)
+        times = np.concatenate([self.start[part], self.end[part]])
+        deltas = np.concatenate([added, freed])
+        changes = deltas != 0
+        times, deltas = times[changes], deltas[changes]
+        # At equal times memory is freed before more is taken.
+        order = np.lexsort((deltas, times))
+        return times[order], np.cumsum(deltas[order])
+
+    @cached_property
+    def slack(self) -> NDArray[np.float64]:
+        """How much later every action could end without delaying the makespan, shape ``(n,)``."""
+        graph = self.graph
+        latest = np.empty(len(graph.first))
+        walk.latest_ends.run(
+            len(latest),
+            graph.first,
+            graph.second,
+            graph.lag,
+            graph.cost,
+            self.costs,
+            self.makespan,
+            latest,
+        )
+        return (latest - self.node_end)[graph.node]
+
+    @cached_property
+    def _critical_nodes(self) -> NDArray[np.int64]:
+        graph = self.graph
+        path = np.zeros(len(graph.first), dtype=np.int64)
+        length = walk.trace_back.run(
+            len(path),
+            graph.first,
+            graph.second,
+            graph.lag,
+            self.costs,
+            self.node_end,
+            int(np.argmax(self.node_end)),
+            path,
+        )
+        return path[:length][::-1]
+
+    def critical_path(self) -> list[Step]:
+        """One longest chain of actions, first to last: its length is the makespan."""
+        graph, schedule = self.graph, self.schedule
+        steps: list[Step] = []
+        previous_rank = -1
+        for node in self._critical_nodes.tolist():
+            position = int(graph.order[node])
+            if position < 0:
+                continue
+            rank = schedule.rank_of(position)
+            waited_for = "start" if not steps else "rank" if rank == previous_rank else "data"
+            end = float(self.node_end[node])
+            steps.append(
+                Step(
+                    unpack(int(schedule.actions[position])),
+                    rank,
+                    end - float(self.costs[graph.cost[node]]),
+                    end,
+                    waited_for,
+                )
+            )
+            previous_rank = rank
+        return steps
+
+    def sensitivity(self) -> dict[str, int]:
+        """How often each cost is paid along the critical path.
+
+        This is the derivative of the makespan with respect to that cost: a cost that is paid k
+        times makes the step k times as much longer as itself.
+        """
+        graph = self.graph
+        nodes = self._critical_nodes
+        counts = np.bincount(graph.cost[nodes], minlength=len(self.costs))
+        previous = np.concatenate([[0], nodes[:-1]])
+        by_data = (graph.second[nodes] == previous) & (
+            self.node_end[graph.second[nodes]] + self.costs[graph.lag[nodes]]
+            > self.node_end[graph.first[nodes]]
+        )
+        counts += np.bincount(graph.lag[nodes][by_data], minlength=len(self.costs))
+        names = graph.cost_names()
+        return {names[i]: int(counts[i]) for i in np.flatnonzero(counts) if i > 0}
+
+    def __repr__(self) -> str:
+        return (
+            f"<Timeline {self.schedule.name}: makespan {self.makespan:g}, "
+            f"bubble ratio {self.bubble_ratio:.4f}, peak activation {self.memory.peak.max():g}>"
+        )
+
+    # Pictures live above this layer; their modules are resolved when somebody asks for one.
+
+    def plot(self, ax: Any = None, **options: Any) -> Any:
+        """Draw with matplotlib, into `ax` when given; returns the axes."""
+        return importlib.import_module("debubble.view.figure").plot(self, ax=ax, **options)
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write a picture: .png, .svg, .pdf, .html or .txt."""
+        importlib.import_module("debubble.view.files").save([self], path, **options)
+
+    def _repr_html_(self) -> str:
+        html: str = importlib.import_module("debubble.view.page").cell([self])
+        return html
+
+
+def simulate(
+    schedule: Schedule, costs: Costs | None = None, p2p_mode: P2PMode = "overlapped"
+) -> Timeline:
+    """Simulate a schedule.
+
+    Parameters
+    ----------
+    schedule
+        What to run.
+    costs
+        What actions cost; the default is one unit of time each for F, I and W.
+    p2p_mode
+        ``"overlapped"``, ``"channel"`` or ``"blocking"``, see
+        :func:`debubble.engine.graph.compile_graph`.
+
+    Raises
+    ------
+    ScheduleError
+        When the order cannot run.
+    CostError
+        When the costs do not fit the schedule.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=10, B=18)).makespan
+    308.0
+    """
+    return evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
+
+
+def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
+    """Simulate a compiled schedule with other costs."""
+    table = costs.resolve(graph.schedule.placement)
+    vector = graph.cost_vector(table)
+    return Timeline(graph, table, vector, graph.evaluate(vector))

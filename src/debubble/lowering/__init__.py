@@ -1,0 +1,1 @@
+"""Schedule to schedule: explicit transfers and everything else that is not compute."""

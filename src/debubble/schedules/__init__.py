@@ -1,0 +1,1 @@
+"""The catalogue: one module per family, found by being here."""

@@ -1,0 +1,38 @@
+"""GPipe: all forwards, then all backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import backward, forward, sequence
+from debubble.schedules.registry import ClosedForm, register
+
+
+@register(
+    "gpipe",
+    title="All forwards, then all backwards",
+    year=2018,
+    source="Huang et al., GPipe, arXiv 1811.06965",
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("afab", "f-then-b"),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m + p − 1)(F + B) + 2(p − 1)c",
+            lambda k: (k.m + k.p - 1) * (k.F + k.B) + 2 * (k.p - 1) * k.c,
+        ),
+        ClosedForm("peak_activation", "m", lambda k: k.m * k.unit),
+    ),
+)
+def gpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Every rank runs all its forwards, then all its backwards.
+
+    The backwards run in microbatch order; the paper draws them reversed, which takes the same time
+    when all stages are equal. Memory grows with the number of microbatches.
+    """
+    numbers = range(microbatches)
+    for rank in range(ranks):
+        yield sequence(forward(rank, numbers), backward(rank, numbers))

@@ -1,0 +1,86 @@
+"""1F1B and its eager variant: alternate one forward and one backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import alternate, backward, forward, sequence
+from debubble.schedules.registry import ClosedForm, register
+
+
+def warm_alternate_drain(stage: int, microbatches: int, warm_up: int) -> Program:
+    """`warm_up` forwards, then forward and backward in turn, then the backwards that are left."""
+    warm_up = min(warm_up, microbatches)
+    forwards = forward(stage, range(microbatches))
+    backwards = backward(stage, range(microbatches))
+    paired = microbatches - warm_up
+    return sequence(
+        forwards[:warm_up],
+        alternate(forwards[warm_up:], backwards[:paired]),
+        backwards[paired:],
+    )
+
+
+@register(
+    "1f1b",
+    title="One forward, one backward",
+    year=2019,
+    source="DAPPLE, arXiv 2007.01045; PipeDream-Flush, arXiv 2006.09503",
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("pipedream-flush", "dapple"),
+    forms=(
+        ClosedForm("makespan", "(m + p − 1)(F + B)", lambda k: (k.m + k.p - 1) * (k.F + k.B),
+                   holds=lambda k: k.c == 0, condition="no latency"),
+        ClosedForm(
+            "makespan",
+            "(m + p − 1)(F + B) + 2c((p − 1)m/p + p − 2)",
+            lambda k: (k.m + k.p - 1) * (k.F + k.B)
+            + 2 * k.c * ((k.p - 1) * k.m / k.p + k.p - 2),
+            holds=lambda k: 0 < k.c <= min(k.F, k.B) / 2 and k.m % k.p == 0 and k.p > 1,
+            condition="p divides m, small latency: only p − r microbatches may be in flight, so "
+            "a round trip is paid once per p microbatches",
+        ),
+        ClosedForm("peak_activation", "min(p − r, m)",
+                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+    ),
+)  # fmt: skip
+def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Rank r starts with p − 1 − r forwards, then alternates, then drains.
+
+    At most p − r microbatches are in flight on rank r, whatever their number: the time of GPipe at
+    a memory that does not grow with m.
+    """
+    for rank in range(ranks):
+        yield warm_alternate_drain(rank, microbatches, ranks - 1 - rank)
+
+
+@register(
+    "eager-1f1b",
+    title="1F1B with twice the warm-up, hides latency",
+    year=2022,
+    source="Zhuang et al., On Optimizing the Communication of Model Parallelism, arXiv 2211.05322",
+    placement=Placement.loop,
+    chunks=1,
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m + p − 1)(F + B) + 2(p − 1)c",
+            lambda k: (k.m + k.p - 1) * (k.F + k.B) + 2 * (k.p - 1) * k.c,
+            holds=lambda k: 2 * k.c <= k.F + k.B,
+            condition="2c ≤ F + B",
+        ),
+        ClosedForm("peak_activation", "min(2(p − r) − 1, m)",
+                   lambda k: [min(2 * (k.p - r) - 1, k.m) * k.unit for r in range(k.p)]),
+    ),
+)  # fmt: skip
+def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Rank r starts with 2(p − 1 − r) forwards, so that results are there before they are needed.
+
+    Up to 2(p − r) − 1 microbatches in flight buy that a round trip of latency is paid once, not
+    once per p microbatches.
+    """
+    for rank in range(ranks):
+        yield warm_alternate_drain(rank, microbatches, 2 * (ranks - 1 - rank))

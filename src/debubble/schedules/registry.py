@@ -1,0 +1,424 @@
+"""Register schedules, look them up, make them.
+
+A schedule is a function that yields one program per rank. Its keyword parameters say what it
+needs: ``ranks``, ``microbatches``, ``chunks``, ``iterations``, ``costs``, ``memory``, and options
+of its own with defaults. The decorator adds what people want to know about it, and from then on
+it is in the command line, the documentation and the tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import MICROBATCH_SHIFT, Kind, Program, pack
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+
+COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory")
+LIMITS = {"ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16}
+MAX_ACTIONS = 200_000_000
+NEAREST_SEARCH = 5000
+"""How far from a refused value the nearest valid one is looked for."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a schedule needs of its parameters.
+
+    Parameters
+    ----------
+    parameter
+        Name of the parameter to change when the constraint does not hold.
+    text
+        The constraint as a sentence, for instance "microbatches is a multiple of ranks".
+    holds
+        Whether a case (a namespace of all parameters) meets it.
+    """
+
+    parameter: str
+    text: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A formula for one quantity of a schedule, for costs that are the same on all stages.
+
+    Parameters
+    ----------
+    quantity
+        ``"makespan"``, ``"stage_time"`` (the largest over ranks) or ``"peak_activation"`` (of
+        every rank, or of the fullest when `value` gives one number).
+    text
+        The formula for people, in per-action times F, I, W, B, O, latency c, and p, m, v.
+    value
+        The formula for a case with attributes p, m, v, F, I, W, B, O, c and the options.
+    accuracy
+        ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
+    holds
+        Where the formula is valid, beyond uniform costs.
+    condition
+        The same for people, empty when always valid.
+    """
+
+    quantity: str
+    text: str
+    value: Callable[[Any], float | list[float]]
+    accuracy: str = "exact"
+    holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
+    condition: str = ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter that only some schedules have."""
+
+    name: str
+    type: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered schedule and what is known about it; see :func:`register`."""
+
+    name: str
+    order: Callable[..., Iterable[Program]]
+    title: str
+    year: int
+    source: str
+    placement: Callable[[int, int], Placement]
+    chunks: int | None = None
+    default_chunks: int = 1
+    aliases: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    forms: tuple[ClosedForm, ...] = ()
+    options: tuple[Option, ...] = ()
+    weight_versions: int = 1
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """What the schedule does, with its figure: the docstring of its function."""
+        return inspect.getdoc(self.order) or ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters its function takes."""
+        return tuple(inspect.signature(self.order).parameters)
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether the order depends on the costs."""
+        return "costs" in self.parameters
+
+    def case(self, **values: Any) -> SimpleNamespace:
+        """All parameters in one namespace, with defaults filled in, none of them checked."""
+        defaults = {option.name: option.default for option in self.options}
+        given = {key: value for key, value in values.items() if value is not None}
+        chunks = self.chunks or self.default_chunks
+        return SimpleNamespace(
+            **{"chunks": chunks, "iterations": None, "costs": None, "memory": None}
+            | defaults
+            | given
+        )
+
+
+_ENTRIES: dict[str, Entry] = {}
+_ALIASES: dict[str, str] = {}
+
+
+def register(
+    name: str,
+    *,
+    title: str,
+    year: int,
+    source: str,
+    placement: Callable[[int, int], Placement],
+    chunks: int | None = None,
+    default_chunks: int = 1,
+    aliases: tuple[str, ...] = (),
+    constraints: tuple[Constraint, ...] = (),
+    forms: tuple[ClosedForm, ...] = (),
+    weight_versions: int = 1,
+    **fields: Any,
+) -> Callable[[Callable[..., Iterable[Program]]], Callable[..., Iterable[Program]]]:
+    """Make a function a schedule that everything else can find.
+
+    Parameters
+    ----------
+    name, aliases
+        What users call it: lower case with hyphens.
+    title, year, source
+        One line about it, when it was published, and where (paper or repository).
+    placement
+        Function of (ranks, chunks).
+    chunks
+        The number of chunks when there is no choice; None when there is.
+    default_chunks
+        What is used when there is a choice and the user makes none.
+    constraints, forms
+        What it needs of its parameters, and its closed forms.
+    weight_versions
+        Versions of the weights its training rule keeps at the same time.
+    **fields
+        Further fields of :class:`debubble.core.schedule.Schedule`, for instance ``sync="local"``.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> from debubble.core.sequence import backward, forward, sequence
+    >>> @db.register("one-by-one", title="No overlap at all", year=2026, source="me",
+    ...              placement=db.Placement.loop, chunks=1)
+    ... def one_by_one(*, ranks, microbatches):
+    ...     from debubble.core.sequence import alternate
+    ...     for rank in range(ranks):
+    ...         numbers = range(microbatches)
+    ...         yield alternate(forward(rank, numbers), backward(rank, numbers))
+    >>> db.simulate(db.make("one-by-one", ranks=2, microbatches=3)).makespan
+    18.0
+    """
+
+    def wrap(order: Callable[..., Iterable[Program]]) -> Callable[..., Iterable[Program]]:
+        options = tuple(
+            Option(parameter.name, str(parameter.annotation), parameter.default)
+            for parameter in inspect.signature(order).parameters.values()
+            if parameter.name not in COMMON
+        )
+        entry = Entry(
+            name, order, title, year, source, placement, chunks, default_chunks, aliases,
+            constraints, forms, options, weight_versions, fields,
+        )  # fmt: skip
+        _ENTRIES[name] = entry
+        _ALIASES.update(dict.fromkeys(aliases, name))
+        return order
+
+    return wrap
+
+
+def entries() -> dict[str, Entry]:
+    """All registered schedules by name, oldest first."""
+    package = importlib.import_module("debubble.schedules")
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "registry" and not module.name.startswith("_"):
+            importlib.import_module(f"debubble.schedules.{module.name}")
+    return dict(sorted(_ENTRIES.items(), key=lambda item: (item[1].year, item[0])))
+
+
+def schedules() -> list[Entry]:
+    """The registry as a list, oldest first."""
+    return list(entries().values())
+
+
+def find(name: str) -> Entry:
+    """A registered schedule by name or alias.
+
+    Raises
+    ------
+    ParameterError
+        When there is none; the message names the nearest.
+    """
+    known = entries()
+    wanted = str(name).strip().lower().replace("_", "-")
+    wanted = _ALIASES.get(wanted, wanted)
+    if wanted not in known:
+        raise ParameterError(
+            f"unknown schedule '{name}'; {did_you_mean(str(name), [*known, *_ALIASES])}"
+        )
+    return known[wanted]
+
+
+def make(
+    name: str,
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int | None = None,
+    iterations: int | None = None,
+    costs: Costs | None = None,
+    memory: float | None = None,
+    **options: Any,
+) -> Schedule:
+    """Generate a published schedule.
+
+    Parameters
+    ----------
+    name
+        A registered name, see :func:`schedules`.
+    ranks, microbatches
+        Pipeline ranks p, and microbatches m of one iteration.
+    chunks
+        Stages per rank v, where the schedule leaves a choice.
+    iterations
+        Training steps in a row. Given, an OPT action ends each of them on every rank; left out,
+        there is one iteration and no OPT action.
+    costs, memory
+        For schedules that are computed from costs and a memory limit (in activation units per
+        rank, or in the unit of ``costs.activation``); ignored by the others.
+    **options
+        Options of the schedule, for instance ``group_size``.
+
+    Raises
+    ------
+    ParameterError
+        When a parameter does not fit; the message names the constraint, the value and the nearest
+        value that works.
+    """
+    entry = find(name)
+    known = {option.name for option in entry.options}
+    for key in options:
+        if key not in known:
+            hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
+            raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
+    for key, value in (
+        ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
+        ("iterations", iterations),
+    ):  # fmt: skip
+        if value is not None:
+            _check_count(key, value)
+    if memory is not None and not memory > 0:
+        raise ParameterError(f"memory is {memory}; the limit is a positive number")
+    if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
+        raise ParameterError(
+            f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
+        )
+    case = entry.case(
+        ranks=ranks, microbatches=microbatches, chunks=chunks, iterations=iterations,
+        costs=costs, memory=memory, **options,
+    )  # fmt: skip
+    check_constraints(entry, case)
+    size = case.ranks * case.microbatches * case.chunks * 3 * (case.iterations or 1)
+    if size > MAX_ACTIONS:
+        raise ParameterError(
+            f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
+        )
+    return _build(entry, case)
+
+
+def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
+    """Raise when a case breaks a constraint, with the nearest value that meets all."""
+    for constraint in entry.constraints:
+        if constraint.holds(case):
+            continue
+        value = getattr(case, constraint.parameter)
+        near = nearest(entry, case, constraint.parameter)
+        hint = f"; the nearest that works is {near}" if near is not None else ""
+        raise ParameterError(
+            f"'{entry.name}' needs {constraint.text}; {constraint.parameter} is {value}{hint}"
+        )
+
+
+def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
+    """The value of one parameter nearest to the given one that meets every constraint."""
+    value = getattr(case, parameter)
+    if not isinstance(value, int):
+        return None
+    for distance in range(1, NEAREST_SEARCH):
+        for candidate in (value - distance, value + distance):
+            if candidate < 1:
+                continue
+            changed = SimpleNamespace(**vars(case) | {parameter: candidate})
+            if all(constraint.holds(changed) for constraint in entry.constraints):
+                return candidate
+    return None
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ParameterError(f"{name} is {value!r}; give a whole number")
+    if not 1 <= value <= LIMITS[name]:
+        raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
+
+
+def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
+    placement = entry.placement(case.ranks, case.chunks)
+    own_iterations = "iterations" in entry.parameters
+    arguments = {name: getattr(case, name) for name in entry.parameters}
+    if own_iterations:
+        arguments["iterations"] = case.iterations or 1
+    programs = list(entry.order(**arguments))
+    if case.iterations is not None and not own_iterations:
+        programs = [
+            repeat_with_flush(program, placement, rank, case.microbatches, case.iterations)
+            for rank, program in enumerate(programs)
+        ]
+    shown = {option.name: getattr(case, option.name) for option in entry.options}
+    if "memory" in entry.parameters and case.memory is not None:
+        shown["memory"] = case.memory
+    return Schedule.from_programs(
+        entry.name,
+        placement,
+        case.microbatches,
+        programs,
+        iterations=case.iterations or 1,
+        weight_versions=entry.weight_versions,
+        options={key: value for key, value in shown.items() if value is not None},
+        **entry.fields,
+    )
+
+
+def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
+    """The OPT action of one rank; it carries the rank's first stage."""
+    stages = placement.stages_on(rank)
+    return pack(Kind.OPT, stages[0] if stages else 0, iteration)
+
+
+def repeat_with_flush(
+    program: Program, placement: Placement, rank: int, microbatches: int, iterations: int
+) -> Program:
+    """A program repeated with an optimizer step after every iteration."""
+    parts = []
+    for iteration in range(iterations):
+        parts.append(program + (iteration * microbatches << MICROBATCH_SHIFT))
+        parts.append(optimizer_step(placement, rank, iteration))
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class FormValue:
+    """A closed form, evaluated."""
+
+    form: ClosedForm
+    value: float | list[float]
+
+
+def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[FormValue]:
+    """The closed forms of a schedule that hold for these costs.
+
+    Parameters
+    ----------
+    schedule
+        A schedule made by :func:`make`.
+    costs
+        What actions cost; forms hold for costs that are the same on all stages.
+    transfer
+        Time of a transfer between ranks.
+    """
+    if schedule.name not in entries() or not costs.uniform or schedule.iterations > 1:
+        return []
+    entry = find(schedule.name)
+    table = costs.resolve(schedule.placement)
+    F, I, W, B = (float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
+    case = entry.case(**schedule.options)
+    vars(case).update(
+        ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
+        p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
+        F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
+        unit=float(table.activation[0]), kept=float(table.kept[0]),
+    )  # fmt: skip
+    return [FormValue(form, form.value(case)) for form in entry.forms if form.holds(case)]
+
+
+def renamed(schedule: Schedule, name: str) -> Schedule:
+    """The same order under another name."""
+    return replace(schedule, name=name)

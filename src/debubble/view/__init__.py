@@ -1,0 +1,1 @@
+"""Timelines in the terminal, as figures and as pages."""
