@@ -53,7 +53,7 @@ _HOME = {
     "Constraint": "schedules.registry",
     "make": "schedules.registry",
     "register": "schedules.registry",
-    "schedules": "schedules.registry",
+    "schedules": "schedules",
 }
 
 __all__ = [
@@ -85,7 +85,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Importing debubble costs nothing until a name is used: command lines start fast.
     if name in _HOME:
-        value = getattr(importlib.import_module(f"debubble.{_HOME[name]}"), name)
+        home = importlib.import_module(f"debubble.{_HOME[name]}")
+        value = home if name == _HOME[name] else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'debubble' has no attribute '{name}'")

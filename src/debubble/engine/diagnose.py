@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from debubble.core.actions import Action, Kind, unpack
+from debubble.core.actions import Action, Kind, kinds_of, microbatches_of, stages_of, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import compile as sweep
 
-SEARCH_LIMIT = 3000
-"""Remaining actions up to which every one is tried as the start of the shortest cycle."""
+SEARCH_LIMIT = 400
+"""Remaining actions up to which every one is tried as the start of the shortest cycle.
+
+Cycles of one or two waits are found among any number; longer ones, beyond this limit, only
+through the action each rank is stuck at.
+"""
 
 
 def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
@@ -43,7 +48,26 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
         )
     if outcome == sweep.BAD_STEP:
         return ScheduleError(f"{where} steps an iteration that was stepped before; remove one")
+    misplaced = _first_misplaced(schedule)
+    if misplaced is not None:
+        return explain(schedule, *misplaced)
     return explain_stuck(schedule)
+
+
+def _first_misplaced(schedule: Schedule) -> tuple[int, int] | None:
+    """Outcome and position of the first action out of range or on another rank's stage."""
+    actions = schedule.actions
+    stages, units = stages_of(actions), microbatches_of(actions)
+    compute = kinds_of(actions) < Kind.OPT
+    outside = compute & ((stages >= schedule.stages) | (units >= schedule.units))
+    if outside.any():
+        return sweep.OUT_OF_RANGE, int(np.argmax(outside))
+    period = schedule.microbatches * schedule.slices
+    copies = units % period * schedule.placement.copies // period
+    places = np.where(compute, copies * schedule.stages + stages, 0)
+    ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    wrong = compute & (schedule.placement.ranks_of_stages[places] != ranks)
+    return (sweep.WRONG_RANK, int(np.argmax(wrong))) if wrong.any() else None
 
 
 def explain_stuck(schedule: Schedule) -> ScheduleError:
@@ -56,9 +80,14 @@ def explain_stuck(schedule: Schedule) -> ScheduleError:
             (str(waits.actions[waiting]), str(wanted)),
         )
     cycle = waits.shortest_cycle()
-    lines = [f"{waits.text(a)} {reason} {waits.text(b)}" for a, reason, b in cycle]
-    head = "a deadlock: these actions wait for each other" if len(cycle) > 1 else "a deadlock"
-    return ScheduleError(f"{head}: " + ", ".join(lines), tuple(waits.text(a) for a, _, _ in cycle))
+    steps = []
+    for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        behind = waits.ranks[a] == waits.ranks[b] and b < a
+        steps.append(f"{waits.text(a)} {'runs after' if behind else 'waits for'} {waits.text(b)}")
+    return ScheduleError(
+        "a deadlock: these actions wait for each other: " + ", ".join(steps),
+        tuple(waits.text(position) for position in cycle),
+    )
 
 
 def dependencies(schedule: Schedule, action: Action) -> list[Action]:
@@ -78,12 +107,6 @@ def dependencies(schedule: Schedule, action: Action) -> list[Action]:
     return []
 
 
-@dataclass(frozen=True)
-class _Blocked:
-    position: int
-    rank: int
-
-
 class _Waits:
     """The part of an order that cannot run, and who waits for whom in it."""
 
@@ -92,116 +115,142 @@ class _Waits:
         self.actions = [unpack(code) for code in schedule.actions.tolist()]
         self.ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)).tolist()
         self.where: dict[Action, int] = {}
+        self.steps: dict[int, list[int]] = {}
         for position, action in enumerate(self.actions):
-            if action.kind != Kind.OPT:
+            if action.kind == Kind.OPT:
+                self.steps.setdefault(action.microbatch, []).append(position)
+            else:
                 self.where.setdefault(action, position)
         self.missing: tuple[int, Action] | None = None
-        self.blocked = self._run()
+        self.sources = [self._sources(position) for position in range(len(self.actions))]
+        self.done = self._run()
 
     def text(self, position: int) -> str:
         return f"{self.actions[position]} (rank {self.ranks[position]})"
 
-    def sources(self, position: int) -> list[int]:
-        """Positions an action waits for besides its rank's previous one."""
+    def _sources(self, position: int) -> list[int]:
+        """Positions of the actions whose data an action waits for."""
         action = self.actions[position]
         if action.kind == Kind.OPT:
-            if self.schedule.sync != "global":
-                return []
-            return [
-                p
-                for p, other in enumerate(self.actions)
-                if other == (other.stage, Kind.OPT, action.microbatch) and p != position
-            ]
+            return self._before_step(position)
         found = []
         for wanted in dependencies(self.schedule, action):
             spot = self.where.get(wanted)
             if spot is None and wanted.kind == Kind.I:
                 spot = self.where.get(wanted._replace(kind=Kind.B))
-            if spot is None:
-                if self.missing is None:
-                    self.missing = (position, wanted)
-                continue
-            found.append(spot)
+            if spot is not None:
+                found.append(spot)
+            elif self.missing is None:
+                self.missing = (position, wanted)
         return found
 
-    def _run(self) -> list[_Blocked]:
-        """Run what can run; the heads of all ranks that cannot go on."""
+    def _before_step(self, position: int) -> list[int]:
+        """What every other rank does just before its step of the same iteration."""
+        if self.schedule.sync != "global":
+            return []
+        action = self.actions[position]
+        steps = self.steps[action.microbatch]
+        stepping = {self.ranks[step] for step in steps}
+        for rank in range(self.schedule.ranks):
+            if rank not in stepping and self.missing is None:
+                first = self.schedule.placement.stages_on(rank)[:1] or (0,)
+                self.missing = (position, Action(first[0], Kind.OPT, action.microbatch))
+        begins = set(self.schedule.offsets.tolist())
+        return [step - 1 for step in steps if step != position and step not in begins]
+
+    def _run(self) -> list[bool]:
+        """Run what can run; which actions did."""
+        done = [False] * len(self.actions)
         offsets = self.schedule.offsets.tolist()
         heads = offsets[:-1].copy()
-        done = [False] * len(self.actions)
         moved = True
         while moved:
             moved = False
-            for rank in range(len(heads)):
-                while heads[rank] < offsets[rank + 1]:
-                    position = heads[rank]
-                    action = self.actions[position]
-                    if action.kind == Kind.OPT:
-                        sources = self.sources(position)
-                        ready = all(done[s] or heads[self.ranks[s]] == s for s in sources)
-                    else:
-                        ready = all(done[source] for source in self.sources(position))
-                    if not ready or self.missing is not None:
-                        break
+            for rank, head in enumerate(heads):
+                position = head
+                while position < offsets[rank + 1] and all(
+                    done[source] for source in self.sources[position]
+                ):
                     done[position] = True
-                    heads[rank] += 1
-                    moved = True
-        self.done = done
-        return [
-            _Blocked(heads[rank], rank)
-            for rank in range(len(heads))
-            if heads[rank] < offsets[rank + 1]
-        ]
+                    position += 1
+                moved = moved or position > head
+                heads[rank] = position
+        return done
 
-    def shortest_cycle(self) -> list[tuple[int, str, int]]:
-        """The cycle with the fewest waits between actions, as (action, reason, action)."""
+    def shortest_cycle(self) -> list[int]:
+        """The cycle with the fewest data waits, each followed by the action it is queued behind."""
         rest = [position for position, done in enumerate(self.done) if not done]
-        starts = rest if len(rest) <= SEARCH_LIMIT else [b.position for b in self.blocked]
-        best: list[int] | None = None
-        for start in starts:
-            cycle = self._cycle_through(start, len(best) if best else len(rest) + 1)
-            if cycle is not None and (best is None or len(cycle) < len(best)):
-                best = cycle
-            if best is not None and len(best) <= 2:
-                break
-        assert best is not None, "a stuck order without missing actions has a cycle"
-        steps = []
-        for a, b in zip(best, best[1:] + best[:1], strict=True):
-            reason = "runs after" if self.ranks[a] == self.ranks[b] and b < a else "waits for"
-            steps.append((a, reason, b))
-        return steps
+        edge = self._one_wait(rest) or self._two_waits(rest)
+        if edge is not None:
+            cycle = self._cycle_through(edge)
+            assert cycle is not None
+            return cycle
+        heads = [position for position in rest if position == 0 or self._is_head(position)]
+        starts = rest if len(rest) <= SEARCH_LIMIT else heads
+        found = [self._cycle_through(start) for start in starts]
+        cycles = [cycle for cycle in found if cycle is not None]
+        assert cycles, "a stuck order without missing actions has a cycle"
+        return min(cycles, key=len)
 
-    def _cycle_through(self, start: int, limit: int) -> list[int] | None:
-        """A shortest cycle through one action: steps are data waits or "behind it in the queue"."""
-        parent = {start: start}
-        depth = {start: 1}
-        queue = deque([start])
-        offsets = self.schedule.offsets.tolist()
-        while queue:
-            position = queue.popleft()
-            if depth[position] >= limit:
-                return None
-            for source in self._waits_of(position, offsets):
-                if source == start:
-                    path = [position]
-                    while path[-1] != start:
-                        path.append(parent[path[-1]])
-                    return path[::-1]
-                if source not in parent:
-                    parent[source] = position
-                    depth[source] = depth[position] + 1
-                    queue.append(source)
+    def _is_head(self, position: int) -> bool:
+        return self.done[position - 1] or self.ranks[position - 1] != self.ranks[position]
+
+    def _waits(self, rest: list[int]) -> list[tuple[int, int]]:
+        return [(a, b) for a in rest for b in self.sources[a] if not self.done[b]]
+
+    def _one_wait(self, rest: list[int]) -> int | None:
+        """An action that waits for a later one of its own rank."""
+        for a, b in self._waits(rest):
+            if self.ranks[a] == self.ranks[b] and b >= a:
+                return a
         return None
 
-    def _waits_of(self, position: int, offsets: list[int]) -> list[int]:
-        data = [source for source in self.sources(position) if not self.done[source]]
-        # Behind another in its rank's queue: only those that wait for data themselves matter.
-        rank = self.ranks[position]
-        first = next(b.position for b in self.blocked if b.rank == rank)
-        assert offsets[rank] <= first
-        ahead = [
-            other
-            for other in range(first, position)
-            if any(not self.done[source] for source in self.sources(other))
-        ]
-        return data + ahead
+    def _two_waits(self, rest: list[int]) -> int | None:
+        """An action whose source is queued behind one that waits for something behind it."""
+        reach: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for a, b in self._waits(rest):
+            reach.setdefault((self.ranks[a], self.ranks[b]), []).append((a, b))
+        for (here, there), waits in reach.items():
+            back = sorted(reach.get((there, here), []))
+            starts = [z for z, _ in back]
+            farthest = list(accumulate((w for _, w in back), max))
+            for a, b in waits:
+                ahead = bisect_right(starts, b)
+                if ahead and farthest[ahead - 1] >= a:
+                    return a
+        return None
+
+    def _cycle_through(self, start: int) -> list[int] | None:
+        """A cycle from an action back to it with the fewest data waits.
+
+        Going to what is queued ahead on the same rank is free, going to a source costs one.
+        """
+        parent: dict[int, tuple[int, bool]] = {}
+        queue: deque[tuple[int, int, bool]] = deque(
+            (source, start, True) for source in self.sources[start] if not self.done[source]
+        )
+        while queue:
+            position, before, by_data = queue.popleft()
+            if position in parent:
+                continue
+            parent[position] = (before, by_data)
+            if position == start:
+                return self._path(parent, start)
+            if not (position == 0 or self._is_head(position)):
+                queue.appendleft((position - 1, position, False))
+            queue.extend((s, position, True) for s in self.sources[position] if not self.done[s])
+        return None
+
+    @staticmethod
+    def _path(parent: dict[int, tuple[int, bool]], start: int) -> list[int]:
+        """The corners of a cycle: where a data wait begins or ends."""
+        path: list[int] = []
+        position, by_data_behind = start, True
+        while True:
+            before, by_data = parent[position]
+            if by_data or by_data_behind:
+                path.append(position)
+            position, by_data_behind = before, by_data
+            if position == start:
+                break
+        return [start, *(corner for corner in path[::-1] if corner != start)]

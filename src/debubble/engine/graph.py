@@ -105,9 +105,14 @@ class EventGraph:
     def cost_names(self) -> list[str]:
         """What every entry of a cost vector is, as text."""
         stages = self.schedule.stages
+
+        def where(place: int) -> str:
+            copy = f" of copy {place // stages}" if self.places > stages else ""
+            return f"stage {place % stages}{copy}"
+
         names = ["nothing"]
         names += [
-            f"{Kind(kind).name} of stage {place % stages}"
+            f"{Kind(kind).name} of {where(place)}"
             for kind in range(TIMED_KINDS)
             for place in range(self.places)
         ]
@@ -116,7 +121,7 @@ class EventGraph:
             names.append(
                 f"p2p {a} → {b}"
                 if kind == LINK
-                else f"pair F of stage {a % stages} and {Kind(kind).name} of stage {b % stages}"
+                else f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}"
             )
         return names
 

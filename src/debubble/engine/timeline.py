@@ -197,7 +197,7 @@ class Timeline:
             graph.lag,
             self.costs,
             self.node_end,
-            int(np.argmax(self.node_end)),
+            len(path) - 1 - int(np.argmax(self.node_end[::-1])),
             path,
         )
         return path[:length][::-1]

@@ -344,8 +344,6 @@ def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
     placement = entry.placement(case.ranks, case.chunks)
     own_iterations = "iterations" in entry.parameters
     arguments = {name: getattr(case, name) for name in entry.parameters}
-    if own_iterations:
-        arguments["iterations"] = case.iterations or 1
     programs = list(entry.order(**arguments))
     if case.iterations is not None and not own_iterations:
         programs = [

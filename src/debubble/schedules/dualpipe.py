@@ -1,0 +1,201 @@
+"""DualPipe and DualPipe-V: two streams of microbatches meet on every rank, in overlapped pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Kind, Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import (
+    alternate,
+    as_kind,
+    backward,
+    forward,
+    overlap,
+    sequence,
+)
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def meeting(
+    depth: int,
+    distance: int,
+    near: tuple[Program, Program],
+    far: tuple[Program, Program],
+) -> Program:
+    """The order of one rank that serves a near and a far stage.
+
+    Parameters
+    ----------
+    depth
+        Ranks from the end where microbatches enter to the turn, both included (H).
+    distance
+        How far this rank is from that end (h).
+    near, far
+        Forwards and full backwards of the near and of the far stage, in microbatch order.
+
+    Returns
+    -------
+    Program
+        In eight steps: near forwards; both forwards; far I, W, forward; pairs (near F; far B),
+        (far F; near B); far B with pairs; both backwards, the second half without W; W with near
+        I; W.
+    """
+    F0, B0 = near
+    F1, B1 = far
+    rest = depth - distance - 1
+    both = distance + 1
+    f0, f1, b0, b1 = 2 * rest, 0, 0, 0
+
+    warm_up = F0[:f0]
+    together = alternate(F0[f0 : f0 + both], F1[:both])
+    f0, f1 = f0 + both, both
+
+    I1, W1 = as_kind(B1[:rest], Kind.I), as_kind(B1[:rest], Kind.W)
+    turn = alternate(I1, W1, F1[f1 : f1 + rest])
+    b1, f1 = rest, f1 + rest
+
+    pairs = len(F0) - f0
+    near_pairs = overlap(F0[f0:], B1[b1 : b1 + pairs]).reshape(pairs, 2)
+    far_pairs = overlap(F1[f1 : f1 + pairs], B0[:pairs]).reshape(pairs, 2)
+    if rest == 0 and pairs:
+        # The innermost rank has just run the forward whose backward comes first here: apart, the
+        # neighbour gets its input earlier.
+        near_pairs[0] = [F0[f0], B1[b1]]
+    steady = np.hstack([near_pairs, far_pairs]).ravel()
+    f1, b1, b0 = f1 + pairs, b1 + pairs, pairs
+
+    late_pairs = overlap(F1[f1:], B0[b0 : b0 + rest]).reshape(rest, 2)
+    late = np.hstack([B1[b1 : b1 + rest, None], late_pairs]).ravel()
+    b1, b0 = b1 + rest, b0 + rest
+
+    drain = alternate(B1[b1:], B0[b0 : b0 + both])
+    full, split = drain[:both], drain[both:]
+    last = B0[b0 + both :]
+    waiting = as_kind(sequence(split, last), Kind.W)
+    return sequence(
+        warm_up,
+        together,
+        turn,
+        steady,
+        late,
+        full,
+        as_kind(split, Kind.I),
+        alternate(waiting[:rest], as_kind(last, Kind.I)),
+        waiting[rest:],
+    )
+
+
+def _dualpipe_v_time(k: Any) -> float:
+    return float(
+        (k.p - 1) * k.F
+        + 2 * k.p * k.F
+        + (2 * (k.m - k.p) - 1) * k.O
+        + (k.p - 1) * k.O
+        + (2 * k.p - 1) * k.I
+        + k.W
+        + 2 * k.B
+        + k.F
+    )
+
+
+def _even_thirds(k: Any) -> bool:
+    return bool(k.F == k.I == k.W and k.B <= k.O <= k.F + k.B)
+
+
+_FORMULA = "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B"
+
+
+@register(
+    "dualpipe",
+    title="Two copies of the model, microbatches from both ends, overlapped pairs",
+    year=2024,
+    source="DeepSeek-V3, arXiv 2412.19437; deepseek-ai/DualPipe",
+    placement=Placement.bidirectional,
+    chunks=1,
+    constraints=(
+        Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),
+        Constraint(
+            "microbatches",
+            "an even number of microbatches, at least 2·ranks (both directions together)",
+            lambda k: k.microbatches % 2 == 0 and k.microbatches >= 2 * k.ranks,
+        ),
+    ),
+    forms=(
+        ClosedForm("peak_activation", "p + 1", lambda k: (k.p + 1) * k.unit),
+    ),
+)  # fmt: skip
+def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Every rank serves one stage of each of two copies that run in opposite directions.
+
+    The first half of the microbatches enters at rank 0, the second half at the last rank. Where
+    they meet, the forward of one runs together with the backward of the other, which hides the
+    expert all-to-all. Parameters are held twice.
+    """
+    half = microbatches // 2
+    depth = ranks // 2
+    for rank in range(ranks):
+        distance = min(rank, ranks - 1 - rank)
+        own = half * (rank >= depth) + np.arange(half)
+        other = half * (rank < depth) + np.arange(half)
+        far = ranks - 1 - distance
+        yield meeting(
+            depth,
+            distance,
+            (forward(distance, own), backward(distance, own)),
+            (forward(far, other), backward(far, other)),
+        )
+
+
+@register(
+    "dualpipe-v",
+    title="DualPipe cut in half: V placement, one copy, overlapped pairs",
+    year=2025,
+    source="Sea AI Lab, Cut-in-half; deepseek-ai/DualPipe dualpipev.py; PyTorch ScheduleDualPipeV",
+    placement=Placement.wave,
+    chunks=2,
+    aliases=("dualpipev",),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "at least 2·ranks microbatches",
+            lambda k: k.microbatches >= 2 * k.ranks,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            _FORMULA,
+            _dualpipe_v_time,
+            holds=lambda k: k.c == 0 and _even_thirds(k),
+            condition="no latency, F = I = W",
+        ),
+        ClosedForm(
+            "makespan",
+            _FORMULA,
+            _dualpipe_v_time,
+            accuracy="approximation",
+            holds=lambda k: k.c == 0 and not _even_thirds(k),
+            condition="no latency; the formula is derived for F = I = W",
+        ),
+        ClosedForm("peak_activation", "p + 1/2", lambda k: (2 * k.p + 1) * k.unit),
+    ),
+)
+def dualpipe_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """DualPipe on half its ranks: what was the other direction is the way back of the V.
+
+    Every rank serves stage r on the way down and stage 2p − 1 − r on the way back, one copy of the
+    model, the same bubble formula.
+    """
+    numbers = np.arange(microbatches)
+    for rank in range(ranks):
+        far = 2 * ranks - 1 - rank
+        yield meeting(
+            ranks,
+            rank,
+            (forward(rank, numbers), backward(rank, numbers)),
+            (forward(far, numbers), backward(far, numbers)),
+        )

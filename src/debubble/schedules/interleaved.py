@@ -1,0 +1,148 @@
+"""Interleaved 1F1B: several chunks per rank, depth first, plain and with overlapped pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import (
+    alternate,
+    backward,
+    forward,
+    interleaved_table,
+    overlap,
+    sequence,
+)
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def forwards_and_backwards(
+    rank: int, ranks: int, microbatches: int, chunks: int, group_size: int
+) -> tuple[Program, Program]:
+    """All forwards and all backwards of a rank; backwards take the chunks in reverse."""
+    chunk, number = interleaved_table(microbatches, chunks, group_size)
+    return (
+        forward(chunk * ranks + rank, number),
+        backward((chunks - 1 - chunk) * ranks + rank, number),
+    )
+
+
+def group(case: Any) -> int:
+    """The group size of a case, as many microbatches as ranks when not given."""
+    return int(case.group_size or case.ranks)
+
+
+def in_flight(case: Any, rank: int, extra: int = 0) -> float:
+    """Peak activation of a rank: its warm-up and one more, never more than there are chunks."""
+    warm_up = (case.v - 1) * group(case) + 2 * (case.p - 1 - rank) + extra
+    return float(min(warm_up + 1, case.m * case.v) * case.unit)
+
+
+CONSTRAINTS = (
+    Constraint(
+        "group_size",
+        "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
+        lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
+    ),
+    Constraint(
+        "microbatches",
+        "microbatches in groups of group_size, with none or at least `ranks` left over",
+        lambda k: k.microbatches % group(k) == 0 or k.microbatches % group(k) >= k.ranks,
+    ),
+)
+
+
+@register(
+    "interleaved-1f1b",
+    title="1F1B over several chunks per rank, depth first",
+    year=2021,
+    source="Narayanan et al., Efficient Large-Scale Language Model Training, arXiv 2104.04473",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("interleaved", "vpp", "megatron-interleaved"),
+    constraints=CONSTRAINTS,
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m·v + p − 1)(F + B)",
+            lambda k: (k.m * k.v + k.p - 1) * (k.F + k.B),
+            holds=lambda k: k.c == 0,
+            condition="no latency",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v",
+            lambda k: [in_flight(k, rank) for rank in range(k.p)],
+        ),
+    ),
+)
+def interleaved_1f1b(
+    *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
+) -> Iterator[Program]:
+    """Every rank holds v chunks of the model; groups of g microbatches pass chunk after chunk.
+
+    The bubble is v times smaller than 1F1B's; memory and communication are larger. A larger group
+    hides more latency and keeps more activations. Rank r warms up with 2(p − 1 − r) + (v − 1)g
+    chunk forwards.
+    """
+    size = group_size or ranks
+    for rank in range(ranks):
+        forwards, backwards = forwards_and_backwards(rank, ranks, microbatches, chunks, size)
+        warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(forwards))
+        paired = len(forwards) - warm_up
+        yield sequence(
+            forwards[:warm_up],
+            alternate(forwards[warm_up:], backwards[:paired]),
+            backwards[paired:],
+        )
+
+
+def _overlapped_time(k: Any) -> float:
+    alone = k.p * (k.v - 1) + 1
+    return float((k.p - 1 + alone) * (k.F + k.B) + (k.m * k.v - alone) * k.O)
+
+
+@register(
+    "interleaved-overlap",
+    title="Interleaved 1F1B with forward and backward executed together",
+    year=2025,
+    source="Megatron-LM, --overlap-moe-expert-parallel-comm (combined 1F1B)",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("interleaved-1f1b-overlap",),
+    constraints=CONSTRAINTS,
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
+            _overlapped_time,
+            holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p,
+            condition="no latency, g = p, m > p",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min((v − 1)g + 2(p − r), m·v)/v",
+            lambda k: [in_flight(k, rank, extra=1) for rank in range(k.p)],
+        ),
+    ),
+)
+def interleaved_overlap(
+    *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
+) -> Iterator[Program]:
+    """Interleaved 1F1B with one more warm-up forward, so that steady pairs can be overlapped.
+
+    The forward and the backward of a steady pair belong to different microbatches and do not wait
+    for each other: expert all-to-all of one hides behind the computation of the other.
+    """
+    size = group_size or ranks
+    for rank in range(ranks):
+        forwards, backwards = forwards_and_backwards(rank, ranks, microbatches, chunks, size)
+        warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size + 1, len(forwards))
+        paired = len(forwards) - warm_up
+        yield sequence(
+            forwards[:warm_up],
+            overlap(forwards[warm_up:], backwards[:paired]),
+            backwards[paired:],
+        )

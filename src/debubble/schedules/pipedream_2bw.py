@@ -1,0 +1,103 @@
+"""1F1B without a flush: the pipeline never drains, two versions of the weights are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, register
+
+
+def never_drained(
+    rank: int, ranks: int, microbatches: int, iterations: int | None, warm_up: int
+) -> Program:
+    """1F1B through all iterations, with an optimizer step behind the last backward of each."""
+    program = warm_alternate_drain(rank, microbatches * (iterations or 1), warm_up)
+    if iterations is None:
+        return program
+    placement = Placement.linear(ranks)
+    total = microbatches * iterations
+    number = np.arange(1, iterations + 1) * microbatches - 1
+    # Backward u stands behind warm_up + u + 1 forwards, as long as there are that many.
+    behind = number + 1 + np.minimum(min(warm_up, total) + number + 1, total)
+    steps = np.concatenate([optimizer_step(placement, rank, k) for k in range(iterations)])
+    return np.insert(program, behind, steps)
+
+
+def _steady(k: Any) -> float:
+    return float((k.m + k.p - 1) * (k.F + k.B))
+
+
+@register(
+    "pipedream-2bw",
+    title="1F1B without flush, two weight versions",
+    year=2020,
+    source="Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503",
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("2bw",),
+    weight_versions=2,
+    sync="local",
+    constraints=(
+        Constraint(
+            "microbatches",
+            "at least as many microbatches as ranks, so that two weight versions are enough",
+            lambda k: k.microbatches >= k.ranks,
+        ),
+    ),
+    forms=(
+        ClosedForm("makespan", "(m + p − 1)(F + B)", _steady,
+                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
+        ClosedForm("peak_activation", "p − r",
+                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+    ),
+)  # fmt: skip
+def pipedream_2bw(
+    *, ranks: int, microbatches: int, iterations: int | None = None
+) -> Iterator[Program]:
+    """One long 1F1B over all iterations: fill and drain are paid once, not once per iteration.
+
+    Gradients are computed with weights that are one step old; the previous version is kept for the
+    microbatches that are still in flight when a rank steps.
+    """
+    for rank in range(ranks):
+        yield never_drained(rank, ranks, microbatches, iterations, ranks - 1 - rank)
+
+
+@register(
+    "eager-2bw",
+    title="Eager 1F1B without flush, two weight versions",
+    year=2022,
+    source="PipeDream-2BW, arXiv 2006.09503, with the warm-up of eager 1F1B, arXiv 2211.05322",
+    placement=Placement.loop,
+    chunks=1,
+    weight_versions=2,
+    sync="local",
+    constraints=(
+        Constraint(
+            "microbatches",
+            "more microbatches than ranks, so that two weight versions are enough",
+            lambda k: k.microbatches > k.ranks,
+        ),
+    ),
+    forms=(
+        ClosedForm("makespan", "(m + p − 1)(F + B)", _steady,
+                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
+        ClosedForm("peak_activation", "min(2(p − r) − 1, m)",
+                   lambda k: [min(2 * (k.p - r) - 1, k.m) * k.unit for r in range(k.p)]),
+    ),
+)  # fmt: skip
+def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
+    """PipeDream-2BW with up to 2(p − 1 − r) forwards of warm-up, to hide latency.
+
+    The warm-up never exceeds one iteration, so that at most one optimizer step falls between a
+    forward and its backward.
+    """
+    for rank in range(ranks):
+        warm_up = min(2 * (ranks - 1 - rank), microbatches)
+        yield never_drained(rank, ranks, microbatches, iterations, warm_up)

@@ -1,0 +1,76 @@
+"""Handcrafted zero-bubble schedules with one stage per rank: the backward is split into I and W."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
+from debubble.schedules.registry import ClosedForm, register
+
+
+def split_1f1b(stage: int, microbatches: int, warm_up: int, lag: int) -> Program:
+    """1F1B with split backward: W trails I by `lag` microbatches and fills the drain."""
+    numbers = range(microbatches)
+    warm_up = min(warm_up, microbatches)
+    steady = microbatches - warm_up
+    trailing = min(lag, steady)
+    F, I, W = (
+        forward(stage, numbers),
+        backward_input(stage, numbers),
+        backward_weight(stage, numbers),
+    )
+    steady_weights = steady - trailing
+    drained = steady_weights + warm_up
+    return sequence(
+        F[:warm_up],
+        alternate(F[warm_up : warm_up + trailing], I[:trailing]),
+        alternate(F[warm_up + trailing :], I[trailing:steady], W[:steady_weights]),
+        alternate(I[steady:], W[steady_weights:drained]),
+        W[drained:],
+    )
+
+
+@register(
+    "zb-h1",
+    title="1F1B with split backward: weights' part fills the drain, same memory",
+    year=2023,
+    source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("zb-1p", "zb1p", "zbh1"),
+    forms=(
+        ClosedForm(
+            "stage_time",
+            "m(F + I + W) + (p − 1)(F + I − W)",
+            lambda k: k.m * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
+            holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
+            condition="no latency, m ≥ p, W ≤ F and I",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min(p, m) (all of it kept until W)",
+            lambda k: min(k.p, k.m) * k.unit,
+            holds=lambda k: k.kept == k.unit,
+            condition="kept_for_weight = 1",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "(p − r) + r·kept",
+            lambda k: [(k.p - r) * k.unit + r * k.kept for r in range(k.p)],
+            accuracy="upper bound",
+            holds=lambda k: k.kept < k.unit,
+            condition="kept_for_weight < 1",
+        ),
+    ),
+)
+def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """1F1B whose backward is split; rank r runs W r microbatches behind I.
+
+    The drain no longer waits idle for gradients to come back: it runs W. The bubble shrinks from
+    (p − 1)(F + I + W) to (p − 1)(F + I − W), measured as the largest stage time; memory stays p
+    microbatches on every rank.
+    """
+    for rank in range(ranks):
+        yield split_1f1b(rank, microbatches, ranks - 1 - rank, rank)

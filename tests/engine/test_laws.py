@@ -1,0 +1,187 @@
+"""What must hold for every schedule and all costs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from debubble import Costs, Schedule, simulate
+from debubble.engine.graph import compile_graph
+from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.schedules.registry import Entry
+from tests import oracle
+from tests.strategies import ENTRIES, costs_for, made
+
+each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+
+
+def by_position(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[float]:
+    return [
+        times[rank, index]
+        for rank in range(schedule.ranks)
+        for index in range(len(schedule.program(rank)))
+    ]
+
+
+@each_family
+@settings(max_examples=25)
+@given(data=st.data())
+def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=8, microbatches=24))
+    costs = data.draw(costs_for(schedule))
+    expected = oracle.simulate(schedule, costs)
+    timeline = simulate(schedule, costs)
+    assert timeline.makespan == expected.makespan
+    assert timeline.end.tolist() == by_position(schedule, expected.end)
+    assert timeline.start.tolist() == by_position(schedule, expected.start)
+
+
+@each_family
+@settings(max_examples=15)
+@given(data=st.data())
+def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry))
+    costs = data.draw(costs_for(schedule))
+    timeline = simulate(schedule, costs)
+    assert timeline.graph.completed == schedule.units * schedule.stages
+    assert np.allclose(timeline.memory.left, 0, atol=1e-9)
+
+
+@each_family
+@settings(max_examples=15)
+@given(data=st.data())
+def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry))
+    costs = data.draw(costs_for(schedule))
+    timeline = simulate(schedule, costs)
+    assert timeline.makespan >= timeline.ideal - 1e-9
+    assert timeline.makespan >= timeline.stage_time.max() - 1e-9
+    assert (timeline.stage_time >= timeline.busy - 1e-9).all()
+    table = timeline.table
+    row = schedule.placement.table[0]
+    hops = sum(table.link[a, b] + table.link[b, a] for a, b in zip(row, row[1:], strict=False))
+    one_way = table.duration[0, : schedule.stages].sum()
+    back = np.minimum(table.duration[1], table.duration[3])[: schedule.stages].sum()
+    if costs.O is None:
+        assert timeline.makespan >= one_way + back + hops - 1e-9
+
+
+@each_family
+@settings(max_examples=10)
+@given(data=st.data(), factor=st.sampled_from([0.25, 2.0, 1024.0]))
+def test_scaling_all_times_scales_the_makespan(
+    entry: Entry, data: st.DataObject, factor: float
+) -> None:
+    schedule = data.draw(made(entry))
+    costs = data.draw(costs_for(schedule))
+    graph = compile_graph(schedule)
+    makespan = evaluate_graph(graph, costs).makespan
+    assert evaluate_graph(graph, costs.scaled(factor)).makespan == makespan * factor
+
+
+@each_family
+@settings(max_examples=10)
+@given(data=st.data())
+def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry))
+    costs = data.draw(costs_for(schedule))
+    graph = compile_graph(schedule)
+    timeline = evaluate_graph(graph, costs)
+    raised = timeline.costs.copy()
+    raised[data.draw(st.integers(1, len(raised) - 1))] += data.draw(st.sampled_from([0.25, 7.0]))
+    assert graph.evaluate(raised).max() >= timeline.makespan
+
+
+@each_family
+@settings(max_examples=10)
+@given(data=st.data())
+def test_critical_path_is_contiguous_and_pays_the_makespan(
+    entry: Entry, data: st.DataObject
+) -> None:
+    schedule = data.draw(made(entry))
+    timeline = simulate(schedule, data.draw(costs_for(schedule)))
+    steps = timeline.critical_path()
+    assert steps[0].start == 0
+    assert steps[-1].end == timeline.makespan
+    for before, after in zip(steps, steps[1:], strict=False):
+        assert after.start >= before.end
+        if after.waited_for == "rank":
+            assert after.start == before.end
+    names = timeline.graph.cost_names()
+    paid = timeline.sensitivity()
+    assert len(set(names)) == len(names)
+    value = dict(zip(names, timeline.costs, strict=True))
+    assert sum(value[name] * count for name, count in paid.items()) == pytest.approx(
+        timeline.makespan
+    )
+
+
+@each_family
+@settings(max_examples=10)
+@given(data=st.data())
+def test_slack_is_zero_on_the_critical_path_and_never_negative(
+    entry: Entry, data: st.DataObject
+) -> None:
+    schedule = data.draw(made(entry))
+    timeline = simulate(schedule, data.draw(costs_for(schedule)))
+    assert timeline.slack.min() == 0
+    last = int(np.argmax(timeline.end))
+    assert timeline.slack[last] == 0
+
+
+@each_family
+@settings(max_examples=10)
+@given(data=st.data())
+def test_memory_curve_agrees_with_the_peak(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=6, microbatches=16))
+    timeline = simulate(schedule, data.draw(costs_for(schedule)))
+    for rank in range(schedule.ranks):
+        times, held = timeline.memory_curve(rank)
+        assert (np.diff(times) >= 0).all()
+        assert held[-1] == pytest.approx(0, abs=1e-9)
+        if (timeline.duration > 0).all():
+            assert held.max() == pytest.approx(timeline.peak_activation[rank])
+
+
+def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]:
+    from debubble.engine import jit
+
+    results = []
+    for below in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jit, "INTERPRET_BELOW", below)
+            patch.setattr(jit, "INTERPRET_WHEN_LOADED", below)
+            timeline = simulate(schedule, costs)
+            _ = timeline.peak_activation, timeline.slack, timeline.makespan
+            results.append(timeline)
+    return results
+
+
+@each_family
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=6, microbatches=16))
+    one, two = compiled_and_interpreted(schedule, data.draw(costs_for(schedule)))
+    for name in ("first", "second", "lag", "cost", "node"):
+        assert np.array_equal(getattr(one.graph, name), getattr(two.graph, name)), name
+    assert np.array_equal(one.node_end, two.node_end)
+    assert np.array_equal(one.slack, two.slack)
+    for spec in fields(one.memory):
+        assert np.array_equal(getattr(one.memory, spec.name), getattr(two.memory, spec.name))
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+def test_many_cost_vectors_at_once_equal_one_by_one(data: st.DataObject) -> None:
+    entry = data.draw(st.sampled_from(ENTRIES))
+    schedule = data.draw(made(entry, ranks=6, microbatches=16))
+    graph = compile_graph(schedule)
+    base = graph.cost_vector(data.draw(costs_for(schedule)).resolve(schedule.placement))
+    factors = np.random.default_rng(0).integers(1, 9, size=(11, len(base)))
+    matrix = base * factors
+    assert graph.makespans(matrix).tolist() == [graph.evaluate(row).max() for row in matrix]

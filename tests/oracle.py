@@ -1,0 +1,115 @@
+"""A second simulator, as plain as possible: run what can run until nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from debubble import Action, Costs, Kind, Schedule
+from debubble.core.actions import PAIR_SHIFT, unpack
+
+
+@dataclass(frozen=True)
+class Outcome:
+    start: dict[tuple[int, int], float]
+    """Start time by (rank, index in its program)."""
+    end: dict[tuple[int, int], float]
+    makespan: float
+
+
+class CannotRunError(Exception):
+    """No rank can go on."""
+
+
+def copy_of(schedule: Schedule, microbatch: int) -> int:
+    copies = schedule.placement.copies
+    per_iteration = schedule.microbatches * schedule.slices
+    return (microbatch % per_iteration) * copies // per_iteration
+
+
+def simulate(schedule: Schedule, costs: Costs) -> Outcome:
+    """Overlapped transfers only; every action waits for its rank and for its data."""
+    table = costs.resolve(schedule.placement)
+    stages = schedule.stages
+    programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
+    heads = [0] * schedule.ranks
+    free = [0.0] * schedule.ranks
+    finished: dict[Action, tuple[float, int]] = {}
+    start: dict[tuple[int, int], float] = {}
+    end: dict[tuple[int, int], float] = {}
+
+    def arrival(action: Action, rank: int) -> float | None:
+        """When the data of an action is there; None when not yet known."""
+        stage, kind, microbatch = action
+        sources: list[tuple[Action, ...]] = []
+        if kind == Kind.F and stage > 0:
+            sources = [(Action(stage - 1, Kind.F, microbatch),)]
+        elif kind in (Kind.I, Kind.B):
+            sources = [(Action(stage, Kind.F, microbatch),)]
+            if stage < stages - 1:
+                sources.append(
+                    (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
+                )
+        elif kind == Kind.W:
+            sources = [(Action(stage, Kind.I, microbatch),)]
+        latest = 0.0
+        for alternatives in sources:
+            known = [finished[source] for source in alternatives if source in finished]
+            if not known:
+                return None
+            when, where = known[0]
+            latest = max(latest, when + table.link[where, rank])
+        return latest
+
+    moved = True
+    while moved:
+        moved = False
+        waiting_to_step = [
+            rank
+            for rank, program in enumerate(programs)
+            if heads[rank] < len(program) and unpack(program[heads[rank]]).kind == Kind.OPT
+        ]
+        for rank, program in enumerate(programs):
+            while heads[rank] < len(program):
+                index = heads[rank]
+                action = unpack(program[index])
+                paired = (program[index] >> PAIR_SHIFT) & 3 == 1
+                if action.kind == Kind.OPT:
+                    if schedule.sync == "global":
+                        break
+                    start[rank, index] = free[rank]
+                    free[rank] += table.optimizer[rank]
+                    end[rank, index] = free[rank]
+                    heads[rank] += 1
+                    moved = True
+                    continue
+                group = [action, unpack(program[index + 1])] if paired else [action]
+                arrivals = [arrival(member, rank) for member in group]
+                if any(when is None for when in arrivals):
+                    break
+                begin = max([free[rank], *(when for when in arrivals if when is not None)])
+                places = [
+                    (int(member.kind), copy_of(schedule, member.microbatch) * stages + member.stage)
+                    for member in group
+                ]
+                if paired:
+                    took = table.pair(places[0], places[1])
+                else:
+                    took = float(table.duration[places[0]])
+                for offset, member in enumerate(group):
+                    start[rank, index + offset] = begin
+                    end[rank, index + offset] = begin + took
+                    finished[member] = (begin + took, rank)
+                free[rank] = begin + took
+                heads[rank] += len(group)
+                moved = True
+        if not moved and schedule.sync == "global" and len(waiting_to_step) == schedule.ranks:
+            together = max(free)
+            for rank in range(schedule.ranks):
+                start[rank, heads[rank]] = together
+                free[rank] = together + table.optimizer[rank]
+                end[rank, heads[rank]] = free[rank]
+                heads[rank] += 1
+            moved = True
+    if any(heads[rank] < len(program) for rank, program in enumerate(programs)):
+        raise CannotRunError
+    return Outcome(start, end, max(end.values()))
