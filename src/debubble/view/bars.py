@@ -1,0 +1,225 @@
+"""Bars: a timeline as arrays of rectangles, and what many of them look like from afar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.engine.timeline import Timeline
+from debubble.view.colors import NAMES
+
+WHOLE, UPPER, LOWER = 0, 1, 2
+"""Lanes of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
+
+_DRAWN = tuple(NAMES)
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """The actions that occupy a rank's compute stream, as rectangles.
+
+    Arrays have one entry per bar, rank by rank and in order of time.
+
+    Parameters
+    ----------
+    timeline
+        What was drawn.
+    offsets
+        ``offsets[r]:offsets[r + 1]`` are the bars of rank r.
+    start, end
+        Times.
+    kind
+        :class:`debubble.core.actions.Kind` values.
+    shade
+        Which of `shades` shades: chunk of the rank, those of the second copy after the first's.
+    shades
+        Copies times chunks.
+    lane
+        :data:`WHOLE`, :data:`UPPER` or :data:`LOWER`.
+    stage
+        Stages of the model.
+    unit
+        Microbatch (or slice of one) within its iteration; the iteration for OPT.
+    """
+
+    timeline: Timeline
+    offsets: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    kind: NDArray[np.int64]
+    shade: NDArray[np.int64]
+    shades: int
+    lane: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    unit: NDArray[np.int64]
+
+    @property
+    def ranks(self) -> int:
+        """Number of rows."""
+        return len(self.offsets) - 1
+
+    @property
+    def paired(self) -> bool:
+        """Whether any two bars overlap."""
+        return bool(self.lane.any())
+
+    @cached_property
+    def rank(self) -> NDArray[np.int64]:
+        """Rank of every bar."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
+
+    @cached_property
+    def _style_index(self) -> tuple[tuple[tuple[Kind, int], ...], NDArray[np.int64]]:
+        codes = self.kind * self.shades + self.shade
+        counts = np.bincount(codes, minlength=len(Kind) * self.shades)
+        used = [
+            kind * self.shades + shade
+            for kind in _DRAWN
+            for shade in range(self.shades)
+            if counts[kind * self.shades + shade]
+        ]
+        place = np.zeros(len(counts), dtype=np.int64)
+        place[used] = np.arange(len(used))
+        return tuple((Kind(code // self.shades), code % self.shades) for code in used), place[codes]
+
+    @property
+    def styles(self) -> tuple[tuple[Kind, int], ...]:
+        """The (kind, shade) that occur, in the order of a legend."""
+        return self._style_index[0]
+
+    @property
+    def style(self) -> NDArray[np.int64]:
+        """Index into :attr:`styles` of every bar."""
+        return self._style_index[1]
+
+    def shade_of(self, style: int) -> tuple[Kind, int, int]:
+        """Kind, index and number of shades of a style, as :func:`debubble.view.colors.shade`."""
+        kind, index = self.styles[style]
+        return (kind, 0, 1) if kind == Kind.OPT else (kind, index, self.shades)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that occur, in the order of a legend."""
+        return tuple(dict.fromkeys(kind for kind, _ in self.styles))
+
+    def of(self, rank: int) -> slice:
+        """Where the bars of one rank are."""
+        return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
+
+    @cached_property
+    def number(self) -> NDArray[np.int64]:
+        """What :meth:`text` writes on every bar: its unit, −1 for nothing on an OPT."""
+        return np.where(self.kind == Kind.OPT, -1, self.unit)
+
+    def text(self, number: int) -> str:
+        """The microbatch, or microbatch.slice, of a unit."""
+        if number < 0:
+            return ""
+        slices = self.timeline.schedule.slices
+        return str(number) if slices == 1 else f"{number // slices}.{number % slices}"
+
+    def label(self, bar: int) -> str:
+        """What is written on a bar."""
+        return self.text(int(self.number[bar]))
+
+    def shares(
+        self, rank: int, columns: int, span: float, lane: int = WHOLE
+    ) -> NDArray[np.float64]:
+        """How much of each of `columns` equal parts of [0, span] each style fills.
+
+        Parameters
+        ----------
+        rank, columns, span
+            Which row, how many parts, and the time they cover.
+        lane
+            :data:`UPPER` or :data:`LOWER` for one half of the row; for the whole row each bar of
+            an overlapped pair counts for half of its time.
+
+        Returns
+        -------
+        NDArray[np.float64]
+            Shape ``(columns, styles)``; rows sum to at most 1, the rest is idle.
+        """
+        part = self.of(rank)
+        style, count = self.style[part], len(self.styles)
+        scale = columns / span if span > 0 else 0.0
+        begin = np.minimum(self.start[part] * scale, columns)
+        end = np.minimum(self.end[part] * scale, columns)
+        lanes = self.lane[part]
+        if lane == WHOLE:
+            weight = np.where(lanes == WHOLE, 1.0, 0.5)
+        else:
+            weight = np.where((lanes == WHOLE) | (lanes == lane), 1.0, 0.0)
+        head = np.minimum(begin.astype(np.int64), columns - 1)
+        tail = np.maximum(np.ceil(end).astype(np.int64) - 1, head)
+        size = columns * count
+
+        def add(column: NDArray[np.int64], amount: NDArray[np.float64]) -> NDArray[np.float64]:
+            cells = column * count + style
+            sums = np.bincount(cells, amount * weight, minlength=size + count)
+            return sums.astype(np.float64, copy=False)
+
+        filled = add(head, np.minimum(end, head + 1) - begin)
+        filled += add(tail, np.where(tail > head, end - tail, 0.0))
+        # Columns that a bar fills from side to side: +1 where they begin, −1 where they end.
+        wide = (tail > head + 1).astype(np.float64)
+        steps = add(np.minimum(head + 1, tail), wide) - add(tail, wide)
+        inner = np.cumsum(steps.reshape(-1, count), axis=0)[:columns]
+        total: NDArray[np.float64] = filled[:size].reshape(columns, count) + inner
+        return np.clip(total, 0.0, 1.0)
+
+    def slot(self) -> float:
+        """The longest time of which every start and end is a multiple, 0 when there is none.
+
+        Looked for among simple fractions of the shortest gap between two events, which finds it
+        for the round costs that figures are drawn with.
+        """
+        times = np.unique(np.concatenate([[0.0], self.start, self.end]))
+        gaps = np.diff(times)
+        gaps = gaps[gaps > 1e-9 * max(times[-1], 1.0)]
+        if not len(gaps):
+            return 0.0
+        for parts in (1, 2, 3, 4, 5):
+            slot = float(gaps.min()) / parts
+            counts = times / slot
+            if np.abs(counts - np.rint(counts)).max() < 1e-4:
+                return slot
+        return 0.0
+
+
+def bars_of(timeline: Timeline) -> Bars:
+    """The bars of a timeline; transfers, offloads and other streams are left out."""
+    schedule = timeline.schedule
+    kind = kinds_of(schedule.actions)
+    drawn = np.isin(kind, _DRAWN)
+    counts = np.concatenate([[0], np.cumsum(drawn)])
+    offsets = counts[schedule.offsets]
+    actions = schedule.actions[drawn]
+    kind, start, end = kind[drawn], timeline.start[drawn], timeline.end[drawn]
+
+    stage, unit = stages_of(actions), microbatches_of(actions)
+    period = schedule.microbatches * schedule.slices
+    copies, chunks = schedule.placement.copies, schedule.chunks
+    step = kind == Kind.OPT
+    unit = np.where(step, unit, unit % period)
+    copy = np.where(step, 0, unit * copies // period)
+    shade = np.where(step, 0, copy * chunks + _chunks(timeline)[copy, stage])
+
+    # The forward of a pair is its first action.
+    lane = pairs_of(actions)
+    return Bars(timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit)
+
+
+def _chunks(timeline: Timeline) -> NDArray[np.int64]:
+    """Chunk of every (copy, stage): how many earlier stages of the copy its rank holds."""
+    table = np.asarray(timeline.schedule.placement.table, dtype=np.int64)
+    chunks = np.zeros_like(table)
+    for copy, row in enumerate(table):
+        order = np.argsort(row, kind="stable")
+        owners = row[order]
+        chunks[copy, order] = np.arange(len(row)) - np.searchsorted(owners, owners)
+    return chunks

@@ -1,0 +1,117 @@
+"""Write pictures of timelines; the ending of the path picks the format."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.engine.timeline import Timeline
+
+_FIGURE = ("labels", "critical", "limit", "normalise", "time_unit")
+_OPTIONS = {
+    ".png": (*_FIGURE, "dpi"),
+    ".svg": _FIGURE,
+    ".pdf": _FIGURE,
+    ".html": (*_FIGURE, "table_html"),
+    ".txt": ("width", "color", "ascii_only", "time_unit"),
+}
+"""Options each format takes, besides `title` and `memory`."""
+
+
+def save(
+    timelines: Sequence[Timeline],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    memory: bool = True,
+    **options: Any,
+) -> None:
+    """Write timelines as ``.png``, ``.svg``, ``.pdf``, ``.html`` or ``.txt``.
+
+    Parameters
+    ----------
+    timelines
+        What to draw, one panel each.
+    path
+        Where to write; an existing file is replaced.
+    title
+        Stands above all.
+    memory
+        Whether a strip under each rank shows its activation memory; not in ``.txt``.
+    **options
+        ``labels``, ``critical``, ``limit``, ``normalise`` and ``time_unit`` as in
+        :func:`debubble.view.figure.figure`; ``dpi`` for ``.png``; ``table_html`` for ``.html``;
+        ``width`` (120 unless given), ``color`` (off), ``ascii_only`` and ``time_unit`` for
+        ``.txt``.
+
+    Raises
+    ------
+    ParameterError
+        When the ending or an option is unknown, the folder does not exist, or the file cannot be
+        written.
+    """
+    target = Path(path)
+    ending = target.suffix.lower()
+    if ending not in _OPTIONS:
+        raise ParameterError(
+            f"cannot write a picture to '{target}'; the ending is one of {', '.join(_OPTIONS)}"
+        )
+    for name in options:
+        if name not in _OPTIONS[ending]:
+            hint = did_you_mean(name, _OPTIONS[ending])
+            raise ParameterError(f"a {ending} picture has no option '{name}'; {hint}")
+    if not target.parent.is_dir():
+        raise ParameterError(f"there is no folder '{target.parent}'; make it first")
+    if not timelines:
+        raise ParameterError("there is no timeline to draw; give at least one")
+    write: Callable[..., bytes] = _WRITERS.get(ending, _picture)
+    content = write(list(timelines), ending, title=title, memory=memory, **options)
+    try:
+        target.write_bytes(content)
+    except OSError as error:
+        raise ParameterError(f"cannot write '{target}': {error.strerror or error}") from None
+
+
+def _picture(timelines: list[Timeline], ending: str, dpi: float = 0, **options: Any) -> bytes:
+    from debubble.view.figure import figure, render
+    from debubble.view.panel import DPI
+
+    # Without the date and the version of the drawing library, equal pictures are equal files.
+    metadata: dict[str, dict[str, str | None]] = {
+        ".png": {"Software": "debubble"},
+        ".svg": {"Creator": "debubble", "Date": None},
+        ".pdf": {"Creator": "debubble", "CreationDate": None},
+    }
+    return render(
+        figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=metadata[ending]
+    )
+
+
+def _page(timelines: list[Timeline], ending: str, **options: Any) -> bytes:  # noqa: ARG001
+    from debubble.view.page import page
+
+    return page(timelines, **options).encode()
+
+
+def _text(
+    timelines: list[Timeline],
+    ending: str,  # noqa: ARG001 - all writers are called alike
+    title: str | None = None,
+    memory: bool = True,  # noqa: ARG001
+    width: int = 120,
+    color: bool = False,
+    **options: Any,
+) -> bytes:
+    from debubble.view.terminal import draw
+    from debubble.view.words import printable
+
+    parts = [draw(timeline, width=width, color=color, **options) for timeline in timelines]
+    if title:
+        parts.insert(0, textwrap.fill(printable(title, 300), width))
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+_WRITERS: dict[str, Callable[..., bytes]] = {".html": _page, ".txt": _text}

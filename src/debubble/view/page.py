@@ -1,0 +1,163 @@
+"""Timelines as a web page that needs nothing else, and as a cell of a notebook."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Sequence
+from importlib import resources
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+import debubble
+from debubble.analysis.metrics import MEASURES, number, percent
+from debubble.engine.timeline import Timeline
+from debubble.view import words
+from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_VECTOR_ACTIONS = 20_000
+"""Actions up to which a page holds a drawing; with more it holds a picture of fixed size."""
+
+_VARIABLES = {
+    f": {INK}": ": var(--ink)",
+    f": {FAINT}": ": var(--faint)",
+    f": {IDLE}": ": var(--idle)",
+    f": {MEMORY}": ": var(--memory)",
+    f": {LIMIT}": ": var(--limit)",
+    f"stroke: {PAPER}": "stroke: var(--paper)",
+}
+"""Colours of a drawing that follow the page's; those of the actions stay, light or dark."""
+
+
+def page(
+    timelines: Sequence[Timeline],
+    *,
+    title: str | None = None,
+    table_html: str = "",
+    **options: Any,
+) -> str:
+    """A self-contained HTML page with the timelines on one time axis.
+
+    Parameters
+    ----------
+    timelines
+        What to show, one panel each.
+    title
+        The heading; the default names the schedules.
+    table_html
+        A table as HTML, put in as it is; the default has one row of results per timeline. Escape
+        what users wrote in it with :func:`html.escape`.
+    **options
+        As for :func:`debubble.view.figure.figure`.
+    """
+    timelines = list(timelines)
+    heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
+    sentences = words.conventions(timelines)
+    if not table_html:
+        sentences.append(f"overhead: {MEASURES['overhead']}, ideal: {MEASURES['ideal']}")
+    lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
+    return _asset("page.html").substitute(
+        version=html.escape(debubble.__version__),
+        title=html.escape(heading),
+        style=_asset("page.css").template,
+        picture=_picture(timelines, heading, themed=True, **options),
+        table=table_html or table(timelines),
+        conventions="\n".join(lines),
+    )
+
+
+def cell(timelines: Sequence[Timeline], **options: Any) -> str:
+    """The timelines as a piece of HTML for notebooks; options as for :func:`page`."""
+    timelines = list(timelines)
+    heading = " · ".join(dict.fromkeys(words.name(t) for t in timelines))
+    picture = _picture(timelines, heading, themed=False, notes=True, **options)
+    return _asset("cell.html").substitute(picture=picture)
+
+
+def table(timelines: Sequence[Timeline]) -> str:
+    """The results of timelines as an HTML table, a row each."""
+    fastest = min(timeline.makespan for timeline in timelines)
+    head = (
+        "schedule", "makespan", "vs fastest", "bubble ratio", "overhead", "peak activation",
+        "setting",
+    )  # fmt: skip
+    rows = []
+    for timeline in timelines:
+        slower = timeline.makespan / fastest - 1 if fastest > 0 else 0.0
+        rows.append(
+            (
+                words.name(timeline),
+                number(timeline.makespan),
+                f"+{percent(slower)}" if slower > 0 else "fastest",
+                percent(timeline.bubble_ratio),
+                percent(timeline.overhead),
+                number(float(timeline.peak_activation.max())),
+                words.setting(timeline),
+            )
+        )
+    header = "".join(f'<th scope="col">{name}</th>' for name in head)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def _picture(
+    timelines: Sequence[Timeline],
+    name: str,
+    *,
+    themed: bool,
+    notes: bool = False,
+    **options: Any,
+) -> str:
+    """The figure as an element of HTML: a drawing, or an image when there are many actions."""
+    from debubble.view.figure import figure, render
+
+    drawing = figure(timelines, notes=notes, **options)
+    label = html.escape(f"Timeline of {name}")
+    if sum(len(timeline.schedule) for timeline in timelines) > MAX_VECTOR_ACTIONS:
+        data = base64.b64encode(render(drawing, "png")).decode()
+        return f'<img alt="{label}" src="data:image/png;base64,{data}">'
+    return inline_svg(drawing, label, themed=themed)
+
+
+def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
+    """A figure as an ``<svg>`` element that fills its parent's width.
+
+    Parameters
+    ----------
+    drawing
+        A figure of :func:`debubble.view.figure.figure`.
+    label
+        What a screen reader says, escaped.
+    themed
+        Whether its colours of text, lines and background are the variables of the page's style.
+    """
+    from debubble.view.figure import render
+
+    text = render(drawing, "svg", facecolor="none").decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(
+        r'<svg[^>]*?(viewBox="[^"]*")[^>]*>',
+        rf'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        rf'\1 width="100%" role="img" aria-label="{label}">',
+        text,
+        count=1,
+    )
+    # Only what is referred to keeps its id: a notebook holds many of these in one document.
+    wanted = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", text)
+    if themed:
+        for fixed, variable in _VARIABLES.items():
+            text = text.replace(fixed, variable)
+    return text
+
+
+def _asset(name: str) -> Template:
+    return Template(resources.files("debubble.view").joinpath("assets", name).read_text("utf-8"))

@@ -1,0 +1,345 @@
+"""Timelines as text, for terminals and for files: one row per rank, time from left to right."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+import textwrap
+from functools import partial
+from itertools import pairwise
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.metrics import number
+from debubble.core.actions import Kind
+from debubble.core.errors import ParameterError
+from debubble.engine.timeline import Timeline
+from debubble.view import words
+from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
+from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
+from debubble.view.grid import grid
+
+__all__ = ["draw", "grid", "print_timeline"]
+
+MIN_WIDTH = 20
+_RESET = "\x1b[0m"
+_ANSI = re.compile("\x1b\\[[0-9;]*m")
+_ENOUGH = 0.9
+"""Share of bars that must get a column of their own; else columns show what fills them most."""
+
+
+def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit: str = "") -> None:
+    """Print a timeline, in colour when `file` is a terminal and NO_COLOR is not set.
+
+    Parameters
+    ----------
+    timeline
+        What to draw.
+    file
+        Where to print; the default is standard output.
+    time_unit
+        Unit of the costs' times, for instance ``"ms"``.
+    """
+    out = file or sys.stdout
+    color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    true_color = os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
+    picture = partial(draw, timeline, color=color, true_color=true_color, time_unit=time_unit)
+    text = picture()
+    try:
+        text.encode(getattr(out, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = picture(ascii_only=True)
+    print(text, file=out)
+
+
+def draw(
+    timeline: Timeline,
+    *,
+    width: int | None = None,
+    color: bool = True,
+    ascii_only: bool = False,
+    true_color: bool = False,
+    time_unit: str = "",
+) -> str:
+    """A timeline as text.
+
+    Every rank has one row, two when actions overlap: forward above, backward below. Numbers are
+    microbatches, written at the start of an action where they fit. An optimizer step without
+    duration is a ``|``. Where actions are thinner than a column, columns show what fills most of
+    them.
+
+    Parameters
+    ----------
+    timeline
+        What to draw.
+    width
+        Characters of the longest line; the default is the terminal's width.
+    color
+        Colours by ANSI sequences; without, actions are letters: ``F0--`` takes four columns.
+    ascii_only
+        No character outside ASCII.
+    true_color
+        24-bit colours instead of the 256 that nearly every terminal has.
+    time_unit
+        Unit of the costs' times, for instance ``"ms"``.
+
+    Raises
+    ------
+    ParameterError
+        When the width is below 20.
+    """
+    if width is None:
+        width = max(shutil.get_terminal_size((100, 24)).columns, MIN_WIDTH)
+    if width < MIN_WIDTH:
+        raise ParameterError(f"width is {width}; a timeline needs at least {MIN_WIDTH} columns")
+    bars = bars_of(timeline)
+    labels = [f"rank {rank}" if width >= 60 else str(rank) for rank in range(bars.ranks)]
+    margin = len(labels[-1])
+    scale = _scale(bars, width - margin - 2)
+    columns = max(1, math.ceil(timeline.makespan * scale - 1e-6))
+    sheet = _Sheet(bars, columns, scale, color, ascii_only, true_color, time_unit)
+
+    lines = sheet.head(width)
+    for rank in range(bars.ranks):
+        lines.append(f"{labels[rank]:>{margin}} {sheet.edge}{sheet.row(rank, UPPER)}")
+        if bars.paired:
+            lines.append(f"{'':>{margin}} {sheet.edge}{sheet.row(rank, LOWER)}")
+    lines += [" " * (margin + 1) + line for line in sheet.axis()]
+    lines += sheet.legend(width)
+    for note in words.conventions([timeline]):
+        lines += [sheet.faint(line) for line in textwrap.wrap(sheet.clean(note), width)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _scale(bars: Bars, columns: int) -> float:
+    """Columns per unit of time: a whole number of columns per slot where that fits."""
+    makespan = bars.timeline.makespan
+    if makespan <= 0:
+        return 1.0
+    slot = bars.slot() if len(bars.start) <= columns * bars.ranks else 0.0
+    whole = int(columns * slot / makespan + 1e-9)
+    # Less than two thirds of the width would cost more numbers than even columns are worth.
+    if whole and whole * makespan / slot >= 2 * columns / 3:
+        return whole / slot
+    return columns / makespan
+
+
+class _Sheet:
+    """The parts of a drawing, in one width and one set of characters."""
+
+    def __init__(
+        self,
+        bars: Bars,
+        columns: int,
+        scale: float,
+        color: bool,
+        ascii_only: bool,
+        true_color: bool,
+        time_unit: str,
+    ) -> None:
+        self.bars = bars
+        self.columns = columns
+        self.scale = scale
+        self.color = color
+        self.ascii_only = ascii_only
+        self.true_color = true_color
+        self.time_unit = words.printable(time_unit, 12)
+        self.edge = "|" if ascii_only else "│"
+        self.idle = "." if ascii_only else "·"
+        self.afar = False
+        self.letters = np.array([words.letter(kind, index) for kind, index in bars.styles] or [" "])
+
+    def row(self, rank: int, lane: int) -> str:
+        """One line of a rank's row, `columns` characters wide."""
+        bars, part = self.bars, self.bars.of(rank)
+        lanes = bars.lane[part]
+        here = (lanes == WHOLE) | (lanes == lane)
+        begin, end = (
+            np.minimum(np.rint(times[part] * self.scale).astype(np.int64), self.columns)
+            for times in (bars.start, bars.end)
+        )
+        shown = np.flatnonzero(here & (end > begin))
+        timed = np.count_nonzero(here & (bars.end[part] > bars.start[part]))
+        if len(shown) >= _ENOUGH * timed:
+            upper, char = self._one_by_one(shown + part.start, begin[shown], end[shown], lane)
+            lower = upper
+        else:
+            upper, lower, char = self._from_afar(rank, lane)
+        steps = (bars.kind[part] == Kind.OPT) & (end <= begin)
+        char[np.clip(end[steps] - 1, 0, self.columns - 1)] = "|"
+        return self._painted(upper, lower, char) if self.color else "".join(char.tolist())
+
+    def _one_by_one(
+        self, index: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], lane: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
+        """Styles (−1 for idle) and characters of actions that have columns of their own."""
+        bars = self.bars
+        style = np.full(self.columns, -1)
+        char = np.full(self.columns, self.idle)
+        styles = bars.style[index]
+        # The next action may follow at once and look the same: then a column stays free.
+        touching = np.zeros(len(styles), dtype=bool)
+        touching[:-1] = (begin[1:] == end[:-1]) & (styles[1:] == styles[:-1])
+        for bar, kind, left, right, tight in zip(
+            index.tolist(), styles.tolist(), begin.tolist(), end.tolist(), touching.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            style[left:right] = kind
+            repeated = lane == LOWER and bars.lane[bar] == WHOLE
+            char[left:right] = " " if self.color or repeated else "-"
+            if repeated:
+                continue
+            text = bars.label(bar)
+            if self.color:
+                fits = len(text) <= right - left - (tight and len(text) > 1)
+                text = text if fits else ""
+            else:
+                name = str(self.letters[kind])
+                text = name + text if len(name + text) <= right - left else name
+            char[left : left + len(text)] = list(text)
+        return style, char
+
+    def _from_afar(
+        self, rank: int, lane: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.str_]]:
+        """Styles of the upper and the lower half of every column, and characters.
+
+        Where half blocks can be drawn, a column is a stack of its styles with idle at the bottom,
+        and the halves show what is in their middle; else it shows what fills most of it.
+        """
+        self.afar = True
+        share = self.bars.shares(
+            rank, self.columns, self.columns / self.scale, lane if self.bars.paired else WHOLE
+        )
+        if self.color and not self.ascii_only and not self.bars.paired:
+            stack = np.cumsum(share, axis=1)
+            upper, lower = (
+                np.where(stack[:, -1] > height, (stack <= height).sum(axis=1), -1)
+                for height in (0.25, 0.75)
+            )
+            return upper, lower, np.where(upper < 0, self.idle, np.where(upper == lower, " ", "▀"))
+        best = np.where(share.max(axis=1) > 1 - share.sum(axis=1), share.argmax(axis=1), -1)
+        letters = np.full(self.columns, " ") if self.color else self.letters[best]
+        return best, best, np.where(best < 0, self.idle, letters)
+
+    def _painted(
+        self, upper: NDArray[np.int64], lower: NDArray[np.int64], char: NDArray[np.str_]
+    ) -> str:
+        text = "".join(char.tolist())
+        changes = (np.diff(upper) != 0) | (np.diff(lower) != 0)
+        edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(text)]
+        runs = []
+        for begin, end in pairwise(edges):
+            run, above, below = text[begin:end], int(upper[begin]), int(lower[begin])
+            if above < 0:
+                runs.append(self.faint(run))
+            elif above == below:
+                runs.append(f"{self._ink(above)}{self._fill(above)}{run}{_RESET}")
+            else:
+                fill = self._fill(below) if below >= 0 else ""
+                runs.append(f"{self._fill(above, '38')}{fill}{run}{_RESET}")
+        return "".join(runs)
+
+    def _fill(self, style: int, target: str = "48") -> str:
+        """The ANSI sequence that makes a style the background, or with 38 the foreground."""
+        kind, index, count = self.bars.shade_of(style)
+        if self.true_color:
+            red, green, blue = rgb(shade(kind, index, count))
+            return f"\x1b[{target};2;{red};{green};{blue}m"
+        return f"\x1b[{target};5;{xterm(kind, index, count)}m"
+
+    def _ink(self, style: int) -> str:
+        """The ANSI sequence for text on a style."""
+        kind, index, count = self.bars.shade_of(style)
+        background = (
+            shade(kind, index, count) if self.true_color else xterm_rgb(xterm(kind, index, count))
+        )
+        return f"\x1b[38;5;{16 if text_color(background) == '#000000' else 231}m"
+
+    def head(self, width: int) -> list[str]:
+        """The name, the setting and the result."""
+        timeline = self.bars.timeline
+        name = self.clean(words.name(timeline))
+        title = textwrap.wrap(f"{name}: {words.setting(timeline)}", width)
+        if self.color and title and title[0].startswith(name):
+            title[0] = f"\x1b[1m{name}{_RESET}{title[0][len(name) :]}"
+        return title + _wrap(words.result(timeline, self.time_unit), width)
+
+    def axis(self) -> list[str]:
+        """A line with ticks and a line with their times."""
+        dash, tick, corner = "-++" if self.ascii_only else "─┴└"
+        span = self.columns / self.scale
+        wanted = max(8, len(number(span)) + 3)
+        step = nice_step(wanted / self.scale)
+        line, numbers = [dash] * (self.columns + 1), [" "] * (self.columns + 1)
+        for count in range(int(span / step + 1e-9) + 1):
+            at = round(count * step * self.scale)
+            text = number(count * step)
+            line[at] = tick if count else corner
+            if at + len(text) <= len(numbers):
+                numbers[at : at + len(text)] = list(text)
+        return [self.faint("".join(line)), self.faint("".join(numbers).rstrip())]
+
+    def legend(self, width: int) -> list[str]:
+        """What colours or letters mean, wrapped to the width."""
+        items = []
+        timed = self.bars.end > self.bars.start
+        instant = bool(np.any(self.bars.kind[~timed] == Kind.OPT))
+        for kind in self.bars.kinds:
+            if kind == Kind.OPT and not np.any(self.bars.kind[timed] == Kind.OPT):
+                continue
+            styles = [i for i, (other, _) in enumerate(self.bars.styles) if other == kind]
+            name = kind.name if width < 40 else f"{kind.name} {NAMES[kind]}"
+            if self.color:
+                swatch = "".join(f"{self._fill(i)}  {_RESET}" for i in styles[:4])
+                items.append(f"{swatch} {name}")
+            else:
+                letters = "/".join(dict.fromkeys(str(self.letters[i]) for i in styles))
+                items.append(letters if width < 40 else f"{letters} {NAMES[kind]}")
+        items.append(f"{self.idle} idle")
+        if instant:
+            items.append("| optimizer step")
+        note = words.shades_note(self.bars.timeline, letters=not self.color)
+        items += textwrap.wrap(self.clean(note), width)
+        if self.afar:
+            items += textwrap.wrap(
+                "actions are thinner than a column, which shows what fills it", width
+            )
+        lines, used = [""], 0
+        for text in items:
+            length = len(_ANSI.sub("", text))
+            if used and used + 3 + length > width:
+                lines.append("")
+                used = 0
+            lines[-1] += ("   " if used else "") + text
+            used += length + (3 if used else 0)
+        return lines
+
+    def faint(self, text: str) -> str:
+        """Text that stands back."""
+        return f"\x1b[2m{text}{_RESET}" if self.color and text else text
+
+    def clean(self, text: str) -> str:
+        """Text in ASCII when nothing else may be written."""
+        if not self.ascii_only:
+            return text
+        for there, here in (("−", "-"), ("Σ busy", "busy time"), ("×", "*"), ("–", " to ")):
+            text = text.replace(there, here)
+        return text.encode("ascii", "replace").decode()
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters; a percentage and its sign stay together."""
+    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), width)
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def nice_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, 20, … (or 0.5, 0.2, …) that is at least `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

@@ -1,0 +1,87 @@
+"""What pictures say in words: the setting, the result and the conventions behind the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from debubble.analysis.metrics import MEASURES, MODES, memory_text, number, percent, times_text
+from debubble.core.actions import Kind
+from debubble.engine.timeline import Timeline
+
+MAX_NAME = 60
+
+
+def name(timeline: Timeline) -> str:
+    """The schedule's name, fit to be shown: a file may call a schedule anything."""
+    return printable(timeline.schedule.name, MAX_NAME)
+
+
+def printable(text: str, longest: int) -> str:
+    """Text without control characters, cut to a length."""
+    text = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def setting(timeline: Timeline) -> str:
+    """What was run, for instance ``"4 ranks, 8 microbatches, 2 chunks"``."""
+    schedule = timeline.schedule
+    parts = [_count(schedule.ranks, "rank"), _count(schedule.microbatches, "microbatch")]
+    if schedule.chunks > 1:
+        parts.append(_count(schedule.chunks, "chunk"))
+    if schedule.placement.copies > 1:
+        parts.append(f"{schedule.placement.copies} copies of the model")
+    if schedule.slices > 1:
+        parts.append(_count(schedule.slices, "slice"))
+    if schedule.iterations > 1:
+        parts.append(_count(schedule.iterations, "iteration"))
+    return ", ".join(parts)
+
+
+def result(timeline: Timeline, time_unit: str = "") -> str:
+    """The numbers under a title."""
+    makespan = f"{number(timeline.makespan)} {time_unit}".rstrip()
+    peak = number(float(timeline.peak_activation.max()))
+    return (
+        f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
+        f"peak activation {peak}"
+    )
+
+
+def letter(kind: Kind, index: int) -> str:
+    """What stands for a kind where there are no colours; every second shade is lower case."""
+    return kind.name[0].lower() if index % 2 else kind.name[0]
+
+
+def shades_note(timeline: Timeline, letters: bool = False) -> str:
+    """What the shades of a colour, or upper and lower case, mean; empty when there is one."""
+    copies, chunks = timeline.schedule.placement.copies, timeline.schedule.chunks
+    if copies * chunks == 1:
+        return ""
+    if letters:
+        return "lower case: copy 1" if chunks == 1 else "lower case: odd chunks"
+    if copies == 1:
+        return f"light to dark: chunks 0–{chunks - 1}"
+    if chunks == 1:
+        return "light: copy 0 of the model, dark: copy 1, in the other direction"
+    return f"light to dark: chunks 0–{chunks - 1} of copy 0, then of copy 1"
+
+
+def conventions(timelines: Sequence[Timeline]) -> list[str]:
+    """How the numbers of these timelines are meant, a phrase each, without repeats."""
+    paying = [timeline for timeline in timelines if timeline.table.link.any()]
+    free = [name(timeline) for timeline in timelines if not timeline.table.link.any()]
+    chunks = {timeline.schedule.chunks for timeline in timelines}
+    divisor = chunks.pop() if len(chunks) == 1 else None
+    lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in timelines]
+    lines += [f"p2p {timeline.mode}: {MODES[timeline.mode]}" for timeline in paying]
+    if free:
+        where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""
+        lines.append(f"p2p: transfers take no time{where}")
+    lines.append(f"bubble ratio: {MEASURES['bubble_ratio']}")
+    lines += [f"memory: {memory_text(timeline.table.costs)}" for timeline in timelines]
+    return list(dict.fromkeys(lines))
+
+
+def _count(amount: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{amount:,} {noun if amount == 1 else plural}"

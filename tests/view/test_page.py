@@ -1,0 +1,148 @@
+"""Pages need nothing but themselves, and say nothing as markup that users wrote as text."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import debubble as db
+from debubble.engine.timeline import simulate
+from debubble.view.page import cell, page, table
+from tests.view.timelines import run
+
+EVIL = '<img src=x onerror="alert(1)">&\'$title'
+VOID = {"meta", "img", "br"}
+
+
+class Document(HTMLParser):
+    """Checks that tags are closed in order, and collects elements, references and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: set[str] = set()
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        self.attributes.update(name for name, _ in attrs)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                self.references.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def evil():
+    return simulate(replace(db.make("1f1b", ranks=2, microbatches=2), name=EVIL))
+
+
+def test_a_page_has_a_drawing_a_table_and_the_conventions():
+    text = page([run("1f1b", 2, 4), run("gpipe", 2, 4)], title="Two schedules")
+    document = Document(text)
+    assert text.startswith("<!doctype html>")
+    assert document.tags.count("svg") == 1
+    assert document.tags.count("table") == 1
+    assert document.tags.count("tr") == 3
+    assert document.tags.count("h1") == 1
+    assert "Two schedules" in document.words
+    assert "p2p: transfers take no time" in document.words
+    assert "overhead: (makespan − ideal) / ideal" in document.words
+    assert "$" not in document.words
+
+
+def test_a_page_needs_no_network():
+    document = Document(page([run("1f1b", 2, 4)]))
+    assert document.references
+    assert all(reference.startswith("#") for reference in document.references)
+    assert "script" not in document.tags
+    assert "link" not in document.tags
+    assert "@import" not in page([run("1f1b", 2, 4)])
+
+
+def test_names_and_titles_are_text():
+    for text in (page([evil()], title=EVIL), page([evil()]), cell([evil()])):
+        document = Document(text)
+        assert "img" not in document.tags
+        assert "onerror" not in document.attributes
+    assert EVIL in Document(page([run("1f1b", 2, 2)], title=EVIL)).words
+
+
+def test_a_table_of_ones_own_replaces_the_default():
+    text = page([run("1f1b", 2, 4)], table_html="<table id='own'><tr><td>7</td></tr></table>")
+    document = Document(text)
+    assert document.tags.count("table") == 1
+    assert "own" in document.ids
+    assert "overhead:" not in document.words
+
+
+def test_the_table_compares_with_the_fastest():
+    words = re.sub(r"<[^>]+>", " ", table([run("1f1b", 4, 8), run("gpipe", 2, 8)])).split()
+    assert "fastest" in words
+    text = table([run("1f1b", 4, 8), run("gpipe", 2, 8)])
+    assert "<td>33</td><td>+22.22 %</td><td>27.27 %</td><td>37.50 %</td><td>4</td>" in text
+    assert "<td>27</td><td>fastest</td>" in text
+
+
+def test_colours_of_a_page_follow_its_theme_but_those_of_actions_stay():
+    text = page([run("1f1b", 2, 4)])
+    svg = text[text.index("<svg") : text.index("</svg>")]
+    assert "prefers-color-scheme: dark" in text
+    assert "fill: var(--ink)" in svg
+    assert "fill: var(--idle)" in svg
+    assert "fill: #2193d7" in svg
+    assert "fill: #ffffff" in svg
+    assert "var(" not in cell([run("1f1b", 2, 4)])
+
+
+def test_a_drawing_is_well_formed_and_keeps_only_ids_it_refers_to():
+    text = cell([run("1f1b", 2, 4)])
+    svg = text[text.index("<svg") : text.index("</svg>") + 6]
+    root = ElementTree.fromstring(svg)
+    ids = {element.get("id") for element in root.iter() if element.get("id")}
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
+    assert ids == used
+    assert "metadata" not in svg
+
+
+def test_labels_of_a_drawing_are_text():
+    svg = page([run("1f1b", 2, 4)])
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert texts.count("3") >= 4
+    assert "F forward" in texts
+
+
+def test_many_actions_become_an_image_in_the_page():
+    document = Document(page([run("1f1b", 4, 3000)]))
+    assert "svg" not in document.tags
+    (reference,) = document.references
+    assert reference.startswith("data:image/png;base64,")
+
+
+def test_a_notebook_shows_a_timeline_and_its_conventions():
+    document = Document(run("1f1b", 2, 4)._repr_html_())
+    assert document.tags[0] == "div"
+    assert "svg" in document.tags
+    assert "html" not in document.tags
+    assert "bubble ratio: idle share of rank-time" in document.words
