@@ -1,0 +1,226 @@
+"""Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
+
+An order that compiles into an event graph with every backward done has no problem left to find, so
+that this is all that happens to a good schedule. Only one that does not is inspected in detail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.metrics import amount_text, number
+from debubble.analysis.problems import Findings, Problem, Report, position_text
+from debubble.analysis.steps import inspect_steps
+from debubble.analysis.structure import inspect_structure
+from debubble.core.actions import Action, Kind, pack
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
+from debubble.engine.memory import MemoryUse, measure_memory
+
+__all__ = ["Problem", "Report", "check"]
+
+TOLERANCE = 1e-9
+"""Share of a memory limit by which sums of activations may miss it through rounding."""
+
+_LINK = re.compile(r"(\d+[A-Z_]+\d+) \(rank (\d+)\)")
+_BLOCK = 1 << 16
+
+
+def check(
+    schedule: Schedule,
+    *,
+    memory: float | Sequence[float] | None = None,
+    costs: Costs | None = None,
+    p2p_mode: P2PMode = "overlapped",
+) -> Report:
+    """Find everything that is wrong with a schedule; never raises on a bad one.
+
+    Parameters
+    ----------
+    schedule
+        Any schedule, for instance one read from a file.
+    memory
+        Limit of the activation memory of every rank, or one limit per rank; in activation units
+        per rank, or in the unit of ``costs.activation``.
+    costs
+        What activations take; times do not matter.
+    p2p_mode
+        How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
+        deadlock with ``"blocking"`` ones.
+
+    Returns
+    -------
+    Report
+        True when the schedule is good; else its problems, see
+        :data:`debubble.analysis.problems.CODES`. Deadlocks are looked for when every action is
+        there, in its place and in order, because each of these can be the reason for one.
+
+    Raises
+    ------
+    ParameterError, CostError
+        When the limit, the mode or the costs do not fit the schedule.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> print(db.check(db.make("1f1b", ranks=4, microbatches=8)))
+    ok: 64 actions on 4 ranks, complete, ordered, executable, peak activation 4
+    >>> placement = db.Placement.linear(2)
+    >>> order = [["0F0", "0B0"], ["1B0"]]
+    >>> print(db.check(db.Schedule.from_text(order, placement, microbatches=1)))
+    1 problem in custom:
+      missing  1F0 is missing; add it on rank 1
+    """
+    if p2p_mode not in P2P_MODES:
+        raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
+    costs = costs or Costs()
+    limits = memory_limits(memory, schedule.ranks)
+    table = costs.resolve(schedule.placement)
+
+    found = Findings()
+    plain, steps = _survey(schedule)
+    if steps or schedule.iterations > 1:
+        inspect_steps(schedule, found)
+    complete, error = False, None
+    if plain and not found and p2p_mode != "blocking":
+        complete, error = _compiles(schedule, p2p_mode)
+    if not complete:
+        inspect_structure(schedule, found)
+        if not found:
+            error = error or _compile_error(schedule, p2p_mode)
+        if not found and error is not None:
+            found.problems.append(_stuck(schedule, error))
+    if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
+        _memory(schedule, measure_memory(schedule, table), limits, costs, found)
+    return Report(schedule, tuple(found.problems), found.more, costs)
+
+
+def memory_limits(memory: float | Sequence[float] | None, ranks: int) -> NDArray[np.float64] | None:
+    """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
+
+    Raises
+    ------
+    ParameterError
+        When a limit is not a positive number, or there is not one for every rank.
+    """
+    if memory is None:
+        return None
+    limits = np.atleast_1d(np.asarray(memory, dtype=np.float64))
+    if limits.shape not in ((1,), (ranks,)):
+        raise ParameterError(
+            f"memory has {limits.size} limits for {ranks} ranks; give one number, or one per rank"
+        )
+    if not np.all(limits > 0):
+        raise ParameterError(f"memory is {memory}; a limit is a positive number")
+    return np.array(np.broadcast_to(limits, (ranks,)))
+
+
+def _survey(schedule: Schedule) -> tuple[bool, bool]:
+    """Whether the engine's first sweep can judge all actions, and whether there are steps."""
+    plain, steps = True, False
+    for begin in range(0, len(schedule), _BLOCK):
+        block = schedule.actions[begin : begin + _BLOCK]
+        kinds = (block & 31).astype(np.uint8)
+        if block.min() < 0 or kinds.max() > Kind.OPT:
+            plain = False
+        if kinds.max() > Kind.B:
+            steps = steps or bool((kinds == Kind.OPT).any())
+            plain = plain and not (kinds == Kind.R).any()
+    # Every cell takes two actions. With fewer the order is incomplete, and the cells of a file
+    # that merely claims a billion microbatches would not fit in memory.
+    return plain and 2 * schedule.stages * schedule.units <= len(schedule), steps
+
+
+def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | None]:
+    """Whether an order runs and does all of its work, and what stops it if anything does."""
+    try:
+        graph = compile_graph(schedule, mode)
+    except ScheduleError as error:
+        return False, error
+    except AssertionError:
+        # The engine looks for a circle of actions. A pair whose halves wait for each other has
+        # none, and is found with everything else that is wrong with the actions themselves.
+        return False, None
+    return graph.completed == schedule.stages * schedule.units, None
+
+
+def _compile_error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
+    try:
+        compile_graph(schedule, mode)
+    except ScheduleError as error:
+        return error
+    return None
+
+
+def _stuck(schedule: Schedule, error: ScheduleError) -> Problem:
+    """The problem of an order whose actions are all there, in place and in order."""
+    links = [_LINK.fullmatch(text) for text in error.chain]
+    chain = [(link[1], int(link[2])) for link in links if link is not None]
+    message, _, hint = str(error).rpartition("; ")
+    moves = ", or ".join(_moves(schedule, chain))
+    return Problem(
+        # A chain that names ranks is a circle of actions; anything else is about transfers.
+        "deadlock" if chain else "transfer",
+        message or hint,
+        chain[0][1] if chain else None,
+        None,
+        tuple(text for text, _ in chain) or error.chain,
+        moves or (hint if message else "change the order of one of them"),
+    )
+
+
+def _moves(schedule: Schedule, chain: list[tuple[str, int]]) -> list[str]:
+    """For every action of a cycle that stands behind another in its rank's queue: swap them."""
+    moves = []
+    for (text, rank), (ahead, other) in zip(chain, chain[1:] + chain[:1], strict=True):
+        if rank == other and _index(schedule, rank, ahead) < _index(schedule, rank, text):
+            moves.append(f"move {text} before {ahead} on rank {rank}")
+    return moves
+
+
+def _index(schedule: Schedule, rank: int, text: str) -> int:
+    action = Action.parse(text)
+    program = schedule.program(rank)
+    code = pack(action.kind, action.stage, action.microbatch)
+    alone = program & ~np.int64(3 << 5)
+    return int(np.argmax(alone == code))
+
+
+def _memory(
+    schedule: Schedule,
+    use: MemoryUse,
+    limits: NDArray[np.float64],
+    costs: Costs,
+    found: Findings,
+) -> None:
+    allowed = limits * (1 + TOLERANCE)
+
+    def describe(rank: int) -> Problem:
+        position = _first_above(schedule, use, rank, float(allowed[rank]))
+        _, index, text, _ = position_text(schedule, position)
+        return Problem(
+            "memory",
+            f"rank {rank} holds up to {amount_text(use.peak[rank], costs)}, more than the limit of "
+            f"{number(limits[rank])}, first at action {index}: {text}",
+            rank,
+            index,
+            (text,),
+            "start fewer microbatches before their backwards, or raise the limit",
+        )
+
+    found.add("memory", np.flatnonzero(use.peak > allowed), describe)
+
+
+def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int:
+    """Position of the first action of a rank whose start takes more than the limit."""
+    added, freed = use.deltas(schedule, rank)
+    held = np.cumsum(added)
+    held[1:] += np.cumsum(freed)[:-1]
+    above = held > limit
+    return int(schedule.offsets[rank]) + int(np.argmax(above) if above.any() else np.argmax(held))

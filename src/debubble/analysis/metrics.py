@@ -1,0 +1,147 @@
+"""Numbers that follow from the order and the placement alone, and words for what numbers mean."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
+
+MEASURES = {
+    "makespan": "last end − first start over all ranks",
+    "ideal": "work of the busiest rank, with no waiting",
+    "stage_time": "per rank: last end − first start",
+    "busy": "per rank: time it computes",
+    "bubble_ratio": "idle share of rank-time: 1 − Σ busy / (ranks × makespan)",
+    "stage_bubble_rate": "(largest stage time − ideal) / largest stage time",
+    "overhead": "(makespan − ideal) / ideal",
+    "peak_activation": "per rank: largest activation memory held at one time",
+    "parameter_copies": "copies of the model × versions of the weights kept",
+}
+"""What every measure of a timeline is, in words."""
+
+MODES = {
+    "overlapped": "a transfer delays its consumer and occupies nobody",
+    "channel": "every directed pair of ranks carries one transfer at a time",
+    "blocking": "sender and receiver are both busy during a transfer",
+}
+"""What a transfer between ranks does."""
+
+
+def boundary_transfers(schedule: Schedule) -> int:
+    """How many boundary activations and gradients move from one rank to another.
+
+    A forward hands its result to the next stage, and a backward (I or B) its result to the stage
+    before; neighbours on the same rank hand it over for free.
+    """
+    placement, stages = schedule.placement, schedule.stages
+    home = placement.ranks_of_stages.reshape(placement.copies, stages)
+    moves = home[:, 1:] != home[:, :-1]
+    by_kind = np.zeros((len(Kind), placement.copies, stages), dtype=bool)
+    by_kind[Kind.F, :, :-1] = moves
+    by_kind[[Kind.I, Kind.B], :, 1:] = moves
+    crosses = by_kind.reshape(len(Kind), -1)
+    period = schedule.microbatches * schedule.slices
+    total = 0
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank)
+        place = stages_of(program)
+        if placement.copies > 1:
+            copy = microbatches_of(program) % period * placement.copies // period
+            place = place + copy * stages
+        total += int(np.count_nonzero(crosses[kinds_of(program), place]))
+    return total
+
+
+def parameter_copies(schedule: Schedule) -> int:
+    """How often the ranks together hold the weights of the model."""
+    return schedule.placement.copies * schedule.weight_versions
+
+
+def p2p_volume(timeline: Timeline) -> float:
+    """Boundary transfers between ranks, times the size of a message where costs name one."""
+    transfers = boundary_transfers(timeline.schedule)
+    message = timeline.table.costs.message
+    return transfers * message if message > 0 else float(transfers)
+
+
+def conventions(timeline: Timeline) -> dict[str, str]:
+    """What the numbers of a timeline mean: times, transfers, memory and every measure."""
+    costs = timeline.table.costs
+    p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
+    if not timeline.table.link.any():
+        p2p += "; here transfers take no time"
+    volume = "transfers of one boundary activation or gradient between ranks"
+    if costs.message > 0:
+        volume += f", times the message size of {costs.message:g}"
+    return {
+        "times": times_text(costs, timeline.schedule.chunks),
+        "p2p": p2p,
+        "memory": memory_text(costs),
+        "p2p_volume": volume,
+        **MEASURES,
+    }
+
+
+def times_text(costs: Costs, chunks: int | None = None) -> str:
+    """What the times given are for; `chunks` are the schedule's own, when it is only one."""
+    if costs.basis != "rank":
+        return "per action: one stage, one microbatch"
+    if costs.chunks is not None:
+        return f"per rank ÷ {costs.chunks} chunks"
+    return "per rank ÷ chunks" if chunks is None else f"per rank ÷ {chunks} chunks"
+
+
+def memory_text(costs: Costs) -> str:
+    """Unit and convention of activation memory."""
+    unit = (
+        "activation units (what one microbatch leaves on one rank)"
+        if costs.activation is None
+        else "the unit of the activation costs"
+    )
+    kept = costs.kept_for_weight
+    share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
+    return f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+
+
+def amount_text(amount: float, costs: Costs) -> str:
+    """An amount of activation memory with its unit, as far as it has a name."""
+    if costs.activation is not None:
+        return f"{number(amount)} of activation memory"
+    return f"{number(amount)} activation unit{'' if amount == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """A number for people: six digits, thousands apart, no trailing zeros.
+
+    Examples
+    --------
+    >>> number(33.0), number(0.1 + 0.2), number(1234567.8), number(-0.0)
+    ('33', '0.3', '1,234,568', '0')
+    """
+    return f"{value + 0.0:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value + 0.0:,.6g}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two decimals; rounding never shows a minus zero.
+
+    Examples
+    --------
+    >>> percent(1.0), percent(0.27272727), percent(-1e-17)
+    ('100.00 %', '27.27 %', '0.00 %')
+    """
+    return f"{round(share * 100, 2) + 0.0:.2f} %"
+
+
+def table(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Rows of text in aligned columns; columns in `left` are aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

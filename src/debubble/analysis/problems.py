@@ -1,0 +1,231 @@
+"""What a check found: problems, each with a code, a place and a fix, and the report they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.metrics import number
+from debubble.core.actions import (
+    KIND_MASK,
+    MICROBATCH_SHIFT,
+    STAGE_MASK,
+    STAGE_SHIFT,
+    Action,
+    Kind,
+)
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import measure_memory
+
+LISTED = 20
+"""Problems of one code that are spelled out; the others are counted."""
+
+CODES = {
+    "missing": "an action that no rank runs",
+    "duplicate": "an action that runs more than once",
+    "out-of-range": "a stage, microbatch or kind that does not exist",
+    "wrong-rank": "an action on a rank where its stage does not live",
+    "order": "an action before one of the same microbatch it needs, on the same rank",
+    "bad-pair": "an overlapped pair that is not one forward and one independent backward",
+    "mixed-backward": "a full backward beside a backward for input or for weight",
+    "optimizer": "an optimizer step that is missing, repeated or in the wrong place",
+    "weight-versions": "a forward with weights that are thrown away before its backward",
+    "deadlock": "actions that wait for each other",
+    "transfer": "a send or receive without its other end, or out of turn",
+    "memory": "a rank whose activations do not fit",
+}
+"""Every code a problem can have, and what it means."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a schedule.
+
+    Parameters
+    ----------
+    code
+        A key of :data:`CODES`.
+    message
+        What is wrong and where, for people.
+    rank
+        The rank to look at; None when the problem spans ranks.
+    position
+        Index of the action in that rank's program, the halves of a pair counted one by one; None
+        when there is no such action.
+    actions
+        The actions involved, as text.
+    fix
+        What would make it right.
+    """
+
+    code: str
+    message: str
+    rank: int | None
+    position: int | None
+    actions: tuple[str, ...]
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The problem as plain data."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "rank": self.rank,
+            "position": self.position,
+            "actions": list(self.actions),
+            "fix": self.fix,
+        }
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """The result of :func:`debubble.check`; true when nothing is wrong.
+
+    Parameters
+    ----------
+    schedule
+        What was checked.
+    problems
+        What is wrong, at most :data:`LISTED` of each code.
+    more
+        How many further problems of a code there are that are not listed.
+    costs
+        The costs that memory was counted with.
+    """
+
+    schedule: Schedule
+    problems: tuple[Problem, ...] = ()
+    more: Mapping[str, int] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __len__(self) -> int:
+        return len(self.problems) + sum(self.more.values())
+
+    @cached_property
+    def peak_activation(self) -> NDArray[np.float64] | None:
+        """Largest activation memory of every rank; None when some action does not exist."""
+        if any(problem.code == "out-of-range" for problem in self.problems):
+            return None
+        table = self.costs.resolve(self.schedule.placement)
+        return measure_memory(self.schedule, table).peak
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        peak = self.peak_activation
+        return {
+            "schedule": self.schedule.name,
+            "ok": self.ok,
+            "actions": len(self.schedule),
+            "ranks": self.schedule.ranks,
+            "stages": self.schedule.stages,
+            "microbatches": self.schedule.microbatches,
+            "iterations": self.schedule.iterations,
+            "peak_activation": None if peak is None else peak.tolist(),
+            "problems": [problem.to_dict() for problem in self.problems],
+            "more": dict(self.more),
+        }
+
+    def __str__(self) -> str:
+        if self.ok:
+            peak = self.peak_activation
+            assert peak is not None, "without problems every action exists"
+            return (
+                f"ok: {_count(len(self.schedule), 'action')} on "
+                f"{_count(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
+                f"peak activation {number(float(peak.max()))}"
+            )
+        width = max(len(problem.code) for problem in self.problems)
+        lines = [f"{_count(len(self), 'problem')} in {self.schedule.name}:"]
+        for code in CODES:
+            lines += [f"  {code:<{width}}  {p}" for p in self.problems if p.code == code]
+            if code in self.more:
+                lines.append(f"  {code:<{width}}  and {self.more[code]:,} more")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        found = "ok" if self.ok else _count(len(self), "problem")
+        return f"<Report {self.schedule.name}: {found}>"
+
+
+class Findings:
+    """Collects problems while a schedule is inspected, without listing thousands alike."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.more: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.problems)
+
+    def add(
+        self,
+        code: str,
+        where: NDArray[np.integer[Any]] | list[int],
+        describe: Callable[[int], Problem],
+    ) -> None:
+        """Describe the first few of `where` that are still listed, and count the rest."""
+        room = LISTED - sum(problem.code == code for problem in self.problems)
+        self.problems += [describe(int(item)) for item in where[:room]]
+        self.omit(code, len(where) - max(room, 0))
+
+    def omit(self, code: str, count: int) -> None:
+        """Count problems that are not listed."""
+        if count > 0:
+            self.more[code] = self.more.get(code, 0) + count
+
+
+def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], int]:
+    """The first few numbers of 0..count-1 that are not there, and how many are not.
+
+    `present` is sorted, without repeats; `count` may be larger than anything that fits in memory.
+
+    Examples
+    --------
+    >>> gaps, absent = first_gaps(np.array([1, 2, 5]), 7)
+    >>> gaps.tolist(), absent
+    ([0, 3, 4, 6], 4)
+    """
+    absent = count - len(present)
+    # The j-th number that is not there is j plus the present ones that stand before it.
+    wanted = np.arange(min(absent, LISTED))
+    before = present - np.arange(len(present))
+    return wanted + np.searchsorted(before, wanted, side="right"), absent
+
+
+def action_text(code: int) -> str:
+    """The text of a packed action, also of one that does not exist."""
+    kind = code & KIND_MASK
+    stage = (code >> STAGE_SHIFT) & STAGE_MASK
+    microbatch = code >> MICROBATCH_SHIFT
+    if kind >= len(Kind):
+        return f"{stage}<kind {kind}>{microbatch}"
+    return str(Action(stage, Kind(kind), microbatch))
+
+
+def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
+    """Rank, index in its program, the action's text, and all three as a sentence's start."""
+    rank = schedule.rank_of(position)
+    index = position - int(schedule.offsets[rank])
+    text = action_text(int(schedule.actions[position]))
+    return rank, index, text, f"rank {rank}, action {index}: {text}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

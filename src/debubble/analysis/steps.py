@@ -1,0 +1,163 @@
+"""Optimizer steps: one for every rank and iteration, with the right gradients and weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
+from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
+from debubble.core.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class _RankSteps:
+    """Optimizer steps of one rank."""
+
+    rank: int
+    positions: NDArray[np.int64]
+    """Positions in the schedule of the rank's OPT actions."""
+    iterations: NDArray[np.int64]
+    """Which iteration each of them ends."""
+
+
+def inspect_steps(schedule: Schedule, found: Findings) -> None:
+    """Report steps that are missing, repeated, or that use the wrong gradients or weights.
+
+    Notes
+    -----
+    Let step k be the optimizer step that ends iteration k. On every rank,
+
+    * the steps are 0, 1, …, each once, in order;
+    * step k comes after every backward of iteration k, or gradients are lost, and before every
+      weight gradient of iteration k + 1, or gradients of two iterations are mixed;
+    * at most `weight_versions` − 1 steps come between a forward and its backward: with n steps
+      between them the backward needs weights that are n steps old, so that n + 1 versions are in
+      use at the same time. By the rules above the backward of iteration k runs after exactly k
+      steps, so its forward runs after at least k − (weight_versions − 1). One version is training
+      with a flush; two are PipeDream-2BW (arXiv 2006.09503).
+    """
+    for rank in range(schedule.ranks):
+        begin = int(schedule.offsets[rank])
+        program = schedule.program(rank)
+        kinds = kinds_of(program)
+        units = microbatches_of(program)
+        spots = np.flatnonzero(kinds == Kind.OPT)
+        steps = _RankSteps(rank, spots + begin, units[spots])
+        if not _one_each(steps.iterations, schedule.iterations):
+            _sequence(schedule, steps, found)
+            continue
+        counts = np.diff(spots, prepend=0, append=len(program))
+        done = np.repeat(np.arange(len(spots) + 1), counts)
+        # Microbatches that do not exist belong to no iteration; they are reported as such.
+        kinds[(units < 0) | (units >= schedule.units)] = Kind.OPT
+        _gradients(schedule, steps, kinds, units, done, found)
+        _weights(schedule, begin, kinds, units, done, found)
+
+
+def _one_each(seen: NDArray[np.int64], count: int) -> bool:
+    return len(seen) == count and bool(np.array_equal(seen, np.arange(count)))
+
+
+def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
+    """The steps of a rank are not 0, 1, …, each once: say which."""
+    count, seen = schedule.iterations, steps.iterations
+    stages = schedule.placement.stages_on(steps.rank)
+    stage = stages[0] if stages else 0
+
+    def absent(iteration: int) -> Problem:
+        text = str(Action(stage, Kind.OPT, iteration))
+        return Problem(
+            "optimizer",
+            f"rank {steps.rank} has no optimizer step for iteration {iteration}",
+            steps.rank,
+            None,
+            (text,),
+            f"add {text} after the last backward of that iteration",
+        )
+
+    def misplaced(item: int) -> Problem:
+        rank, index, text, where = position_text(schedule, int(steps.positions[item]))
+        iteration = int(seen[item])
+        if not 0 <= iteration < count:
+            what, fix = "steps an iteration that does not exist", f"they go to {count - 1}"
+        elif again[item]:
+            what, fix = "steps an iteration that was stepped before", "remove one of the two"
+        else:
+            what, fix = "comes after the step of a later iteration", "order steps by iteration"
+        return Problem("optimizer", f"{where} {what}", rank, index, (text,), fix)
+
+    again = np.ones(len(seen), dtype=bool)
+    again[np.unique(seen, return_index=True)[1]] = False
+    outside = (seen < 0) | (seen >= count)
+    highest = np.maximum.accumulate(np.where(outside, -1, seen)) if len(seen) else seen
+    late = seen < highest
+    gaps, missing = first_gaps(np.unique(seen[~outside]), count)
+    found.add("optimizer", gaps, absent)
+    found.omit("optimizer", missing - len(gaps))
+    found.add("optimizer", np.flatnonzero(outside | again | late), misplaced)
+
+
+def _gradients(
+    schedule: Schedule,
+    steps: _RankSteps,
+    kinds: NDArray[np.int64],
+    units: NDArray[np.int64],
+    done: NDArray[np.int64],
+    found: Findings,
+) -> None:
+    """Backwards on the wrong side of a step."""
+    period = schedule.microbatches * schedule.slices
+    begin = int(schedule.offsets[steps.rank])
+    weight = (kinds == Kind.W) | (kinds == Kind.B)
+    lost = (weight | (kinds == Kind.I)) & (units < done * period)
+    mixed = weight & (units >= (done + 1) * period) & (done < schedule.iterations)
+
+    def describe(position: int) -> Problem:
+        rank, index, text, where = position_text(schedule, position)
+        iteration = int(units[position - begin]) // period
+        if lost[position - begin]:
+            _, _, step, _ = position_text(schedule, int(steps.positions[iteration]))
+            what = f"comes after {step}, the step that needs its gradient"
+            fix = f"move {text} before {step}"
+        else:
+            _, _, step, _ = position_text(schedule, int(steps.positions[iteration - 1]))
+            what = f"comes before {step}, so that gradients of two iterations are added up"
+            fix = f"move {text} after {step}"
+        return Problem("optimizer", f"{where} {what}", rank, index, (text, step), fix)
+
+    found.add("optimizer", np.flatnonzero(lost | mixed) + begin, describe)
+
+
+def _weights(
+    schedule: Schedule,
+    begin: int,
+    kinds: NDArray[np.int64],
+    units: NDArray[np.int64],
+    done: NDArray[np.int64],
+    found: Findings,
+) -> None:
+    """Forwards whose weights are gone before their backward."""
+    period = schedule.microbatches * schedule.slices
+    versions = schedule.weight_versions
+    early = (kinds == Kind.F) & (units >= (done + versions) * period)
+
+    def describe(position: int) -> Problem:
+        rank, index, text, where = position_text(schedule, position)
+        iteration = int(units[position - begin]) // period
+        between = iteration - int(done[position - begin])
+        kept = "1 version is" if versions == 1 else f"{versions} versions are"
+        return Problem(
+            "weight-versions",
+            f"{where} is {between} optimizer step{'' if between == 1 else 's'} ahead of its "
+            f"backward, which takes {between + 1} versions of the weights; {kept} kept",
+            rank,
+            index,
+            (text,),
+            f"run it after the step of iteration {iteration - versions}, "
+            f"or make the schedule with weight_versions={between + 1}",
+        )
+
+    found.add("weight-versions", np.flatnonzero(early) + begin, describe)

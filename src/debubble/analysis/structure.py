@@ -1,0 +1,300 @@
+"""Everything that is wrong with the actions themselves: which are there, where, and in what order.
+
+All of it is array work: one sort over the actions, then masks. Only what is listed in the report
+is ever looked at one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
+from debubble.core.actions import (
+    Action,
+    Kind,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+)
+from debubble.core.schedule import Schedule
+
+WORK_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
+"""Kinds that a (stage, microbatch) has at most once."""
+
+WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
+"""Kinds that belong to a stage, whatever the microbatch they carry."""
+
+MOST_UNITS = 1 << 36
+"""Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The fields of all actions, in the schedule's order."""
+
+    schedule: Schedule
+    kind: NDArray[np.int64]
+    pair: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    real: NDArray[np.bool_]
+    """Whether kind, stage and microbatch exist."""
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Columns:
+        """Unpack a schedule."""
+        actions = schedule.actions
+        kind, stage = kinds_of(actions), stages_of(actions)
+        unit = microbatches_of(actions)
+        rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        # The microbatch of a step is an iteration; the optimizer's own check looks at it.
+        counted = (unit < schedule.units) | (kind == Kind.OPT)
+        real = (kind < len(Kind)) & (stage < schedule.stages) & (unit >= 0) & counted
+        return cls(schedule, kind, pairs_of(actions), stage, unit, rank, real)
+
+
+def inspect_structure(schedule: Schedule, found: Findings) -> None:
+    """Report every action that is not there exactly once, in its place and after what it needs."""
+    columns = Columns.of(schedule)
+    _range(columns, found)
+    _home(columns, found)
+    _pairs(columns, found)
+    _cells(columns, found)
+
+
+def copies_of(schedule: Schedule, unit: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which copy of the model each microbatch runs through."""
+    period = schedule.microbatches * schedule.slices
+    return unit % period * schedule.placement.copies // period
+
+
+def _range(columns: Columns, found: Findings) -> None:
+    schedule = columns.schedule
+
+    def describe(position: int) -> Problem:
+        rank, index, text, where = position_text(schedule, position)
+        if columns.kind[position] >= len(Kind):
+            what, fix = "has a kind that does not exist", "write one of F, I, W, B, …"
+        else:
+            what = "is out of range"
+            fix = f"stages go to {schedule.stages - 1}, microbatches to {schedule.units - 1}"
+        return Problem("out-of-range", f"{where} {what}", rank, index, (text,), fix)
+
+    found.add("out-of-range", np.flatnonzero(~columns.real), describe)
+
+
+def _home(columns: Columns, found: Findings) -> None:
+    schedule, placement = columns.schedule, columns.schedule.placement
+    real = np.flatnonzero(columns.real)
+    stage, rank = columns.stage[real], columns.rank[real]
+    copy = copies_of(schedule, columns.unit[real])
+    home = placement.ranks_of_stages[copy * schedule.stages + stage]
+    wrong = home != rank
+    if placement.copies > 1:
+        rows = placement.ranks_of_stages.reshape(placement.copies, -1)
+        anywhere = (rows[:, stage] == rank).any(axis=0)
+        wrong &= ~(anywhere & np.isin(columns.kind[real], WHOLE_STAGE_KINDS))
+
+    def describe(item: int) -> Problem:
+        here, index, text, where = position_text(schedule, int(real[item]))
+        there = int(home[item])
+        lives = f"stage {stage[item]} lives on rank {there}"
+        if placement.copies > 1:
+            half = "first" if copy[item] == 0 else "second"
+            lives = (
+                f"microbatch {columns.unit[real[item]]} is in the {half} half of its iteration "
+                f"and runs through copy {copy[item]}, whose {lives}"
+            )
+        return Problem(
+            "wrong-rank",
+            f"{where} is on the wrong rank: {lives}",
+            here,
+            index,
+            (text,),
+            f"move it to rank {there}",
+        )
+
+    found.add("wrong-rank", np.flatnonzero(wrong), describe)
+
+
+def _pairs(columns: Columns, found: Findings) -> None:
+    pair, kind = columns.pair, columns.kind
+    if not pair.any():
+        return
+    schedule = columns.schedule
+    following = np.zeros(len(pair), dtype=np.int64)
+    following[:-1] = np.where(columns.rank[:-1] == columns.rank[1:], pair[1:], 0)
+    led = np.zeros(len(pair), dtype=np.int64)
+    led[1:] = np.where(columns.rank[:-1] == columns.rank[1:], pair[:-1], 0)
+    after = np.roll(np.arange(len(pair)), -1)
+    backward = (kind == Kind.I) | (kind == Kind.W) | (kind == Kind.B)
+    same = (columns.stage == columns.stage[after]) & (columns.unit == columns.unit[after])
+    whole = (pair == 1) & (following == 2)
+    good = whole & (kind == Kind.F) & backward[after] & ~same
+    lone = ((pair == 2) & (led != 1)) | (pair == 3) | ((pair == 1) & ~whole)
+
+    def describe(position: int) -> Problem:
+        rank, index, text, where = position_text(schedule, position)
+        texts: tuple[str, ...] = (text,)
+        if lone[position]:
+            what = f"{where} is half of an overlapped pair without the other half"
+        else:
+            partner = position_text(schedule, position + 1)[2]
+            texts = (text, partner)
+            what = f"{where} overlaps {partner}"
+            if same[position]:
+                what += ", which waits for it"
+        fix = "a pair is one forward and one backward of another microbatch: (0F1;0B0)OVERLAP_F_B"
+        return Problem("bad-pair", what, rank, index, texts, fix)
+
+    found.add("bad-pair", np.flatnonzero(lone | (whole & ~good)), describe)
+
+
+def _cells(columns: Columns, found: Findings) -> None:
+    """Duplicates, missing actions, mixed backwards and order within every (stage, microbatch)."""
+    schedule = columns.schedule
+    units = min(schedule.units, MOST_UNITS)
+    work = np.flatnonzero(columns.real & (columns.kind <= Kind.R))
+    key = (columns.stage[work] * units + columns.unit[work]) * 8 + columns.kind[work]
+    # Sorted by stage, then microbatch, then kind; the first position where each runs.
+    keys, first = np.unique(key, return_index=True)
+    _duplicates(schedule, work, key, keys, first, found)
+    cells, index = np.unique(keys >> 3, return_inverse=True)
+    at = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
+    at[keys & 7, index] = work[first]
+    _mixed(schedule, cells, at, units, found)
+    _missing(schedule, cells, at, units, found)
+    _order(columns, at, found)
+
+
+def _duplicates(
+    schedule: Schedule,
+    work: NDArray[np.int64],
+    key: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    first: NDArray[np.int64],
+    found: Findings,
+) -> None:
+    again = np.ones(len(work), dtype=bool)
+    again[first] = False
+
+    def describe(item: int) -> Problem:
+        rank, index, text, where = position_text(schedule, int(work[item]))
+        original = int(work[first[np.searchsorted(keys, key[item])]])
+        there, spot, _, _ = position_text(schedule, original)
+        return Problem(
+            "duplicate",
+            f"{where} runs again; it runs on rank {there} as action {spot}",
+            rank,
+            index,
+            (text,),
+            "remove one of them",
+        )
+
+    found.add("duplicate", np.flatnonzero(again), describe)
+
+
+def _mixed(
+    schedule: Schedule,
+    cells: NDArray[np.int64],
+    at: NDArray[np.int64],
+    units: int,
+    found: Findings,
+) -> None:
+    both = (at[Kind.B] >= 0) & ((at[Kind.I] >= 0) | (at[Kind.W] >= 0))
+
+    def describe(cell: int) -> Problem:
+        stage, unit = divmod(int(cells[cell]), units)
+        texts = tuple(
+            str(Action(stage, kind, unit))
+            for kind in (Kind.B, Kind.I, Kind.W)
+            if at[kind, cell] >= 0
+        )
+        rank, index, _, where = position_text(schedule, int(at[Kind.B, cell]))
+        return Problem(
+            "mixed-backward",
+            f"{where} runs the full backward, and {' and '.join(texts[1:])} a part of it again",
+            rank,
+            index,
+            texts,
+            f"keep {texts[0]}, or {stage}I{unit} and {stage}W{unit}",
+        )
+
+    found.add("mixed-backward", np.flatnonzero(both), describe)
+
+
+def _missing(
+    schedule: Schedule,
+    cells: NDArray[np.int64],
+    at: NDArray[np.int64],
+    units: int,
+    found: Findings,
+) -> None:
+    forward, grad_input, grad_weight, full, _ = at >= 0
+    split = bool(grad_input.any() or grad_weight.any())
+    backward = (Kind.I, Kind.W) if split else (Kind.B,)
+
+    def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
+        stage, unit = divmod(cell, units)
+        copy = int(copies_of(schedule, np.array([unit]))[0])
+        rank = schedule.placement.table[copy][stage]
+        texts = tuple(str(Action(stage, kind, unit)) for kind in kinds)
+        verb = "is" if len(texts) == 1 else "are"
+        return Problem(
+            "missing",
+            f"{' and '.join(texts)} {verb} missing",
+            rank,
+            None,
+            texts,
+            f"add {'it' if len(texts) == 1 else 'them'} on rank {rank}",
+        )
+
+    for gap, kinds in (
+        (~forward & (full | grad_input | grad_weight), (Kind.F,)),
+        (forward & ~(full | grad_input | grad_weight), backward),
+        (~full & grad_input & ~grad_weight, (Kind.W,)),
+        (~full & ~grad_input & grad_weight, (Kind.I,)),
+        (~(forward | full | grad_input | grad_weight), (Kind.F, *backward)),
+    ):
+        found.add("missing", cells[gap], partial(describe, kinds=kinds))
+
+    # Cells of which nothing is there.
+    gaps, absent = first_gaps(cells, schedule.stages * schedule.units)
+    found.add("missing", gaps, partial(describe, kinds=(Kind.F, *backward)))
+    found.omit("missing", absent - len(gaps))
+
+
+def _order(columns: Columns, at: NDArray[np.int64], found: Findings) -> None:
+    """Actions that stand before one of the same cell they need, on the same rank."""
+    schedule, rank = columns.schedule, columns.rank
+
+    def early(kind: Kind, needed: Kind) -> None:
+        one, other = at[kind], at[needed]
+        swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
+
+        def describe(cell: int) -> Problem:
+            here, index, text, where = position_text(schedule, int(one[cell]))
+            _, spot, wanted, _ = position_text(schedule, int(other[cell]))
+            return Problem(
+                "order",
+                f"{where} needs {wanted}, which comes later, as action {spot}",
+                here,
+                index,
+                (text, wanted),
+                f"move {wanted} before {text}",
+            )
+
+        found.add("order", swapped[np.argsort(one[swapped])], describe)
+
+    early(Kind.I, Kind.F)
+    early(Kind.B, Kind.F)
+    early(Kind.W, Kind.I)
+    early(Kind.R, Kind.F)
+    early(Kind.I, Kind.R)
+    early(Kind.B, Kind.R)
