@@ -1,0 +1,97 @@
+"""Programs as cells of text, fast enough for millions of them, and bounds for what files claim."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from debubble.core.actions import (
+    MAX_MICROBATCHES,
+    MAX_STAGES,
+    MICROBATCH_SHIFT,
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    parse_cell,
+)
+from debubble.core.errors import FormatError
+from debubble.interchange.text import plain, shown
+
+MAX_BYTES = 256 << 20
+"""Most bytes of a schedule file."""
+
+MAX_ACTIONS = 20_000_000
+"""Most actions in a schedule file."""
+
+MAX_RANKS = 4096
+"""Most ranks of a schedule file."""
+
+SPARE = 1 << 16
+"""Actions that may be missing in any file, so that small incomplete ones can be checked."""
+
+_LONGEST = 64
+_KINDS = {kind.name: int(kind) for kind in Kind}
+_ALONE = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{1,10})")
+
+
+def read_cells(texts: Iterable[object], where: Callable[[int], str]) -> Program:
+    """The packed actions of a program's cells.
+
+    Parameters
+    ----------
+    texts
+        One cell an action or overlapped pair.
+    where
+        Names the place of a cell, given its index, for messages.
+
+    Raises
+    ------
+    FormatError
+        When a cell is anything else than an action or a pair, even by one character.
+    """
+    codes: list[int] = []
+    add = codes.append
+    match, kind_of = _ALONE.fullmatch, _KINDS.get
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise FormatError(
+                f"{where(index)}: {shown(text)} is not an action; write text such as 3F0"
+            )
+        # Nearly every cell is a plain action, which is packed here; the parser of the library
+        # knows the rest, and what to say.
+        found = match(text)
+        if found is not None:
+            stage, kind, microbatch = int(found[1]), kind_of(found[2]), int(found[3])
+            if kind is not None and stage < MAX_STAGES and microbatch < MAX_MICROBATCHES:
+                add(microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | kind)
+                continue
+        codes.extend(_parse(text, where(index)))
+    return np.array(codes, dtype=np.int64)
+
+
+def _parse(text: str, place: str) -> list[int]:
+    if len(text) > _LONGEST or not text.isprintable():
+        raise FormatError(
+            f"{place}: '{plain(text)}' is not an action; write <stage><kind><microbatch>: 3F0"
+        )
+    try:
+        return parse_cell(text)
+    except FormatError as error:
+        raise FormatError(f"{place}: {error}") from None
+
+
+def check_size(actions: int, stages: int, units: int, where: str) -> None:
+    """Refuse a file whose claims are out of all proportion to what it contains.
+
+    Every stage runs at least one action for every microbatch, so that a file with few actions and
+    billions of microbatches is broken; what is computed from it would take memory without bound.
+    """
+    if actions > MAX_ACTIONS:
+        raise FormatError(f"{where}: {actions:,} actions; the limit for files is {MAX_ACTIONS:,}")
+    if stages * units > 4 * actions + SPARE:
+        raise FormatError(
+            f"{where}: {actions:,} actions cannot be a schedule of {stages:,} stages and "
+            f"{units:,} microbatches; correct the numbers"
+        )

@@ -1,0 +1,141 @@
+"""Cost files: what the actions of one model on one cluster cost, in YAML, JSON or TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from debubble.core.costs import Costs
+from debubble.core.errors import CostError, FormatError
+from debubble.interchange import cost_syntax
+from debubble.interchange.text import read_text
+
+if TYPE_CHECKING:
+    from debubble.interchange.cost_model import CostModel
+
+MAX_BYTES = 1 << 20
+"""Most bytes of a cost file."""
+
+_SPREAD = ("F", "I", "W", "B", "R")
+
+
+@dataclass(frozen=True)
+class CostFile:
+    """What a cost file says.
+
+    Parameters
+    ----------
+    costs
+        Times, transfers and memory of actions.
+    ranks, microbatches, chunks
+        Sizes to use when nobody says otherwise; None when the file leaves them open.
+    memory_limit
+        Activation memory a rank has, in the unit of ``costs.activation``, or in activation units
+        when the file does not say what an activation takes.
+    name, source
+        What was measured, and where the numbers come from.
+    time_unit, memory_unit
+        Names of the units, empty when the file has none.
+    expected
+        Anything; tests keep published results here.
+    """
+
+    costs: Costs
+    ranks: int | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    memory_limit: float | None = None
+    name: str = ""
+    source: str = ""
+    time_unit: str = ""
+    memory_unit: str = ""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load_costs(path: str | Path) -> CostFile:
+    """Read a cost file.
+
+    Parameters
+    ----------
+    path
+        A ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file::
+
+            name: GPT 28.3B on A100
+            source: Zero Bubble, arXiv 2401.10241, Table 9
+            ranks: 32                 # defaults for the command line
+            microbatches: 96
+            basis: rank               # times of a rank's whole share; 'action' is the default
+            time_unit: ms
+            times: {F: 10.419, I: 10.207, W: 7.715, p2p: 0.408}
+            memory: {unit: GB, activation: 0.6, kept_for_weight: 0.4, limit: 40}
+
+        ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message and bandwidth, as in
+        :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
+        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix.
+
+    Raises
+    ------
+    FormatError
+        With file, dotted key and value of the first thing that is wrong.
+    """
+    where = str(path)
+    data = cost_syntax.parse(read_text(path, MAX_BYTES), where)
+    from debubble.interchange.cost_model import validate
+
+    model = validate(data, where)
+    _check_sizes(model, where)
+    _check_limit(model, where)
+    times = {key: getattr(model.times, key) for key in model.times.model_fields_set}
+    memory = {
+        key: getattr(model.memory, key)
+        for key in ("activation", "kept_for_weight")
+        if key in model.memory.model_fields_set
+    }
+    try:
+        costs = Costs(basis=model.basis, **times, **memory)
+    except CostError as error:
+        raise FormatError(f"{where}: {error}") from None
+    return CostFile(
+        costs, model.ranks, model.microbatches, model.chunks, model.memory.limit, model.name,
+        model.source, model.time_unit, model.memory.unit, dict(model.expected),
+    )  # fmt: skip
+
+
+def _check_sizes(model: CostModel, where: str) -> None:
+    """Refuse lists of different lengths, and lists that do not fit the number of ranks."""
+    values = {f"times.{key}": getattr(model.times, key) for key in _SPREAD}
+    values["memory.activation"] = model.memory.activation
+    values["memory.kept_for_weight"] = model.memory.kept_for_weight
+    sizes = {key: len(v) for key, v in values.items() if isinstance(v, tuple | Mapping)}
+    per_rank = {key: len(v) for key, v in (("times.OPT", model.times.OPT),
+                ("times.p2p", model.times.p2p)) if isinstance(v, tuple | Mapping)}  # fmt: skip
+    owner = "stages"
+    if model.basis == "rank":
+        owner, per_rank = "ranks", sizes | per_rank
+    for key, size in per_rank.items():
+        if model.ranks is not None and size != model.ranks:
+            raise FormatError(f"{where}: {key} has {size} values for {model.ranks} ranks")
+    for group, noun in ((sizes, owner), (per_rank, "ranks")):
+        (first, wanted), *rest = group.items() or [("", 0)]
+        for key, size in rest:
+            if size != wanted:
+                raise FormatError(
+                    f"{where}: {key} has {size} values and {first} {wanted}; both have one per "
+                    f"{noun[:-1]}"
+                )
+
+
+def _check_limit(model: CostModel, where: str) -> None:
+    """Refuse a limit below one activation: it is in another unit than the activation."""
+    limit, activation = model.memory.limit, model.memory.activation
+    if limit is None or activation is None:
+        return
+    values = activation.values() if isinstance(activation, Mapping) else activation
+    least = activation if isinstance(activation, float) else min(values)
+    if limit < least:
+        raise FormatError(
+            f"{where}: memory.limit is {limit:g}, less than one activation of {least:g}; give both "
+            "in the same unit, or leave memory.activation out to count in activation units"
+        )

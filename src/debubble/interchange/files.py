@@ -1,0 +1,240 @@
+"""Schedule files, and what a user may name a schedule by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Kind, kinds_of
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError, FormatError, ParameterError
+from debubble.core.schedule import Schedule
+from debubble.schedules import registry
+from debubble.schedules.registry import Option
+
+# Formats are imported where they are needed: most commands name a registered schedule.
+
+ENDINGS = (".csv", ".json")
+CHANGED = " (changed)"
+"""What the name of a registered schedule gets when a file has it with another order."""
+
+
+def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
+    """Read a schedule file.
+
+    Parameters
+    ----------
+    path
+        A ``.json`` file as :func:`save` writes it, or a ``.csv`` file as PyTorch reads it.
+    microbatches
+        For a CSV, how many there are; the default is one more than the largest in the file. A
+        JSON file says so itself and must agree.
+
+    Returns
+    -------
+    Schedule
+        What the file says, also when the order cannot run: :func:`debubble.check` finds that. A
+        CSV's schedule is called like the file. One with the name of a registered schedule and
+        another order gets "(changed)" behind its name, because formulas for it do not hold.
+
+    Raises
+    ------
+    FormatError
+        When the file cannot be read as what its ending says; the message has the file, the place
+        and the value.
+    """
+    from debubble.interchange.cells import MAX_BYTES
+    from debubble.interchange.text import read_text
+
+    _check_ending(path)
+    text = read_text(path, MAX_BYTES)
+    if str(path).lower().endswith(".csv"):
+        from debubble.interchange.torch_csv import from_csv
+
+        return from_csv(text, str(path), microbatches)
+    from debubble.interchange.schedule_json import from_json
+
+    schedule = from_json(text, str(path))
+    _agree("microbatches", microbatches, schedule.microbatches, str(path))
+    return _honest(schedule)
+
+
+def save(schedule: Schedule, path: str | Path) -> None:
+    """Write a schedule file; the ending picks the format.
+
+    Raises
+    ------
+    FormatError, ParameterError
+        When the ending is unknown, the file cannot be written, or a CSV cannot express the
+        schedule.
+    """
+    _check_ending(path)
+    if str(path).lower().endswith(".json"):
+        from debubble.interchange.schedule_json import to_json
+
+        write_text(path, to_json(schedule))
+        return
+    from debubble.interchange.torch_csv import to_csv
+
+    lowered = bool(np.any(kinds_of(schedule.actions) > Kind.OPT))
+    write_text(path, to_csv(schedule, transfers=lowered))
+
+
+def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:
+    """The options that named schedules have, by name.
+
+    Functions in Python files declare no types: they take every key in `pairs`.
+    """
+    from debubble.interchange.options import ANY_TYPE
+
+    found: dict[str, Option] = {}
+    for target in targets:
+        if is_file_name(target):
+            continue
+        if is_function(target):
+            keys = [pair.partition("=")[0].strip().replace("-", "_") for pair in pairs]
+            found |= {key: Option(key, ANY_TYPE, None) for key in keys if key}
+        else:
+            found |= {option.name: option for option in registry.find(target).options}
+    return found
+
+
+def is_function(target: str) -> bool:
+    """Whether a text names a function in a Python file, or tries to."""
+    return ".py:" in target or target.endswith(".py")
+
+
+def _check_ending(path: str | Path) -> None:
+    if not is_file_name(path):
+        raise FormatError(f"'{path}' is no schedule file; they end in .json or .csv")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file; errors name it."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"cannot write '{path}': {reason}") from None
+
+
+def is_file_name(target: str | Path) -> bool:
+    """Whether a text names a schedule file."""
+    return str(target).lower().endswith(ENDINGS)
+
+
+def resolve(
+    target: str,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    chunks: int | None = None,
+    iterations: int | None = None,
+    costs: Costs | None = None,
+    memory: float | None = None,
+    defaults: Mapping[str, int | None] | None = None,
+    **options: Any,
+) -> Schedule:
+    """The schedule that a text names.
+
+    Parameters
+    ----------
+    target
+        A registered name or alias, a ``.csv`` or ``.json`` file, or ``path/file.py:function``.
+    ranks, microbatches, chunks, iterations
+        What a schedule is made for. A file has its own, and must agree with those given.
+    costs, memory
+        For schedules that depend on them.
+    defaults
+        Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
+    **options
+        Options of the schedule.
+
+    Raises
+    ------
+    DebubbleError
+        When the text names nothing, or the parameters do not fit.
+    """
+    if is_file_name(target):
+        return _from_file(target, ranks, microbatches, chunks, iterations, options)
+    defaults = defaults or {}
+    given: dict[str, Any] = {
+        "ranks": defaults.get("ranks") if ranks is None else ranks,
+        "microbatches": defaults.get("microbatches") if microbatches is None else microbatches,
+        "chunks": defaults.get("chunks") if chunks is None else chunks,
+        "iterations": iterations, "costs": costs, "memory": memory,
+    }  # fmt: skip
+    if is_function(target):
+        from debubble.interchange import python_file
+
+        return python_file.make_from_file(*python_file.split_target(target), given, options)
+    entry = registry.find(target)
+    if entry.chunks is not None:
+        given["chunks"] = chunks
+    for key in ("ranks", "microbatches"):
+        if given[key] is None:
+            raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
+    return registry.make(entry.name, **given, **options)
+
+
+_HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
+
+
+def _from_file(
+    path: str,
+    ranks: int | None,
+    microbatches: int | None,
+    chunks: int | None,
+    iterations: int | None,
+    options: Mapping[str, Any],
+) -> Schedule:
+    schedule = load(path, microbatches=microbatches)
+    _agree("ranks", ranks, schedule.ranks, path)
+    _agree("chunks", chunks, schedule.chunks, path)
+    _agree("iterations", iterations, schedule.iterations, path)
+    if options:
+        raise ParameterError(f"option '{next(iter(options))}' does not apply to a file: {path}")
+    return schedule
+
+
+def _agree(key: str, given: int | None, found: int, path: str) -> None:
+    if given is not None and given != found:
+        raise ParameterError(f"{path} has {key} = {found}, not {given}; leave it out")
+
+
+def _honest(schedule: Schedule) -> Schedule:
+    """The schedule, renamed when it says to be a published one and is not.
+
+    Orders that depend on costs cannot be made again without them and keep their name.
+    """
+    entry = registry.entries().get(schedule.name)
+    if entry is None:
+        return schedule
+    from debubble.interchange.options import fits
+
+    declared = {option.name: option for option in entry.options}
+    options = {key: value for key, value in schedule.options.items() if key != "memory"}
+    if all(key in declared and fits(value, declared[key]) for key, value in options.items()):
+        memory = schedule.options.get("memory")
+        if entry.uses_costs and isinstance(memory, int | float | None):
+            return schedule
+        steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
+        try:
+            again = registry.make(
+                entry.name,
+                ranks=schedule.ranks,
+                microbatches=schedule.microbatches,
+                chunks=None if entry.chunks else schedule.chunks,
+                iterations=schedule.iterations if steps or schedule.iterations > 1 else None,
+                memory=memory,
+                **options,
+            )
+        except DebubbleError:
+            again = None
+        if again == schedule:
+            return schedule
+    return replace(schedule, name=schedule.name + CHANGED)

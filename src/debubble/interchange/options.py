@@ -1,0 +1,89 @@
+"""Options of schedules as text and as values from files, checked against what schedules declare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.text import shown
+from debubble.schedules.registry import Option
+
+ANY_TYPE = "int | float | bool | str"
+"""Type of an option whose schedule declares none."""
+
+_WORDS = {"true": True, "yes": True, "false": False, "no": False}
+
+
+def types_of(option: Option) -> tuple[str, ...]:
+    """Names of the types an option takes, for instance ``("int", "None")``."""
+    text = option.type.removeprefix("<class '").removesuffix("'>")
+    return tuple(part.strip() for part in text.split("|"))
+
+
+def fits(value: Any, option: Option) -> bool:
+    """Whether a value has one of the types an option takes; a whole number is a float, too."""
+    names = types_of(option)
+    name = "None" if value is None else type(value).__name__
+    return name in names or (name == "int" and "float" in names)
+
+
+def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Options from ``KEY=VALUE`` texts, as values of the types that the schedules declare.
+
+    Parameters
+    ----------
+    pairs
+        For instance ``["group_size=4"]``; hyphens in a key count as underscores.
+    known
+        Options that exist, by name.
+
+    Raises
+    ------
+    ParameterError
+        When a text has no ``=``, a key does not exist or occurs twice, or a value has another type.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise ParameterError(f"--option {shown(pair)}; write KEY=VALUE, such as group_size=4")
+        if key not in known:
+            hint = did_you_mean(key, known) if known else "these schedules have no options"
+            raise ParameterError(f"unknown option {shown(key)}; {hint}")
+        if key in found:
+            raise ParameterError(f"option '{key}' is given twice; give it once")
+        found[key] = _value(text.strip(), known[key])
+    return found
+
+
+def _value(text: str, option: Option) -> Any:
+    names = types_of(option)
+    for name, read in _READERS.items():
+        if name in names:
+            try:
+                return read(text)
+            except (ValueError, KeyError):
+                continue
+    if "None" in names and text.lower() in ("none", ""):
+        return None
+    kinds = " or ".join(name for name in names if name != "None")
+    raise ParameterError(f"option {option.name} is {shown(text)}; give a value of type {kinds}")
+
+
+def _truth(text: str) -> bool:
+    return _WORDS[text.lower()]
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "int": int, "float": _finite, "bool": _truth, "str": str,
+}  # fmt: skip

@@ -1,0 +1,129 @@
+"""Reading text that anybody may have written: bounded, UTF-8, and quoted safely in messages."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from debubble.core.errors import FormatError, did_you_mean
+
+SHOWN = 60
+"""Characters of a value that an error message quotes."""
+
+MAX_NAME = 200
+"""Characters of a name or a unit that a file may give."""
+
+_LISTED = 2000
+
+
+def read_text(path: str | Path, limit: int) -> str:
+    """The text of a file without byte order mark.
+
+    Parameters
+    ----------
+    path
+        What to read.
+    limit
+        Most bytes the file may have.
+
+    Raises
+    ------
+    FormatError
+        When there is no such file, it cannot be read, is longer than `limit` or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise FormatError(f"there is no file '{path}'{_neighbours(path)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"cannot read '{path}': {reason}") from None
+    if len(data) > limit:
+        raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: byte {error.start:,} is 0x{data[error.start]:02x}, which is not UTF-8 text; "
+            "save the file as UTF-8"
+        ) from None
+
+
+def _neighbours(path: str | Path) -> str:
+    """A hint with the nearest file names beside a file that does not exist."""
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        with os.scandir(folder or ".") as found:
+            names = [entry.name for _, entry in zip(range(_LISTED), found, strict=False)]
+    except (OSError, ValueError):
+        return f"; there is no folder '{folder}'" if folder else ""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean '{os.path.join(folder, near[0])}'?" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value as messages quote it: short, on one line, without control characters.
+
+    Examples
+    --------
+    >>> shown("0F0"), shown(True), shown([1, 2]), shown(None)
+    ("'0F0'", 'true', 'a list', 'null')
+    """
+    if isinstance(value, str):
+        return f"'{plain(value)}'"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if isinstance(value, int) and abs(value) >= 10**SHOWN:
+        return "a number with more than 60 digits"
+    return plain(repr(value))
+
+
+def plain(text: str) -> str:
+    """Text cut to :data:`SHOWN` characters, with escapes for what does not print."""
+    cut = text if len(text) <= SHOWN else text[:SHOWN] + "…"
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut
+    )
+
+
+def check_keys(
+    data: Mapping[Any, Any], where: str, known: Collection[str], required: Collection[str] = ()
+) -> None:
+    """Refuse keys that do not exist, and missing ones that must.
+
+    Parameters
+    ----------
+    data
+        A mapping from a file.
+    where
+        File, and dotted key of the mapping: the start of the message.
+    known, required
+        Keys that may, and that must be there.
+    """
+    for key in data:
+        if key not in known:
+            name = key if isinstance(key, str) else repr(key)
+            hint = did_you_mean(name[:SHOWN], known)
+            raise FormatError(f"{where}: unknown key {shown(name)}; {hint}")
+    for key in required:
+        if key not in data:
+            raise FormatError(f"{where}: '{key}' is missing")
+
+
+def check_label(value: Any, where: str) -> str:
+    """A name or unit of a file: printable text on one line."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise FormatError(f"{where} is {shown(value)}; give text on one line")
+    if len(value) > MAX_NAME:
+        raise FormatError(f"{where} has {len(value):,} characters; the limit is {MAX_NAME}")
+    return value

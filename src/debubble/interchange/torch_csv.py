@@ -1,0 +1,281 @@
+"""Schedules as PyTorch's CSV files: one row per rank, no header, one cell per action.
+
+The compute-only form is what ``torch.distributed.pipelining`` and torchtitan load; empty cells are
+idle slots and mean nothing. The form with communication adds ``SEND_F``, ``RECV_F``, ``SEND_B`` and
+``RECV_B``, and what PyTorch needs beside them: ``REDUCE_GRAD``, where it divides gradients by the
+number of microbatches, and in versions that know them ``WAIT_`` actions. These and ``UNSHARD`` and
+``RESHARD`` of fully sharded models follow from the rest: they are written where PyTorch puts them
+and skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
+actions, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from functools import partial
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    TRANSFER_KINDS,
+    Action,
+    Kind,
+    Program,
+    cells,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+    unpack,
+)
+from debubble.core.errors import FormatError, ParameterError
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
+
+COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B)
+
+_IMPLIED = re.compile(
+    r"[0-9]{1,9}(?:(?:UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)[0-9]{0,10}|"
+    r"WAIT_SEND_[FB][0-9]{1,10})"
+)
+"""Cells of PyTorch that follow from the others."""
+
+
+def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule:
+    """Read a CSV, compute-only or with communication.
+
+    Parameters
+    ----------
+    text
+        The content of the file.
+    where
+        Its path, for messages; the last part names the schedule.
+    microbatches
+        How many there are; the default is one more than the largest in the file.
+
+    Raises
+    ------
+    FormatError
+        When a cell is not an action, a row is blank, or the actions do not say where each stage
+        lives.
+    """
+    rows = _rows(text, where)
+    programs = []
+    for rank, row in enumerate(rows):
+        texts = [cell.strip() for cell in row]
+        columns = [
+            column for column, text in enumerate(texts) if text and not _IMPLIED.fullmatch(text)
+        ]
+        programs.append(
+            read_cells([texts[column] for column in columns], partial(_place, where, rank, columns))
+        )
+    actions = np.concatenate(programs)
+    if not len(actions):
+        raise FormatError(f"{where}: no actions; write one row per rank: 0F0,0F1,0B0,0B1")
+    if np.any(kinds_of(actions) == Kind.OPT):
+        raise FormatError(f"{where}: OPT is not part of a CSV; use a JSON schedule file")
+    found = 1 + int(microbatches_of(actions).max())
+    stages = 1 + int(stages_of(actions).max())
+    check_size(len(actions), stages, max(found, microbatches or 0), where)
+    placement = _placement(programs, stages, where)
+    return Schedule.from_programs(PurePath(where).name, placement, microbatches or found, programs)
+
+
+def _place(where: str, rank: int, columns: list[int], index: int) -> str:
+    return f"{where}: row {rank + 1}, column {columns[index] + 1}"
+
+
+def _rows(text: str, where: str) -> list[list[str]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[list[str]] = []
+    try:
+        for row in reader:
+            rows.append(row)
+            if len(rows) > MAX_RANKS:
+                rows = _without_blank_end(rows)
+                if len(rows) > MAX_RANKS:
+                    raise FormatError(f"{where}: more than {MAX_RANKS} rows; each row is a rank")
+    except csv.Error as error:
+        raise FormatError(
+            f"{where}: line {reader.line_num}: {error}; cells need no quotation marks"
+        ) from None
+    rows = _without_blank_end(rows)
+    for index, row in enumerate(rows):
+        if _blank(row):
+            raise FormatError(
+                f"{where}: row {index + 1} is blank; remove it, or write a comma for a rank "
+                "without actions"
+            )
+    if not rows:
+        raise FormatError(f"{where}: empty; write one row per rank: 0F0,0F1,0B0,0B1")
+    return rows
+
+
+def _blank(row: list[str]) -> bool:
+    return not row or (len(row) == 1 and not row[0].strip())
+
+
+def _without_blank_end(rows: list[list[str]]) -> list[list[str]]:
+    end = len(rows)
+    while end and _blank(rows[end - 1]):
+        end -= 1
+    return rows[:end]
+
+
+def _placement(programs: list[Program], stages: int, where: str) -> Placement:
+    """Which rank holds which stage, from where its actions are."""
+    table: NDArray[np.int64] = np.full(stages, -1)
+    for rank, program in enumerate(programs):
+        here = np.unique(stages_of(program))
+        taken = here[table[here] >= 0]
+        if len(taken):
+            stage = int(taken[0])
+            raise FormatError(
+                f"{where}: stage {stage} has actions on rank {table[stage]} and on rank {rank}; a "
+                "CSV cannot say which of two copies a microbatch uses: use a JSON schedule file"
+            )
+        table[here] = rank
+    missing = np.flatnonzero(table < 0)
+    if len(missing):
+        raise FormatError(
+            f"{where}: stage {missing[0]} has no action, stage {stages - 1} has; stages are "
+            "numbered from 0 without gaps"
+        )
+    return _named(tuple(table.tolist()), len(programs))
+
+
+def _named(table: tuple[int, ...], ranks: int) -> Placement:
+    """The placement with its usual name when it is one of the usual ones."""
+    if len(table) % ranks == 0:
+        chunks = len(table) // ranks
+        for shape in (Placement.loop, Placement.wave, Placement.block):
+            usual = shape(ranks, chunks)
+            if usual.table[0] == table:
+                return usual
+    return Placement((table,), "explicit", ranks)
+
+
+def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> str:
+    """The text of a CSV.
+
+    Parameters
+    ----------
+    schedule
+        What to write.
+    transfers
+        False for the compute-only form; True for the one with communication, for a schedule that
+        has it (see :func:`with_transfers`); each stage's ``REDUCE_GRAD`` is added.
+    waits
+        Whether that form also has the ``WAIT_`` actions that PyTorch needs from the version on
+        that knows them. Older ones take ``0WAIT_SEND_F0`` for the action ``0W``.
+
+    Raises
+    ------
+    ParameterError
+        When the format cannot express the schedule; the message says why.
+    """
+    refuse_inexpressible(schedule, (*COMPUTE, *TRANSFER_KINDS) if transfers else COMPUTE)
+    lines = []
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank)
+        row = _lowered(program, waits) if transfers else cells(program)
+        lines.append(",".join(row) or ",")
+    return "\n".join(lines) + "\n"
+
+
+def _lowered(program: Program, waits: bool) -> list[str]:
+    """A program's cells, with gradient reductions and waits where PyTorch puts them.
+
+    A stage's gradients are complete after its last backward; sends that follow go first. A forward
+    send is waited for after the backward of its microbatch, all others at the end.
+    """
+    texts = cells(program)
+    actions = [unpack(code) for code in program.tolist()]
+    seconds = (pairs_of(program) == 2).tolist()
+    weights = Counter(stage for stage, kind, _ in actions if kind in (Kind.W, Kind.B))
+    row: list[str] = []
+    complete: list[int] = []
+    sent: dict[Action, str] = {}
+    position = 0
+    for text in texts:
+        leaves = actions[position : position + 1]
+        position += 1
+        if position < len(actions) and seconds[position]:
+            leaves.append(actions[position])
+            position += 1
+        if leaves[0].kind not in (Kind.SEND_F, Kind.SEND_B):
+            row += _reduced(complete, waits)
+        row.append(text)
+        for leaf in leaves:
+            stage, kind, microbatch = leaf
+            if kind in (Kind.SEND_F, Kind.SEND_B):
+                sent[leaf] = f"{stage}WAIT_{kind.name}{microbatch}"
+            if kind in (Kind.I, Kind.B):
+                wait = sent.pop(Action(stage, Kind.SEND_F, microbatch), "")
+                row += [wait] if waits and wait else []
+            if kind in (Kind.W, Kind.B):
+                weights[stage] -= 1
+                complete += [stage] if weights[stage] == 0 else []
+    row += _reduced(complete, waits)
+    return row + list(sent.values()) if waits else row
+
+
+def _reduced(complete: list[int], waits: bool) -> list[str]:
+    """Reductions for stages whose gradients are complete; empties the list."""
+    row = []
+    for stage in complete:
+        row.append(f"{stage}REDUCE_GRAD")
+        row += [f"{stage}WAIT_REDUCE_GRAD"] if waits else []
+    complete.clear()
+    return row
+
+
+def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
+    """Raise when a CSV cannot say what a schedule says."""
+    reasons: list[tuple[bool, str]] = [
+        (
+            schedule.placement.copies > 1,
+            f"has {schedule.placement.copies} copies of the model, and a CSV gives each stage to "
+            "one rank",
+        ),
+        (
+            schedule.iterations > 1,
+            f"has {schedule.iterations} iterations, and a CSV holds one without optimizer step; "
+            "leave iterations out",
+        ),
+        (schedule.slices > 1, "cuts sequences into slices, which a CSV cannot say"),
+    ]
+    for applies, reason in reasons:
+        if applies:
+            raise ParameterError(_refusal(schedule, reason))
+    present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
+    extra = sorted(present.difference(allowed))
+    if not extra:
+        return
+    if extra == [Kind.OPT]:
+        reason = "has optimizer steps, which a CSV cannot say; leave iterations out"
+    elif all(kind in TRANSFER_KINDS for kind in extra):
+        reason = "has communication actions; use torch-csv-comms"
+    else:
+        reason = f"has {extra[-1].name} actions, which PyTorch's CSV does not know"
+    raise ParameterError(_refusal(schedule, reason))
+
+
+def _refusal(schedule: Schedule, reason: str) -> str:
+    return f"'{schedule.name}' {reason}; a JSON schedule file can say it"
+
+
+def with_transfers(schedule: Schedule) -> Schedule:
+    """The schedule with send and receive actions, itself when it has them already."""
+    if np.any(np.isin(kinds_of(schedule.actions), TRANSFER_KINDS)):
+        return schedule
+    refuse_inexpressible(schedule, COMPUTE)
+    from debubble.lowering.transfers import add_transfers
+
+    return add_transfers(schedule)
