@@ -1,0 +1,5 @@
+"""``python -m debubble`` is the command line."""
+
+from debubble.cli import main
+
+main()

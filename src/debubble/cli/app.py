@@ -1,0 +1,96 @@
+"""The ``debubble`` command: finds a command's module when it is asked for, and reports errors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from debubble.cli.errors import clean_exit
+from debubble.core.errors import ParameterError, did_you_mean
+
+COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export")
+"""Names of all commands in the order of the help; each is a module beside this one."""
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+INTRODUCTION = """Generate, check, simulate, draw and compare pipeline-parallel schedules."""
+
+EPILOG = """\b
+Examples:
+  debubble schedules                              what there is
+  debubble compare gpipe 1f1b zb-h1 -p 8 -m 32    which one wins
+  debubble draw 1f1b -p 4 -m 8                    what it looks like
+
+SCHEDULE is a registered name, a .csv or .json file, or path/file.py:function.
+"""
+
+
+class Commands(TyperGroup):
+    """A group that imports a command when it is used, so that the others cost nothing."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is typer's
+        """Names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the same
+        """A command by name."""
+        if cmd_name not in COMMANDS:
+            raise ParameterError(
+                f"unknown command '{cmd_name}'; {did_you_mean(cmd_name, COMMANDS)}"
+            )
+        module = importlib.import_module(f"debubble.cli.{cmd_name}")
+        return typer.main.get_command(module.app)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command and write out what it printed."""
+        with clean_exit():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line and leave with its exit code."""
+        with clean_exit():
+            code = super().main(*args, **extra | {"standalone_mode": False})
+            sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def command(function: Callable[..., None], examples: Iterable[str]) -> typer.Typer:
+    """An application of one command, whose help ends with examples."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    lines = "\n".join(f"  debubble {example}" for example in examples)
+    single.command(epilog=f"\b\nExamples:\n{lines}", context_settings=SETTINGS)(function)
+    return single
+
+
+app = typer.Typer(
+    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings=SETTINGS, help=INTRODUCTION, epilog=EPILOG,
+)  # fmt: skip
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from debubble import __version__
+
+        typer.echo(f"debubble {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    del version
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,55 @@
+"""``debubble check``: is an order complete, free of deadlocks and within memory."""
+
+from __future__ import annotations
+
+import typer
+
+from debubble.analysis.metrics import MODES, memory_text
+from debubble.cli.app import command
+from debubble.cli.options import AsJson, ScheduleName, Setup, with_setup
+from debubble.cli.output import print_json
+from debubble.cli.progress import steps
+
+PROBLEMS = 1
+
+
+@with_setup
+def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None:
+    """Check that a schedule runs and is complete.
+
+    Exits with 1 when there is a problem, and with 2 when the schedule cannot be read or made.
+    """
+    from debubble.analysis.check import check as inspect
+
+    inputs = setup.read()
+    with steps(2) as step:
+        step(f"reading {schedule}")
+        made = inputs.schedule(schedule)
+        step(f"checking {len(made):,} actions")
+        report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=inputs.mode)
+    if as_json:
+        words = {"p2p": _transfers(inputs.mode), "memory": memory_text(inputs.costs)}
+        print_json(
+            report.to_dict()
+            | {"p2p_mode": inputs.mode, "memory_limit": inputs.memory, "conventions": words}
+        )
+    else:
+        print(report)
+        print(f"p2p: {_transfers(inputs.mode)}")
+        print(f"memory: {memory_text(inputs.costs)}")
+    if not report.ok:
+        raise typer.Exit(PROBLEMS)
+
+
+def _transfers(mode: str) -> str:
+    return f"{mode}: {MODES[mode]}"
+
+
+app = command(
+    check,
+    [
+        "check dualpipe-v -p 4 -m 8",
+        "check schedule.csv",
+        "check schedule.json --memory 4 --json",
+    ],
+)

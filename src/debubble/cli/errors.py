@@ -1,0 +1,72 @@
+"""Errors as one or two lines on standard error, and an exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from debubble.core.errors import DebubbleError
+
+BAD_INPUT = 2
+INTERNAL = 70
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+@contextmanager
+def clean_exit() -> Iterator[None]:
+    """Turn every error into a message and an exit code; with DEBUBBLE_DEBUG set, bugs go through.
+
+    Bad usage and bad input exit with 2, a bug of debubble with 70, Ctrl-C and a reader that went
+    away like programs that were ended by these signals.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal without "−" must not be the end of a report.
+            stream.reconfigure(errors="replace")
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except DebubbleError as error:
+        _leave(str(error), BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        _leave("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Python flushes standard output once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        where = f"'{error.filename}': " if error.filename else ""
+        _leave(f"{where}{error.strerror or error}", BAD_INPUT)
+    except MemoryError:
+        _leave("not enough memory for this size; use fewer ranks or microbatches", BAD_INPUT)
+    except Exception as error:
+        _report(error)
+
+
+def _report(error: Exception) -> None:
+    """Leave after an error that is not debubble's own: typer's for bad usage, or a bug."""
+    describe = getattr(error, "format_message", None)
+    if describe is not None:
+        context = getattr(error, "ctx", None)
+        path = getattr(context, "command_path", "debubble")
+        text = str(describe()).rstrip(".")
+        _leave(f"{text[:1].lower()}{text[1:]}; see {path} --help", BAD_INPUT)
+    if os.environ.get("DEBUBBLE_DEBUG"):
+        raise error
+    _leave(
+        f"internal error: {type(error).__name__}: {error}\n"
+        "this is a bug; please report it with the output under DEBUBBLE_DEBUG=1",
+        INTERNAL,
+    )
+
+
+def _leave(message: str, code: int) -> None:
+    print(f"debubble: {message}", file=sys.stderr)
+    sys.exit(code)

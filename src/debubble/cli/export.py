@@ -1,0 +1,93 @@
+"""``debubble export``: schedules and timelines for other programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.options import Inputs, ScheduleName, Setup, with_setup
+from debubble.cli.output import note
+from debubble.cli.progress import Steps, steps
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+
+FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace")
+STANDARD_OUTPUT = "-"
+
+
+@with_setup
+def export(
+    schedule: ScheduleName,
+    setup: Setup,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help=f"{', '.join(FORMATS)}.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to; '-' prints it.")
+    ] = STANDARD_OUTPUT,
+    waits: Annotated[
+        bool,
+        typer.Option("--waits", help="Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV."),
+    ] = False,
+) -> None:
+    """Write files for other programs.
+
+    torch-csv has one row per rank with the order of computations, torch-csv-comms also sends and
+    receives. A chrome-trace opens in ui.perfetto.dev; a name that ends in .gz compresses it.
+    """
+    if to not in FORMATS:
+        raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
+    inputs = setup.read()
+    with steps(3) as step:
+        step(f"making {schedule}")
+        made = inputs.schedule(schedule)
+        if to == "chrome-trace":
+            _trace(made, inputs, output, step)
+        else:
+            step(f"writing {output}")
+            _write(_text(made, to, waits), output)
+    if output != STANDARD_OUTPUT:
+        note(f"wrote {output}")
+
+
+def _text(schedule: Schedule, to: str, waits: bool) -> str:
+    if to == "json":
+        from debubble.interchange.schedule_json import to_json
+
+        return to_json(schedule)
+    from debubble.interchange.torch_csv import to_csv, with_transfers
+
+    lowered = to == "torch-csv-comms"
+    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
+
+
+def _write(text: str, output: str) -> None:
+    if output == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    from debubble.interchange.files import write_text
+
+    write_text(output, text)
+
+
+def _trace(schedule: Schedule, inputs: Inputs, output: str, step: Steps) -> None:
+    from debubble.interchange.chrome_trace import save_trace, trace_text
+
+    step(f"simulating {len(schedule):,} actions")
+    timeline = inputs.simulate(schedule)
+    step(f"writing {output}")
+    if output == STANDARD_OUTPUT:
+        sys.stdout.writelines(trace_text(timeline, inputs.time_unit))
+    else:
+        save_trace(timeline, output, inputs.time_unit)
+
+
+app = command(
+    export,
+    [
+        "export dualpipe-v -p 4 -m 8 --to torch-csv -o dualpipe-v.csv",
+        "export 1f1b -p 4 -m 8 --to json",
+        "export 1f1b -p 8 -m 32 --times F=10,B=20 --to chrome-trace -o trace.json.gz",
+    ],
+)

@@ -1,0 +1,280 @@
+"""The options that several commands share, and what they mean together."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, did_you_mean
+
+if TYPE_CHECKING:
+    from debubble.core.schedule import Schedule
+    from debubble.engine.graph import P2PMode
+    from debubble.engine.timeline import Timeline
+    from debubble.interchange.cost_files import CostFile
+
+ScheduleName = Annotated[
+    str,
+    typer.Argument(metavar="SCHEDULE", help="Name, .csv or .json file, or file.py:function."),
+]
+ScheduleNames = Annotated[
+    list[str],
+    typer.Argument(metavar="SCHEDULE", help="Names, .csv or .json files, or file.py:function."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parameters of a simulation, as typed.
+
+    Numbers are text here, so that messages about them are debubble's own.
+    """
+
+    ranks: Annotated[
+        str | None, typer.Option("--ranks", "-p", metavar="N", help="Pipeline ranks.")
+    ] = None
+    microbatches: Annotated[
+        str | None,
+        typer.Option("--microbatches", "-m", metavar="N", help="Microbatches per iteration."),
+    ] = None
+    chunks: Annotated[
+        str | None,
+        typer.Option("--chunks", "-v", metavar="N", help="Stages per rank, where there is choice."),
+    ] = None
+    times: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIMES",
+            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; one per stage: F=1/1/2/1.",
+        ),
+    ] = None
+    rank_times: Annotated[
+        str | None,
+        typer.Option(metavar="TIMES", help="Costs per rank, divided by each schedule's chunks."),
+    ] = None
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Cost file: .yaml, .json or .toml; may set -p, -m, -v."),
+    ] = None
+    p2p_mode: Annotated[
+        str,
+        typer.Option(metavar="MODE", help="Transfers are overlapped, channel or blocking."),
+    ] = "overlapped"
+    iterations: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Training steps in a row, with an optimizer step each."),
+    ] = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMIT",
+            help="Activation memory per rank, in activation units or the cost file's unit.",
+        ),
+    ] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Option of the schedule; may be repeated."),
+    ] = None
+    group_size: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Microbatches per group of interleaved schedules."),
+    ] = None
+
+    def read(self) -> Inputs:
+        """What the options mean.
+
+        Raises
+        ------
+        DebubbleError
+            When a text is no number, a name does not exist, or costs are given twice.
+        """
+        from debubble.engine.graph import P2P_MODES
+
+        if self.p2p_mode not in P2P_MODES:
+            raise ParameterError(
+                f"--p2p-mode is '{self.p2p_mode}'; {did_you_mean(self.p2p_mode, P2P_MODES)}"
+            )
+        costs, file = self._costs()
+        pairs = list(self.option or [])
+        if self.group_size is not None:
+            pairs.append(f"group_size={self.group_size}")
+        memory = _limit(self.memory)
+        if memory is None and file is not None:
+            memory = file.memory_limit
+        mode: Any = self.p2p_mode
+        return Inputs(
+            ranks=_whole("-p", self.ranks),
+            microbatches=_whole("-m", self.microbatches),
+            chunks=_whole("-v", self.chunks),
+            iterations=_whole("--iterations", self.iterations),
+            costs=costs,
+            memory=memory,
+            mode=mode,
+            pairs=tuple(pairs),
+            file=file,
+        )
+
+    def _costs(self) -> tuple[Costs, CostFile | None]:
+        named = {"--times": self.times, "--rank-times": self.rank_times, "--costs": self.costs}
+        given = {flag: text for flag, text in named.items() if text is not None}
+        if len(given) > 1:
+            raise ParameterError(f"{' and '.join(given)} all give costs; use one of them")
+        for flag, text in given.items():
+            if flag == "--costs":
+                from debubble.interchange.cost_files import load_costs
+
+                file = load_costs(text)
+                return file.costs, file
+            from debubble.cli.times import parse_times
+
+            return parse_times(text, flag), None
+        return Costs(), None
+
+
+def _whole(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", text):
+        raise ParameterError(f"{flag} is '{text}'; give a whole number")
+    return int(text)
+
+
+def _limit(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = math.nan
+    if not 0 < limit < math.inf:
+        raise ParameterError(f"--memory is '{text}'; the limit is a positive number")
+    return limit
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The parameters of a simulation, read.
+
+    Parameters
+    ----------
+    ranks, microbatches, chunks, iterations
+        Sizes as typed, None where nothing was.
+    costs, memory
+        What actions cost, and the memory limit.
+    mode
+        How transfers are treated.
+    pairs
+        ``KEY=VALUE`` texts of options.
+    file
+        The cost file, if there is one.
+    """
+
+    ranks: int | None
+    microbatches: int | None
+    chunks: int | None
+    iterations: int | None
+    costs: Costs
+    memory: float | None
+    mode: P2PMode
+    pairs: tuple[str, ...]
+    file: CostFile | None
+
+    @property
+    def time_unit(self) -> str:
+        """Name of the unit of times, empty when there is none."""
+        return self.file.time_unit if self.file else ""
+
+    @property
+    def memory_unit(self) -> str:
+        """Name of the unit of memory, empty when it is the activation unit or has no name."""
+        return self.file.memory_unit if self.file and self.costs.activation is not None else ""
+
+    @property
+    def source(self) -> str:
+        """Where the costs come from, empty when they were typed or left out."""
+        if self.file is None:
+            return ""
+        return " · ".join(text for text in (self.file.name, self.file.source) if text)
+
+    @property
+    def defaults(self) -> Mapping[str, int | None]:
+        """Ranks, microbatches and chunks of the cost file."""
+        if self.file is None:
+            return {}
+        return {key: getattr(self.file, key) for key in ("ranks", "microbatches", "chunks")}
+
+    def size(self, key: str) -> Any:
+        """A size as typed, else as in the cost file."""
+        typed = getattr(self, key)
+        return self.defaults.get(key) if typed is None else typed
+
+    def options(self, targets: Iterable[str]) -> dict[str, Any]:
+        """Values of the typed options, read as what the named schedules declare."""
+        if not self.pairs:
+            return {}
+        from debubble.interchange.files import declared_options
+        from debubble.interchange.options import parse_options
+
+        return parse_options(self.pairs, declared_options(targets, self.pairs))
+
+    def schedule(self, target: str) -> Schedule:
+        """The schedule that a text names, made for these parameters."""
+        from debubble.interchange.files import resolve
+
+        return resolve(
+            target,
+            ranks=self.ranks,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+            iterations=self.iterations,
+            costs=self.costs,
+            memory=self.memory,
+            defaults=self.defaults,
+            **self.options([target]),
+        )
+
+    def simulate(self, schedule: Schedule) -> Timeline:
+        """The timeline of a schedule with these costs."""
+        from debubble.engine.timeline import simulate
+
+        return simulate(schedule, self.costs, self.mode)
+
+
+def with_setup(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of :class:`Setup` in place of its parameter ``setup``."""
+    hints = get_type_hints(function, include_extras=True)
+    shared = get_type_hints(Setup, include_extras=True)
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != "setup":
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        parameters += [
+            inspect.Parameter(
+                spec.name, parameter.KEYWORD_ONLY, default=spec.default,
+                annotation=shared[spec.name],
+            )
+            for spec in fields(Setup)
+        ]  # fmt: skip
+    parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
+
+    @wraps(function)
+    def run(**values: Any) -> None:
+        setup = Setup(**{spec.name: values.pop(spec.name) for spec in fields(Setup)})
+        function(setup=setup, **values)
+
+    signature = inspect.Signature(
+        [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    vars(run)["__signature__"] = signature
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run

@@ -1,0 +1,73 @@
+"""Running the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from debubble.cli.app import app
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Result]:
+    """Run a command in this process; unexpected errors go through to the test."""
+
+    def call(*words: object) -> Result:
+        arguments = [str(word) for word in words]
+        env = {"DEBUBBLE_DEBUG": "1", "COLUMNS": "100"}
+        result = CliRunner(env=env).invoke(app, arguments, prog_name="debubble")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Result(result.exit_code, result.stdout, result.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def refused(run: Callable[..., Result]) -> Callable[..., str]:
+    """Run a command that must be refused; its message without the program's name."""
+
+    def call(*words: object) -> str:
+        result = run(*words)
+        assert (result.code, result.out) == (2, "")
+        lines = result.err.splitlines()
+        assert 1 <= len(lines) <= 2
+        assert lines[0].startswith("debubble: ")
+        return result.err.removeprefix("debubble: ").rstrip("\n")
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """Start the installed command as a process of its own."""
+
+    def call(*words: object, **options: Any) -> subprocess.Popen[str]:
+        program = Path(sys.executable).with_name("debubble")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = os.environ | {"PYTHONWARNINGS": "error"} | options.pop("env", {})
+        return subprocess.Popen([program, *map(str, words)], env=env, **pipes | options)
+
+    return call

@@ -1,0 +1,116 @@
+"""The command as a whole: help, version, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import debubble
+from debubble.cli import app as application
+from debubble.cli import errors
+
+Run = Callable[..., Any]
+COMMANDS = application.COMMANDS
+
+
+def test_without_a_command_the_help_is_printed(run: Run) -> None:
+    plain, long, short = run(), run("--help"), run("-h")
+    assert plain.code == long.code == short.code == 0
+    assert plain.out == long.out == short.out
+    for name in COMMANDS:
+        assert f"\n  {name} " in plain.out
+    assert "..." not in plain.out.split("Commands:")[1].split("Examples:")[0]
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"debubble {debubble.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(run: Run, name: str) -> None:
+    result = run(name, "--help")
+    assert result.code == 0
+    assert result.out.startswith(f"Usage: debubble {name} ")
+    assert f"Examples:\n    debubble {name}" in result.out
+    assert "\b" not in result.out
+
+
+def examples(run: Run) -> list[list[str]]:
+    lines = [line for name in COMMANDS for line in run(name, "--help").out.splitlines()]
+    return [line.split()[1:] for line in lines if line.startswith("    debubble ")]
+
+
+def test_the_examples_of_the_help_run(
+    run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pathlib import Path
+
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
+    monkeypatch.chdir(tmp_path)
+    debubble.make("1f1b", ranks=4, microbatches=8).save("schedule.csv")
+    debubble.make("1f1b", ranks=4, microbatches=8).save("schedule.json")
+    found = examples(run)
+    assert len(found) >= 3 * len(COMMANDS) - 1
+    for words in found:
+        assert run(*words).code == 0, words
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["simulat"], "unknown command 'simulat'; did you mean 'simulate'?"),
+        (["simulate"], "missing argument 'SCHEDULE'; see debubble simulate --help"),
+        (["simulate", "1f1b", "--rank", "3"], "no such option: --rank"),
+        (["simulate", "1f1b", "-p"], "option '-p' requires an argument"),
+        (["simulate", "1f1b", "gpipe"], "got unexpected extra argument"),
+        (["--verbose"], "no such option: --verbose"),
+    ],
+)
+def test_bad_usage_is_one_line_with_the_way_to_the_help(
+    refused: Run, words: list[str], message: str
+) -> None:
+    found = refused(*words)
+    assert found.startswith(message)
+    assert len(found.splitlines()) == 1
+
+
+def broken(error: BaseException) -> Run:
+    def raises(*_: object, **__: object) -> None:
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (RuntimeError("what?"), 70, "debubble: internal error: RuntimeError: what?\nthis is a bug"),
+        (MemoryError(), 2, "debubble: not enough memory for this size; use fewer ranks or"),
+        (KeyboardInterrupt(), 130, "debubble: interrupted"),
+        (OSError(28, "No space left", "x.png"), 2, "debubble: 'x.png': No space left\n"),
+        (OSError("strange"), 2, "debubble: strange\n"),
+    ],
+)
+def test_no_error_shows_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.delenv("DEBUBBLE_DEBUG", raising=False)
+    with pytest.raises(SystemExit) as caught, errors.clean_exit():
+        broken(error)()
+    captured = capsys.readouterr()
+    assert caught.value.code == code
+    assert captured.err.startswith(message)
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_bugs_go_through_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEBUBBLE_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="what"), errors.clean_exit():
+        broken(RuntimeError("what?"))()

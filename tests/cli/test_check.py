@@ -1,0 +1,83 @@
+"""``debubble check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+Run = Callable[..., Any]
+
+
+def test_good_schedules_exit_with_0(run: Run, tmp_path: Path) -> None:
+    result = run("check", "1f1b", "-p", 4, "-m", 8)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("ok: 64 actions on 4 ranks")
+    assert "\nmemory: activation units (what one microbatch leaves on one rank)" in result.out
+    for ending in (".csv", ".json"):
+        db.make("zb-h1", ranks=4, microbatches=8).save(tmp_path / f"x{ending}")
+        assert run("check", tmp_path / f"x{ending}").code == 0
+
+
+def test_problems_exit_with_1(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1\n")
+    result = run("check", tmp_path / "x.csv")
+    assert (result.code, result.err) == (1, "")
+    assert "1B1 is missing; add it on rank 1" in result.out
+    data = run("check", tmp_path / "x.csv", "--json")
+    assert (data.code, data.data["ok"]) == (1, False)
+    assert [problem["code"] for problem in data.data["problems"]] == ["missing"]
+    assert data.data["p2p_mode"] == "overlapped"
+    assert data.data["conventions"]["memory"].startswith("activation units")
+
+
+def test_a_memory_limit_is_a_problem_when_it_is_exceeded(run: Run) -> None:
+    words = ["check", "gpipe", "-p", 4, "-m", 8, "--memory"]
+    assert run(*words, 8).code == 0
+    result = run(*words, 7, "--json")
+    assert (result.code, result.data["memory_limit"]) == (1, 7.0)
+    assert {problem["code"] for problem in result.data["problems"]} == {"memory"}
+
+
+def test_the_number_of_microbatches_of_a_csv_can_be_said(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0F0,0F1,0B0,0B1\n1F1,1B0,1F2,1B1\n")
+    assert "1F2 is out of range" in run("check", tmp_path / "x.csv", "-m", 2).out
+
+
+def test_a_deadlock_is_found(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    result = run("check", tmp_path / "x.csv")
+    assert result.code == 1
+    assert "deadlock" in result.out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", b"0F0,0F0xyz\n", "{}: row 1, column 2: '0F0xyz' is not an action; "),
+        ("x.csv", b"0F0\n\n1F0\n", "{}: row 2 is blank; "),
+        ("x.csv", b"\xff", "{}: byte 0 is 0xff, which is not UTF-8 text; "),
+        ("x.json", b"{", "{}: line 1, column 2: not JSON: "),
+        ("x.json", b"{}", "{}: not a schedule file; "),
+    ],
+)
+def test_unreadable_files_exit_with_2(
+    refused: Run, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert refused("check", tmp_path / name).startswith(message.format(tmp_path / name))
+
+
+def test_a_file_with_thousands_of_ranks_and_no_actions_is_checked(run: Run, tmp_path: Path) -> None:
+    import json
+
+    data = db.make("1f1b", ranks=2, microbatches=3).to_dict()
+    data |= {"ranks": 4096, "programs": [[]] * 4096, "placement": {"table": [list(range(4096))]}}
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    result = run("check", tmp_path / "x.json")
+    assert result.code == 1
+    assert "0F0 and 0B0 are missing" in result.out

@@ -1,0 +1,56 @@
+"""``debubble draw``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!", ".txt": b"A title"}
+
+
+def test_without_a_file_it_draws_in_the_terminal(run: Run) -> None:
+    result = run("draw", "1f1b", "-p", 4, "-m", 8)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("1f1b: 4 ranks, 8 microbatches\n")
+    assert "rank 3 │······F0B0--F1" in result.out
+    assert "\x1b" not in result.out
+
+
+def test_several_schedules_are_drawn_one_below_the_other(run: Run) -> None:
+    out = run("draw", "1f1b", "zb-h1", "-p", 2, "-m", 4).out
+    assert out.index("1f1b: ") < out.index("zb-h1: ")
+
+
+@pytest.mark.parametrize("ending", STARTS)
+def test_the_ending_picks_the_format(run: Run, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"x{ending}"
+    words = ["-p", 2, "-m", 4, "-o", path, "--title", "A title", "--memory", 2, "--critical"]
+    result = run("draw", "1f1b", *words)
+    assert (result.out, result.err) == ("", f"wrote {path}\n")
+    assert path.read_bytes().startswith(STARTS[ending])
+
+
+def test_title_and_all_schedules_are_in_the_picture(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.html"
+    run("draw", "1f1b", "zb-h1", "-p", 2, "-m", 4, "-o", path, "--title", "A <b> title")
+    page = path.read_text()
+    assert "A &lt;b&gt; title" in page
+    assert "zb-h1" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["1f1b", "-p", "4", "-m", "8", "-o", "x.gif"],
+         "'x.gif': pictures end in .png, .svg, .pdf, .html or .txt"),
+        (["1f1b", "-p", "4", "-m", "8", "-o", "no/x.png"], "there is no folder 'no'"),
+        (["1f1b", "-p", "4"], "'1f1b' needs microbatches; give -m, such as -m 32"),
+        ([], "missing argument 'SCHEDULE"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_refused(refused: Run, words: list[str], message: str) -> None:
+    assert refused("draw", *words).startswith(message)

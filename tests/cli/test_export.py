@@ -1,0 +1,83 @@
+"""``debubble export``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+Run = Callable[..., Any]
+SIZES = ("-p", 2, "-m", 3)
+
+
+def test_standard_output_is_the_default(run: Run) -> None:
+    wanted = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+    for words in ([], ["-o", "-"]):
+        result = run("export", "1f1b", *SIZES, "--to", "torch-csv", *words)
+        assert (result.code, result.out, result.err) == (0, wanted, "")
+
+
+@pytest.mark.parametrize(("to", "name"), [("torch-csv", "x.csv"), ("json", "x.json")])
+def test_files_read_back(run: Run, tmp_path: Path, to: str, name: str) -> None:
+    path = tmp_path / name
+    result = run("export", "dualpipe-v", "-p", 2, "-m", 4, "--to", to, "-o", path)
+    assert (result.code, result.out, result.err) == (0, "", f"wrote {path}\n")
+    assert db.load(path) == db.make("dualpipe-v", ranks=2, microbatches=4)
+
+
+def test_transfers_are_added_for_torch_csv_comms(run: Run) -> None:
+    out = run("export", "1f1b", "-p", 2, "-m", 1, "--to", "torch-csv-comms").out
+    assert out == (
+        "0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\n"
+    )
+    out = run("export", "1f1b", "-p", 2, "-m", 1, "--to", "torch-csv-comms", "--waits").out
+    assert "0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n" in out
+
+
+def test_exported_transfers_pass_the_check(run: Run, tmp_path: Path) -> None:
+    for words in ([], ["--waits"]):
+        path = tmp_path / "x.csv"
+        command = ["export", "dualpipe-v", "-p", 4, "-m", 8, "--to", "torch-csv-comms", "-o", path]
+        assert run(*command, *words).code == 0
+        assert run("check", path).code == 0
+
+
+def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
+    data = run("export", "1f1b", *SIZES, "--times", "F=10,B=20", "--to", "chrome-trace").data
+    slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in slices) == 120_000
+    (tmp_path / "x.yaml").write_text("time_unit: us\ntimes: {F: 10, B: 20}")
+    path = tmp_path / "x.json.gz"
+    words = ["--costs", tmp_path / "x.yaml", "--to", "chrome-trace", "-o", path]
+    assert run("export", "1f1b", *SIZES, *words).code == 0
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in slices) == 120
+    assert data["otherData"]["time_unit"] == "us"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["1f1b", "-p", "2", "-m", "3"], "missing option '--to'"),
+        (["1f1b", "--to", "torch"], "--to 'torch' is no format; did you mean 'torch-csv'"),
+        (["dualpipe", "-p", "2", "-m", "4", "--to", "torch-csv"],
+         "'dualpipe' has 2 copies of the model, and a CSV gives each stage to one rank"),
+        (["dualpipe", "-p", "2", "-m", "4", "--to", "torch-csv-comms"],
+         "'dualpipe' has 2 copies of the model, and a CSV gives each stage to one rank"),
+        (["1f1b", "-p", "2", "-m", "4", "--iterations", "2", "--to", "torch-csv"],
+         "'1f1b' has 2 iterations, and a CSV holds one without optimizer step"),
+        (["1f1b", "-p", "2", "-m", "4", "--to", "json", "-o", "no/x.json"],
+         "cannot write 'no/x.json': No such file or directory"),
+        (["1f1b", "-p", "2", "-m", "4", "--to", "chrome-trace", "-o", "no/x.json"],
+         "cannot write 'no/x.json': No such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused(refused: Run, words: list[str], message: str) -> None:
+    assert refused("export", *words).startswith(message)

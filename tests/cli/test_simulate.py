@@ -1,0 +1,170 @@
+"""``debubble simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+Run = Callable[..., Any]
+
+KEYS = {
+    "schedule", "ranks", "chunks", "stages", "microbatches", "makespan", "ideal", "stage_time",
+    "busy", "bubble_ratio", "stage_bubble_rate", "overhead", "peak_activation", "conventions",
+}  # fmt: skip
+
+
+@pytest.fixture
+def costs(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.yaml"
+    path.write_text(
+        "name: A model\nsource: A paper\nranks: 4\nmicrobatches: 8\nchunks: 2\nbasis: rank\n"
+        "time_unit: ms\ntimes: {F: 2, I: 2, W: 2}\n"
+        "memory: {unit: GB, activation: 3, limit: 10}\n"
+    )
+    return path
+
+
+def test_json_has_every_number_and_its_convention(run: Run) -> None:
+    data = run("simulate", "1f1b", "-p", 4, "-m", 8, "--times", "F=10,B=18", "--json").data
+    assert data.keys() >= KEYS
+    assert (data["schedule"], data["ranks"], data["stages"], data["microbatches"]) == (
+        "1f1b", 4, 4, 8,
+    )  # fmt: skip
+    assert data["makespan"] == 308
+    assert data["busy"] == [224.0] * 4
+    assert data["stage_time"] == [308, 280, 252, 224]
+    assert data["peak_activation"] == [4, 3, 2, 1]
+    assert data["bubble_ratio"] == pytest.approx(84 / 308)
+    assert data["conventions"]["times"] == "per action: one stage, one microbatch"
+    assert data["conventions"]["p2p"].startswith("overlapped: ")
+    assert (data["memory_limit"], data["fits"], data["costs"]) == (None, None, None)
+
+
+def test_text_has_numbers_formulas_and_conventions(run: Run) -> None:
+    result = run("simulate", "1f1b", "-p", 4, "-m", 8)
+    assert (result.code, result.err) == (0, "")
+    assert "1f1b: 4 ranks, 4 stages" in result.out
+    assert "(m + p − 1)(F + B)" in result.out
+    assert "times: per action" in result.out
+    assert "p2p: overlapped" in result.out
+    assert "stage bubble rate" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "makespan"),
+    [
+        (["--times", "F=1,I=1,W=1"], 57.0),
+        (["--rank-times", "F=2,I=2,W=2"], 57.0),
+        (["--rank-times", "F=2,I=2,W=2", "-v", "4"], 52.5),
+        (["--times", "F=1,B=2", "--group-size", "8"], 57.0),
+        (["--times", "F=1,B=2", "--option", "group_size=8"], 57.0),
+    ],
+)
+def test_costs_chunks_and_options_reach_the_simulation(
+    run: Run, words: list[str], makespan: float
+) -> None:
+    data = run("simulate", "vpp", "-p", 4, "-m", 8, *words, "--json").data
+    assert data["makespan"] == makespan
+    assert data["options"].get("group_size") in (None, 8)
+    assert data["chunks"] == (4 if "-v" in words else 2)
+
+
+def test_costs_per_stage_are_those_of_the_library(run: Run) -> None:
+    words = ["-p", 4, "-m", 8, "--times", "F=1/1/2/1,B=2/3/2/2,p2p=0.5,OPT=4"]
+    for mode in ("overlapped", "channel", "blocking"):
+        data = run("simulate", "1f1b", *words, "--p2p-mode", mode, "--iterations", 2, "--json").data
+        costs = db.Costs(F=[1, 1, 2, 1], B=[2, 3, 2, 2], p2p=0.5, OPT=4)
+        schedule = db.make("1f1b", ranks=4, microbatches=8, iterations=2)
+        assert data["makespan"] == db.simulate(schedule, costs, mode).makespan
+        assert data["iterations"] == 2
+        assert data["conventions"]["p2p"].startswith(mode)
+
+
+def test_a_cost_file_gives_costs_sizes_units_and_a_limit(run: Run, costs: Path) -> None:
+    data = run("simulate", "dualpipe-v", "--costs", costs, "--json").data
+    assert (data["ranks"], data["microbatches"], data["chunks"]) == (4, 8, 2)
+    assert data["conventions"]["times"] == "per rank ÷ 2 chunks"
+    assert (data["conventions"]["time_unit"], data["conventions"]["memory_unit"]) == ("ms", "GB")
+    assert (data["memory_limit"], data["fits"]) == (10.0, False)
+    assert data["costs"] == "A model · A paper"
+    assert run("simulate", "interleaved-1f1b", "--costs", costs, "--json").data["chunks"] == 2
+    assert run("simulate", "1f1b", "--costs", costs, "--json").data["chunks"] == 1
+
+
+def test_typed_sizes_win_over_a_cost_file(run: Run, costs: Path) -> None:
+    words = ["--costs", costs, "-p", 2, "-m", 6, "-v", 3, "--memory", 40, "--json"]
+    data = run("simulate", "interleaved-1f1b", *words).data
+    assert (data["ranks"], data["microbatches"], data["chunks"]) == (2, 6, 3)
+    assert (data["memory_limit"], data["fits"]) == (40.0, True)
+
+
+def test_a_memory_limit_is_judged_per_rank(run: Run, costs: Path) -> None:
+    def last(*words: object) -> str:
+        return str(run("simulate", *words).out.splitlines()[-1])
+
+    sizes = ("1f1b", "-p", 4, "-m", 8, "--memory")
+    assert last(*sizes, 2) == "memory limit 2 activation units: exceeded on ranks 0–1"
+    assert last(*sizes, 3) == "memory limit 3 activation units: exceeded on rank 0"
+    assert last(*sizes, 4) == "memory limit 4 activation units: kept by all ranks"
+    assert last("1f1b", "--costs", costs) == "memory limit 10 GB: exceeded on rank 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["zb-h", "-p", "4", "-m", "8"], "unknown schedule 'zb-h'; did you mean 'zb-h1'"),
+        (["1f1b"], "'1f1b' needs ranks; give -p, such as -p 8"),
+        (["1f1b", "-p", "4"], "'1f1b' needs microbatches; give -m, such as -m 32"),
+        (["1f1b", "-p", "0", "-m", "8"], "ranks is 0; it goes from 1 to 4,096"),
+        (["1f1b", "-p", "-4", "-m", "8"], "ranks is -4; it goes from 1 to 4,096"),
+        (["1f1b", "-p", "4", "-m", "1" + "0" * 30], "microbatches is 1000000000000000000000000000"),
+        (["1f1b", "-p", "4096", "-m", "16777216"], "206,158,430,208 actions; the limit is 200,000"),
+        (["1f1b", "-p", "4.5", "-m", "8"], "-p is '4.5'; give a whole number"),
+        (["1f1b", "-p", "4", "-m", "x"], "-m is 'x'; give a whole number"),
+        (["1f1b", "-p", "4", "-m", "8", "-v", "2"], "'1f1b' has chunks = 1; got 2; leave it out"),
+        (
+            ["vpp", "-p", "4", "-m", "8", "--group-size", "x"],
+            "option group_size is 'x'; give a val",
+        ),
+        (
+            ["vpp", "-p", "4", "-m", "8", "--option", "size=3"],
+            "unknown option 'size'; known: gro",
+        ),
+        (["1f1b", "-p", "4", "-m", "8", "--group-size", "4"], "unknown option 'group_size'; "),
+        (["1f1b", "-p", "4", "-m", "8", "--iterations", "x"], "--iterations is 'x'; give a whole"),
+        (["1f1b", "-p", "4", "-m", "8", "--memory", "0"], "--memory is '0'; the limit is a positi"),
+        (["1f1b", "-p", "4", "-m", "8", "--memory", "inf"], "--memory is 'inf'; the limit is a p"),
+        (["1f1b", "-p", "4", "-m", "8", "--p2p-mode", "block"], "--p2p-mode is 'block'; did you"),
+        (["1f1b", "-p", "4", "-m", "8", "--times", "F=x"], "--times: F is 'x'; give a number"),
+        (["1f1b", "-p", "4", "-m", "8", "--times", "F=1/2"], "F has 2 values for 4 stages; give"),
+        (["1f1b", "--times", "F=1", "--costs", "x"], "--times and --costs all give costs; use one"),
+        (["1f1b", "--costs", "no.yaml"], "there is no file 'no.yaml'"),
+        (["no.csv"], "there is no file 'no.csv'"),
+        (["no.py:f"], "there is no file 'no.py'"),
+        (["no.py"], "which function of 'no.py'? write no.py:function"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(refused: Run, words: list[str], message: str) -> None:
+    assert refused("simulate", *words).startswith(message)
+
+
+def test_a_deadlock_is_explained(refused: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0F0,0B1,0F1,0B0\n1F0,1F1,1B0,1B1\n")
+    assert "deadlock" in refused("simulate", tmp_path / "x.csv")
+
+
+def test_a_function_in_a_file_is_simulated(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def order(*, ranks, microbatches, gap=0):\n"
+        "    assert gap == 3\n"
+        "    for rank in range(ranks):\n"
+        "        yield [f'{rank}{kind}{m}' for kind in 'FB' for m in range(microbatches)]\n"
+    )
+    words = ["-p", 4, "-m", 8, "--option", "gap=3", "--json"]
+    data = run("simulate", f"{tmp_path}/mine.py:order", *words).data
+    assert (data["schedule"], data["makespan"]) == ("order", 33.0)
