@@ -241,6 +241,17 @@ def test_the_headline_when_nothing_fits_or_nothing_ran() -> None:
     assert none.to_dict()["best"] is None
 
 
+def test_memory_is_named_in_the_unit_of_the_costs() -> None:
+    costs = db.Costs(activation=1.5)
+    plain = db.compare(["1f1b"], ranks=4, microbatches=8, costs=costs, memory=6)
+    assert plain.headline == "1f1b is fastest within 6 of activation memory: 33"
+    named = db.compare(
+        ["1f1b"], ranks=4, microbatches=8, costs=costs, memory=5, memory_unit="GB"
+    )  # fmt: skip
+    assert named.headline == "no schedule fits within 5 GB; 1f1b comes nearest, with 6 GB"
+    assert named.conventions()["memory_unit"] == "GB"
+
+
 def test_different_work_and_training_rules_are_noted() -> None:
     mine = custom("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
     result = db.compare(["pipedream-2bw", mine], ranks=4, microbatches=8, costs=MODEL)
@@ -293,8 +304,8 @@ def test_the_text_is_an_aligned_table_that_says_what_its_numbers_are() -> None:
     head = next(index for index, line in enumerate(lines) if line.startswith("schedule"))
     rows = [" ".join(line.split()) for line in lines[head + 1 : head + 3]]
     assert rows == [
-        "1f1b 33 1.000 27.27 % 27.27 % 4 1 48 yes",
-        "gpipe 33 1.000 27.27 % 27.27 % 8 1 48 no",
+        "1f1b 33 1.000 27.27 % 37.50 % 4 1 48 yes",
+        "gpipe 33 1.000 27.27 % 37.50 % 8 1 48 no",
     ]
     assert lines[head].index("[ms]") + 4 == lines[head + 1].index("33") + 2
     assert "times: per action: one stage, one microbatch" in lines
@@ -316,9 +327,9 @@ def test_a_narrow_terminal_folds_names_and_keeps_numbers_whole(width: int) -> No
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     first = next(line for line in lines if "1.156" in line or line.startswith("1f1b"))
-    assert first.split() == ["1f1b", "234", "1.156", "17.95", "%", "17.95", "%", "8", "1", "448"]
+    assert first.split() == ["1f1b", "234", "1.156", "17.95", "%", "21.88", "%", "8", "1", "448"]
     assert any(
-        " ".join(line.split()).endswith("202.5 1.000 5.19 % 5.19 % 9.75 1 1,984") for line in lines
+        " ".join(line.split()).endswith("202.5 1.000 5.19 % 5.47 % 9.75 1 1,984") for line in lines
     )
     assert not any("…" in line for line in lines)
 
@@ -331,19 +342,22 @@ def test_pictures_are_written_by_the_view_with_the_headline(
         save=lambda timelines, path, **more: calls.append((timelines, path, more))
     )
     monkeypatch.setitem(sys.modules, "debubble.view.files", view)
-    result = db.compare(["1f1b"], ranks=2, microbatches=2)
+    result = db.compare(["1f1b"], ranks=2, microbatches=2, memory=3, time_unit="ms")
     result.save(tmp_path / "a.png")
-    result.save(tmp_path / "b.png", title="mine")
-    assert calls == [
-        (result.timelines, tmp_path / "a.png", {"title": result.headline}),
-        (result.timelines, tmp_path / "b.png", {"title": "mine"}),
-    ]
+    result.save(tmp_path / "b.txt", title="mine")
+    result.save(tmp_path / "c.html")
+    assert [path.name for _, path, _ in calls] == ["a.png", "b.txt", "c.html"]
+    assert all(timelines == result.timelines for timelines, _, _ in calls)
+    png, text, page = (options for _, _, options in calls)
+    assert png == {"title": result.headline, "time_unit": "ms", "limit": 3}
+    assert text == {"title": "mine", "time_unit": "ms"}
+    assert "<th>overhead</th>" in page["table_html"]
 
 
 def test_notebooks_show_a_table_with_everything_escaped_and_the_pictures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    page = SimpleNamespace(cell=lambda timelines: f"<svg>{len(timelines)} pictures</svg>")
+    page = SimpleNamespace(cell=lambda timelines, **_: f"<svg>{len(timelines)} pictures</svg>")
     monkeypatch.setitem(sys.modules, "debubble.view.page", page)
     html = db.compare([custom("0F0 0F1 0B0 0B1", name="<mine>")])._repr_html_()
     assert "&lt;mine&gt;" in html

@@ -98,7 +98,7 @@ def test_published_schedules_without_flush_need_the_versions_they_name() -> None
     report = db.check(one)
     assert {problem.code for problem in report.problems} == {"weight-versions"}
     # Rank r has 3 − r forwards of the next iteration behind it when it steps, twice.
-    assert len(report) == 2 * (3 + 2 + 1)
+    assert report.count == 2 * (3 + 2 + 1)
 
 
 def test_a_microbatch_that_does_not_exist_belongs_to_no_iteration() -> None:

@@ -33,6 +33,7 @@ def compare(
     iterations: int | None = None,
     options: Mapping[str, Any] | None = None,
     time_unit: str = "",
+    memory_unit: str = "",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
@@ -55,8 +56,8 @@ def compare(
         of ``costs.activation``. Schedules above it are ranked behind those within.
     p2p_mode
         How ranks exchange results, see :func:`debubble.simulate`.
-    time_unit
-        What times are in, for display: ``"ms"``.
+    time_unit, memory_unit
+        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
 
@@ -122,6 +123,7 @@ def compare(
         memory=memory,
         p2p_mode=p2p_mode,
         time_unit=time_unit,
+        memory_unit=memory_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
     )
 
@@ -183,7 +185,7 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
     """A schedule that somebody hands in may lack actions, and would look fast."""
     found = check(schedule, p2p_mode=mode)
     if not found:
-        more = f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+        more = f" (and {found.count - 1:,} more)" if found.count > 1 else ""
         raise ParameterError(f"{found.problems[0]}{more}")
 
 

@@ -107,7 +107,7 @@ class Comparison:
         Name and reason of schedules that could not be made or run.
     notes
         What to know before believing the ranking, for instance that the models differ.
-    costs, memory, p2p_mode, time_unit
+    costs, memory, p2p_mode, time_unit, memory_unit
         What was asked for.
     baseline
         Name of the first schedule asked for, which the headline compares the best with.
@@ -120,6 +120,7 @@ class Comparison:
     memory: float | None = None
     p2p_mode: P2PMode = "overlapped"
     time_unit: str = ""
+    memory_unit: str = ""
     baseline: str = ""
 
     @property
@@ -143,7 +144,7 @@ class Comparison:
             small = min(self.rows, key=lambda row: row.peak_activation)
             return (
                 f"no schedule fits {limit}; {small.name} comes nearest, "
-                f"with {amount_text(small.peak_activation, self.costs)}"
+                f"with {self._amount(small.peak_activation)}"
             )
         head = f"{best.name} is fastest"
         if limit:
@@ -172,8 +173,8 @@ class Comparison:
         }
         if self.costs.message > 0:
             words["p2p_volume"] += f", times the message size of {self.costs.message:g}"
-        if self.time_unit:
-            words["time_unit"] = self.time_unit
+        units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}
+        words |= {name: unit for name, unit in units.items() if unit}
         names = ("makespan", "bubble_ratio", "stage_bubble_rate", "overhead", "parameter_copies")
         words |= {name: MEASURES[name] for name in names}
         words["peak_activation"] = "of the fullest rank"
@@ -230,21 +231,29 @@ class Comparison:
 
     def save(self, path: str | Path, title: str | None = None) -> None:
         """Write a picture of all timelines, best first: .png, .svg, .pdf, .html or .txt."""
+        options: dict[str, Any] = {"time_unit": self.time_unit}
+        ending = Path(path).suffix.lower()
+        if ending != ".txt":
+            options["limit"] = self.memory
+        if ending == ".html":
+            options["table_html"] = self._table_html()
         files = importlib.import_module("debubble.view.files")
-        files.save(self.timelines, path, title=title or self.headline)
+        files.save(self.timelines, path, title=title or self.headline, **options)
 
     def _repr_html_(self) -> str:
+        footer = "<br>".join(map(escape, self._footer()))
+        pictures = importlib.import_module("debubble.view.page").cell(
+            self.timelines, time_unit=self.time_unit, limit=self.memory
+        )
+        return f"<p><b>{escape(self.headline)}</b></p>{self._table_html()}<p>{footer}</p>{pictures}"
+
+    def _table_html(self) -> str:
         heads = "".join(f"<th>{escape(' '.join(head).strip())}</th>" for head in self._heads())
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
             for cells in self._cells()
         )
-        footer = "<br>".join(map(escape, self._footer()))
-        pictures = importlib.import_module("debubble.view.page").cell(self.timelines)
-        return (
-            f"<p><b>{escape(self.headline)}</b></p><table><tr>{heads}</tr>{body}</table>"
-            f"<p>{footer}</p>{pictures}"
-        )
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
     def _heads(self) -> list[tuple[str, str, str]]:
         """Three lines over every column, so that a table fits in 80 columns."""
@@ -253,7 +262,7 @@ class Comparison:
             ("", "makespan", f"[{self.time_unit}]") if self.time_unit else ("", "", "makespan"),
             ("", "time /", "best"),
             ("", "bubble", "ratio"),
-            ("stage", "bubble", "rate"),
+            ("", "", "overhead"),
             ("peak", "activa-", "tion"),
             ("para-", "meter", "copies"),
             ("", "p2p", "volume"),
@@ -267,7 +276,7 @@ class Comparison:
                 number(row.makespan),
                 f"{row.ratio:.3f}",
                 percent(row.bubble_ratio),
-                percent(row.stage_bubble_rate),
+                percent(row.overhead),
                 number(row.peak_activation),
                 str(row.parameter_copies),
                 number(row.p2p_volume),
@@ -283,12 +292,14 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        return lines + [f"{key}: {words[key]}" for key in ("times", "p2p", "memory")]
+        shown = ("times", "p2p", "p2p_volume", "memory")
+        return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown]
 
     def _limit(self) -> str:
-        if self.memory is None:
-            return ""
-        return f"within {amount_text(self.memory, self.costs)}"
+        return "" if self.memory is None else f"within {self._amount(self.memory)}"
+
+    def _amount(self, value: float) -> str:
+        return amount_text(value, self.costs, self.memory_unit)
 
     def _time(self, value: float) -> str:
         return f"{number(value)} {self.time_unit}".rstrip()

@@ -106,10 +106,10 @@ def memory_text(costs: Costs) -> str:
     return f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
 
 
-def amount_text(amount: float, costs: Costs) -> str:
-    """An amount of activation memory with its unit, as far as it has a name."""
+def amount_text(amount: float, costs: Costs, unit: str = "") -> str:
+    """An amount of activation memory; `unit` is that of the activation costs, if it has a name."""
     if costs.activation is not None:
-        return f"{number(amount)} of activation memory"
+        return f"{number(amount)} {unit or 'of activation memory'}"
     return f"{number(amount)} activation unit{'' if amount == 1 else 's'}"
 
 

@@ -112,11 +112,13 @@ class Report:
         """Whether nothing is wrong."""
         return not self.problems
 
+    @property
+    def count(self) -> int:
+        """How many problems there are, listed or not."""
+        return len(self.problems) + sum(self.more.values())
+
     def __bool__(self) -> bool:
         return self.ok
-
-    def __len__(self) -> int:
-        return len(self.problems) + sum(self.more.values())
 
     @cached_property
     def peak_activation(self) -> NDArray[np.float64] | None:
@@ -152,7 +154,7 @@ class Report:
                 f"peak activation {number(float(peak.max()))}"
             )
         width = max(len(problem.code) for problem in self.problems)
-        lines = [f"{_count(len(self), 'problem')} in {self.schedule.name}:"]
+        lines = [f"{_count(self.count, 'problem')} in {self.schedule.name}:"]
         for code in CODES:
             lines += [f"  {code:<{width}}  {p}" for p in self.problems if p.code == code]
             if code in self.more:
@@ -160,7 +162,7 @@ class Report:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        found = "ok" if self.ok else _count(len(self), "problem")
+        found = "ok" if self.ok else _count(self.count, "problem")
         return f"<Report {self.schedule.name}: {found}>"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
+from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
 from debubble.core.schedule import Schedule
 
@@ -109,7 +110,7 @@ def _gradients(
     found: Findings,
 ) -> None:
     """Backwards on the wrong side of a step."""
-    period = schedule.microbatches * schedule.slices
+    period = period_of(schedule)
     begin = int(schedule.offsets[steps.rank])
     weight = (kinds == Kind.W) | (kinds == Kind.B)
     lost = (weight | (kinds == Kind.I)) & (units < done * period)
@@ -140,7 +141,7 @@ def _weights(
     found: Findings,
 ) -> None:
     """Forwards whose weights are gone before their backward."""
-    period = schedule.microbatches * schedule.slices
+    period = period_of(schedule)
     versions = schedule.weight_versions
     early = (kinds == Kind.F) & (units >= (done + versions) * period)
 

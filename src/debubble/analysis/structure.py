@@ -68,9 +68,14 @@ def inspect_structure(schedule: Schedule, found: Findings) -> None:
     _cells(columns, found)
 
 
+def period_of(schedule: Schedule) -> int:
+    """Microbatches (or slices of them) of one iteration, as a number that arrays can hold."""
+    return min(schedule.microbatches * schedule.slices, MOST_UNITS << 4)
+
+
 def copies_of(schedule: Schedule, unit: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which copy of the model each microbatch runs through."""
-    period = schedule.microbatches * schedule.slices
+    period = period_of(schedule)
     return unit % period * schedule.placement.copies // period
 
 
