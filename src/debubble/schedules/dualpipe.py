@@ -134,6 +134,17 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     The first half of the microbatches enters at rank 0, the second half at the last rank. Where
     they meet, the forward of one runs together with the backward of the other, which hides the
     expert all-to-all. Parameters are held twice.
+
+    p = 4, m = 8, B twice as long as F::
+
+        r0 | F0 F1 F2 f4 i4 w4 f5 F3------ .  f6------ b6--- .  f7------ b7--- I2 W2 I3 W3
+           |                      b5------    B0------          B1------
+        r1 | .  F0 f4 F1 f5 F2 b4--- f6------ F3------ f7------ b6--- B2--- .  i7 I3 w7 W3
+           |                         B0------ b5------ B1------
+        r2 | .  f4 F0 f5 F1 f6 B0--- F2------ f7------ F3------ B2--- b6--- .  I3 i7 W3 w7
+           |                         b4------ B1------ b5------
+        r3 | f4 f5 f6 F0 I0 W0 F1 f7------ .  F2------ B2--- .  F3------ B3--- i6 w6 i7 w7
+           |                      B1------    b4------          b5------
     """
     half = microbatches // 2
     depth = ranks // 2
@@ -189,6 +200,13 @@ def dualpipe_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     Every rank serves stage r on the way down and stage 2p − 1 − r on the way back, one copy of the
     model, the same bubble formula.
+
+    p = 2, m = 4, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 i0 w0 f1 F3------ .  f2------ b2--- .  f3------ b3--- I2 W2 I3 W3
+           |                      b1------    B0------          B1------
+        r1 | .  F0 f0 F1 f1 F2 b0--- f2------ F3------ f3------ b2--- B2--- .  i3 I3 w3 W3
+           |                         B0------ b1------ B1------
     """
     numbers = np.arange(microbatches)
     for rank in range(ranks):

@@ -32,6 +32,13 @@ def gpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     The backwards run in microbatch order; the paper draws them reversed, which takes the same time
     when all stages are equal. Memory grows with the number of microbatches.
+
+    p = 4, m = 4, B twice as long as F::
+
+        r0 | F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B0--- B1--- B2--- B3---
+        r1 | .  F0 F1 F2 F3 .  .  .  .  .  .  B0--- B1--- B2--- B3--- .  .
+        r2 | .  .  F0 F1 F2 F3 .  .  .  B0--- B1--- B2--- B3--- .  .  .  .
+        r3 | .  .  .  F0 F1 F2 F3 B0--- B1--- B2--- B3--- .  .  .  .  .  .
     """
     numbers = range(microbatches)
     for rank in range(ranks):

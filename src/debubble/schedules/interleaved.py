@@ -86,6 +86,11 @@ def interleaved_1f1b(
     The bubble is v times smaller than 1F1B's; memory and communication are larger. A larger group
     hides more latency and keeps more activations. Rank r warms up with 2(p − 1 − r) + (v − 1)g
     chunk forwards.
+
+    p = 2, m = 4, B twice as long as F::
+
+        r0 | F0 F1 f0 f1 F2 .  b0--- F3 b1--- f2 B0--- f3 B1--- .  b2--- .  b3--- B2--- B3---
+        r1 | .  F0 F1 f0 b0--- f1 b1--- F2 B0--- F3 B1--- f2 b2--- f3 b3--- B2--- B3--- .  .
     """
     size = group_size or ranks
     for rank in range(ranks):
@@ -135,6 +140,13 @@ def interleaved_overlap(
 
     The forward and the backward of a steady pair belong to different microbatches and do not wait
     for each other: expert all-to-all of one hides behind the computation of the other.
+
+    p = 2, m = 4, B twice as long as F::
+
+        r0 | F0 F1 f0 f1 F2 .  .  F3------ f2------ f3------ B1--- .  b2--- b3--- B2--- B3---
+           |                      b0------ b1------ B0------
+        r1 | .  F0 F1 f0 f1------ F2------ F3------ f2------ f3------ b3--- B2--- B3--- .  .
+           |             b0------ b1------ B0------ B1------ b2------
     """
     size = group_size or ranks
     for rank in range(ranks):

@@ -52,6 +52,13 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     At most p − r microbatches are in flight on rank r, whatever their number: the time of GPipe at
     a memory that does not grow with m.
+
+    p = 4, m = 6, B twice as long as F::
+
+        r0 | F0 F1 F2 F3 .  .  .  .  .  .  B0--- F4 B1--- F5 B2--- .  B3--- .  B4--- .  B5---
+        r1 | .  F0 F1 F2 .  .  .  .  B0--- F3 B1--- F4 B2--- F5 B3--- .  B4--- .  B5--- .  .
+        r2 | .  .  F0 F1 .  .  B0--- F2 B1--- F3 B2--- F4 B3--- F5 B4--- .  B5--- .  .  .  .
+        r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
     for rank in range(ranks):
         yield warm_alternate_drain(rank, microbatches, ranks - 1 - rank)
@@ -81,6 +88,13 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     Up to 2(p − r) − 1 microbatches in flight buy that a round trip of latency is paid once, not
     once per p microbatches.
+
+    p = 4, m = 6, B twice as long as F::
+
+        r0 | F0 F1 F2 F3 F4 F5 .  .  .  .  B0--- .  B1--- .  B2--- .  B3--- .  B4--- .  B5---
+        r1 | .  F0 F1 F2 F3 F4 .  .  B0--- F5 B1--- .  B2--- .  B3--- .  B4--- .  B5--- .  .
+        r2 | .  .  F0 F1 F2 .  B0--- F3 B1--- F4 B2--- F5 B3--- .  B4--- .  B5--- .  .  .  .
+        r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
     for rank in range(ranks):
         yield warm_alternate_drain(rank, microbatches, 2 * (ranks - 1 - rank))

@@ -42,6 +42,15 @@ def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     Twice the warm-up of 1F1B makes the two halves of a pair independent of each other, so that the
     communication of one can hide behind the computation of the other.
+
+    p = 3, m = 6, B twice as long as F::
+
+        r0 | F0 F1 F2 F3 F4 .  .  .  .  F5------ B1--- .  B2--- B3--- .  B4--- B5---
+           |                            B0------
+        r1 | .  F0 F1 F2 .  .  F3------ F4------ F5------ B3--- .  B4--- B5--- .  .
+           |                   B0------ B1------ B2------
+        r2 | .  .  F0 F1------ F2------ F3------ F4------ F5------ B5--- .  .  .  .
+           |          B0------ B1------ B2------ B3------ B4------
     """
     numbers = range(microbatches)
     for rank in range(ranks):

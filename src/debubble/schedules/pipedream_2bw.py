@@ -64,6 +64,12 @@ def pipedream_2bw(
 
     Gradients are computed with weights that are one step old; the previous version is kept for the
     microbatches that are still in flight when a rank steps.
+
+    p = 3, m = 3, 2 iterations, B twice as long as F::
+
+        r0 | F0 F1 F2 .  .  .  .  B0--- F0 B1--- F1 B2---|F2 B0--- .  B1--- .  B2---|
+        r1 | .  F0 F1 .  .  B0--- F2 B1--- F0 B2---|F1 B0--- F2 B1--- .  B2---|.  .
+        r2 | .  .  F0 B0--- F1 B1--- F2 B2---|F0 B0--- F1 B1--- F2 B2---|.  .  .  .
     """
     for rank in range(ranks):
         yield never_drained(rank, ranks, microbatches, iterations, ranks - 1 - rank)
@@ -97,6 +103,11 @@ def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -
 
     The warm-up never exceeds one iteration, so that at most one optimizer step falls between a
     forward and its backward.
+
+    p = 2, m = 3, 2 iterations, B twice as long as F::
+
+        r0 | F0 F1 F2 .  B0--- F0 B1--- F1 B2---|F2 B0--- .  B1--- .  B2---|
+        r1 | .  F0 B0--- F1 B1--- F2 B2---|F0 B0--- F1 B1--- F2 B2---|.  .
     """
     for rank in range(ranks):
         warm_up = min(2 * (ranks - 1 - rank), microbatches)

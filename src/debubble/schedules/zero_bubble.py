@@ -71,6 +71,13 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
     The drain no longer waits idle for gradients to come back: it runs W. The bubble shrinks from
     (p − 1)(F + I + W) to (p − 1)(F + I − W), measured as the largest stage time; memory stays p
     microbatches on every rank.
+
+    p = 4, m = 5::
+
+        r0 | F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4
+        r1 | .  F0 F1 F2 .  .  I0 F3 I1 W0 F4 I2 W1 I3 W2 I4 W3 W4
+        r2 | .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 F4 I3 W1 I4 W2 W3 W4
+        r3 | .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4
     """
     for rank in range(ranks):
         yield split_1f1b(rank, microbatches, ranks - 1 - rank, rank)

@@ -1,0 +1,115 @@
+"""What is known about a schedule: constraints, closed forms, options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a schedule needs of its parameters.
+
+    Parameters
+    ----------
+    parameter
+        Name of the parameter to change when the constraint does not hold.
+    text
+        The constraint as a sentence, for instance "microbatches is a multiple of ranks".
+    holds
+        Whether a case (a namespace of all parameters) meets it.
+    """
+
+    parameter: str
+    text: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """A formula for one quantity of a schedule, for costs that are the same on all stages.
+
+    Parameters
+    ----------
+    quantity
+        ``"makespan"``, ``"stage_time"`` (the largest over ranks) or ``"peak_activation"`` (of
+        every rank, or of the fullest when `value` gives one number).
+    text
+        The formula for people, in per-action times F, I, W, B, O, latency c, and p, m, v.
+    value
+        The formula for a case with attributes p, m, v, F, I, W, B, O, c and the options.
+    accuracy
+        ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
+    holds
+        Where the formula is valid, beyond uniform costs.
+    condition
+        The same for people, empty when always valid.
+    """
+
+    quantity: str
+    text: str
+    value: Callable[[Any], float | list[float]]
+    accuracy: str = "exact"
+    holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
+    condition: str = ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter that only some schedules have."""
+
+    name: str
+    type: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered schedule and what is known about it; see :func:`register`."""
+
+    name: str
+    order: Callable[..., Iterable[Program]]
+    title: str
+    year: int
+    source: str
+    placement: Callable[[int, int], Placement]
+    chunks: int | None = None
+    default_chunks: int = 1
+    aliases: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    forms: tuple[ClosedForm, ...] = ()
+    options: tuple[Option, ...] = ()
+    weight_versions: int = 1
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """What the schedule does, with its figure: the docstring of its function."""
+        return inspect.getdoc(self.order) or ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters its function takes."""
+        return tuple(inspect.signature(self.order).parameters)
+
+    @property
+    def uses_costs(self) -> bool:
+        """Whether the order depends on the costs."""
+        return "costs" in self.parameters
+
+    def case(self, **values: Any) -> SimpleNamespace:
+        """All parameters in one namespace, with defaults filled in, none of them checked."""
+        defaults = {option.name: option.default for option in self.options}
+        given = {key: value for key, value in values.items() if value is not None}
+        chunks = self.chunks or self.default_chunks
+        return SimpleNamespace(
+            **{"chunks": chunks, "iterations": None, "costs": None, "memory": None}
+            | defaults
+            | given
+        )

@@ -1,0 +1,413 @@
+"""List scheduling under memory limits: the engine behind every schedule computed from costs.
+
+**One pass.** Ranks take turns in the order of time. A rank that becomes free looks at the next
+microbatch of each of its stages: forwards and backwards for input that could start now or at a
+known time, and pending backwards for weights. It starts the most urgent forward or backward that
+can start soonest. Backwards for weights fill gaps and make room when a forward needs memory.
+Every stage keeps microbatch order. What "urgent" means is a *policy* of seven numbers
+(:data:`LEVELS`):
+
+* Due dates choose between forwards and backwards. Microbatch b is due at a stage at b·T plus the
+  time a lone microbatch takes to get there, stretched by one factor on the way up and by another on
+  the way down, plus an offset at the turn; T is the busiest rank's work for a microbatch. Small
+  factors finish old microbatches first, large ones keep the early stages busy.
+* Caps keep a stage from filling memory that its rank's other stages need. By Little's law a stage
+  that keeps a pace of x microbatches per time and holds each for a time t has x·t in flight. All
+  stages get the same x, the largest that every rank's memory allows; t is the round trip of a
+  lone microbatch plus a delay, and x·t is rounded up or down.
+* How long a gap must be for a backward for weights, as a part of it, and how long an urgent forward
+  is waited for although something else could start.
+
+**No deadlock.** Let f(s) and i(s) count the forwards and backwards for input started at stage s,
+a(s) be its activation and M(r) the limit of rank r. Besides fitting into what is free, a forward
+may start only if afterwards, summed over the stages s of its rank,
+
+    Σ a(s) · max(1, f(s) − f(S−1)) ≤ M(r).
+
+As f(S−1) only grows, this stays true. Suppose all ranks wait. Then no backward for weights is
+pending, and no backward for input has its input; so every microbatch that has passed the last
+stage is done everywhere, i(s) = f(S−1), and rank r holds Σ a(s)·(f(s) − f(S−1)). If work is left,
+microbatch b = f(S−1) has its input at the first stage with f(s) = b. Adding a(s) there leaves the
+memory at most at the sum above, which that forward does not change, and no cap applies to a
+stage with nothing in flight: the forward can start, so the ranks do not all wait.
+
+The condition is also necessary. When b passes the last stage it holds an activation at every
+stage, and so does every younger microbatch wherever it has been: f(s) − b at stage s. At the start
+it reads Σ a(s) ≤ M(r): **the smallest limit that works is what one microbatch leaves on all stages
+of the rank**, for any placement (:func:`smallest_memory`).
+
+**Many passes.** No policy is best everywhere. A list of policies is tried in order, then variations
+of the best, until a lower bound is met or a budget is spent; the budget counts placed actions, so
+that results do not depend on the machine. A pass is dropped as soon as the time some rank has
+lost shows that it cannot come near the best. Policies for many microbatches are compared on
+fewer. Published orders can take part: the result is never worse than the best that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from debubble.core.actions import Kind, Program
+from debubble.core.costs import CostTable
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import compile_graph
+from debubble.engine.memory import measure_memory
+from debubble.engine.timeline import Timeline
+from debubble.schedules._greedy_kernel import NEVER, PARAMETERS, SCORES, list_schedule
+
+Policy: TypeAlias = tuple[float, ...]
+
+OBJECTIVES = ("makespan", "stage-time")
+
+LEVELS: dict[str, Policy] = {
+    "forward stretch": (0, 0.5, 1, 1.5, 2, 3, 4),
+    "backward stretch": (0, 0.5, 1, 1.5, 2, 3),
+    "turn": (-4, -1, 0, 0.5, 1, 1.5, 2, 3, 4),
+    "cap rounding": (-0.25, -0.1, 0, 0.1, 0.25, 0.4, 99),
+    "cap delay": (0, 0.25, 0.5, 0.75, 1, 1.5, 2),
+    "gap": (0, 0.3, 0.4, 0.5, 0.6, 0.75, 1),
+    "patience": (0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
+}
+"""Values the numbers of a policy take; turn, delay and patience in periods T."""
+
+POLICIES: tuple[Policy, ...] = (
+    (4, 2, 0, 0.4, 2, 0.6, 0.02),
+    (1.5, 1.5, 0.5, 0, 0.5, 0.4, 0.15),
+    (0, 3, -4, 0.4, 1, 0.5, 0.05),
+    (2, 3, 0, 99, 0, 0.3, 0.1),
+    (0, 3, 4, 0, 0.75, 0.6, 0.1),
+    (0, 3, 2, 0, 0.5, 0.6, 0),
+    (1.5, 3, 3, 0, 0.25, 0.4, 0.15),
+    (2, 3, 0, 0.1, 0.75, 0, 0),
+    (0, 1.5, 0, 0, 0.5, 1, 0.2),
+    (2, 2, 0.5, 0.1, 0.5, 1, 0.05),
+    (4, 1.5, 0, 99, 0.75, 0.75, 0.15),
+    (1.5, 2, 0.5, 0.1, 0.5, 0.75, 0.3),
+    (0, 2, 0, 0.25, 0.75, 0.3, 0.02),
+    (2, 0, 0.5, 0.4, 2, 0.3, 0.2),
+    (3, 3, 0.5, -0.1, 0.25, 0.6, 0.15),
+    (0, 3, 0.5, 99, 0.25, 0, 0.05),
+)
+"""Policies to try first. A greedy cover of 390 problems (2 to 16 ranks, mostly a V; even and uneven
+costs; tight and loose memory), so that every prefix is about as good as its length allows."""
+
+TOLERANCE = 1e-9
+"""Relative slack of memory limits and of equal times."""
+
+SMALLEST_BUDGET = 60_000
+"""Actions placed in a search, at least: a quarter of a second without compiled code."""
+
+BUDGET_PER_ACTION = 3
+"""Actions placed in a search per action of the schedule."""
+
+MOST_PASSES = 128
+FEW_MICROBATCHES = 32
+"""Policies are compared on this many microbatches, or 2p, when there are at least twice as many."""
+
+FINALISTS = 2
+"""Policies that are tried on all microbatches after they were compared on fewer."""
+
+BATCH = 8
+"""Policies per call of the kernel."""
+
+PARENTS = 6
+"""How many of the best policies are varied."""
+
+ATTEMPTS = 20
+"""Variations drawn for each one wanted; some were tried before."""
+
+GIVE_UP = 0.02
+"""How much worse than the best a pass may be before it is dropped."""
+
+
+def schedule(
+    placement: Placement,
+    table: CostTable,
+    microbatches: int,
+    memory: ArrayLike,
+    *,
+    objective: str = "makespan",
+    published: Iterable[Sequence[Program]] = (),
+    effort: float = 1.0,
+) -> list[Program]:
+    """Order the work of all ranks for given costs and memory limits.
+
+    Parameters
+    ----------
+    placement
+        Any placement of one copy of the model.
+    table
+        Costs of every stage and link; overlapped pairs and full backwards are not used.
+    microbatches
+        Microbatches m of one iteration.
+    memory
+        Limit for the activations on each rank, one number or shape ``(ranks,)``, in the unit of
+        ``table.activation``.
+    objective
+        ``"makespan"`` or ``"stage-time"`` (the largest over ranks). Ties are broken by the
+        other one, then by memory.
+    published
+        Complete orders that take part in the choice where they fit into the memory.
+    effort
+        Multiplies how many policies are tried.
+
+    Returns
+    -------
+    list of Program
+        F, I and W actions of every rank; every stage in microbatch order.
+
+    Raises
+    ------
+    ParameterError
+        When a limit is below :func:`smallest_memory`.
+    """
+    assert placement.copies == 1, "list scheduling needs a placement with one copy"
+    if objective not in OBJECTIVES:
+        raise ParameterError(
+            f"objective is '{objective}'; {did_you_mean(str(objective), OBJECTIVES)}"
+        )
+    limits = check_memory(placement, table, memory)
+    problem = _Problem(placement, table, microbatches, limits, objective)
+    measured = (problem.measured(programs) for programs in published)
+    candidates = [candidate for candidate in measured if candidate is not None]
+    if not any(problem.meets_bound(candidate) for candidate in candidates):
+        candidates.append(_search(problem, effort))
+    return min(candidates, key=_key).programs
+
+
+def smallest_memory(placement: Placement, table: CostTable) -> NDArray[np.float64]:
+    """Smallest limit of every rank under which a schedule exists, shape ``(ranks,)``.
+
+    It is what one microbatch leaves on the rank's stages together: before its first backward it
+    has been through all of them, and one microbatch at a time needs no more.
+    """
+    return _per_rank(placement, table.activation)
+
+
+def _per_rank(placement: Placement, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of values per stage over the stages of each rank."""
+    sums = np.zeros(placement.ranks)
+    np.add.at(sums, placement.ranks_of_stages, values)
+    return sums
+
+
+def check_memory(placement: Placement, table: CostTable, memory: ArrayLike) -> NDArray[np.float64]:
+    """Memory limits as one number per rank, shape ``(ranks,)``.
+
+    Raises
+    ------
+    ParameterError
+        When there are too many or too few numbers, or one is too small for any schedule.
+    """
+    given = np.asarray(memory, dtype=np.float64)
+    if given.shape not in ((), (placement.ranks,)):
+        raise ParameterError(
+            f"memory has {given.size} limits for {placement.ranks} ranks; "
+            "give one number, or one per rank"
+        )
+    limits = np.broadcast_to(given, (placement.ranks,)).copy()
+    needed = smallest_memory(placement, table)
+    short = np.flatnonzero(~(limits >= needed * (1 - TOLERANCE / 2)))
+    if len(short):
+        rank = int(short[np.argmax(needed[short])])
+        raise ParameterError(
+            f"memory {limits[rank]:.12g} is too small for rank {rank}, where one microbatch "
+            f"leaves {needed[rank]:.12g}; give at least {needed[rank]:.12g}"
+        )
+    return limits
+
+
+class _Candidate(NamedTuple):
+    """A result; `programs` is empty while policies are only compared."""
+
+    key: tuple[float, float, float]
+    """What to minimise: the objective, the other time, the largest share of a memory limit. Times
+    are rounded, so that rounding errors do not decide."""
+    time: float
+    programs: list[Program]
+
+
+def _key(candidate: _Candidate) -> tuple[float, float, float]:
+    return candidate.key
+
+
+class _Problem:
+    """A problem as the arrays of the kernel, with its scratch space."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        table: CostTable,
+        microbatches: int,
+        limits: NDArray[np.float64],
+        objective: str,
+    ) -> None:
+        self.placement = placement
+        self.table = table
+        self.microbatches = microbatches
+        self.limits = limits
+        self.objective = objective
+        self.size = 3 * placement.stages * microbatches
+
+        ranks, stages = placement.ranks, placement.stages
+        homes = np.array(placement.ranks_of_stages)
+        stages_on = np.bincount(homes, minlength=ranks)
+        self.offsets = np.concatenate([[0], np.cumsum(stages_on)])
+        F, I, W = (np.array(table.duration[kind]) for kind in (Kind.F, Kind.I, Kind.W))
+        work = _per_rank(placement, F + I + W)
+        self.period = float(work.max())
+
+        # When a microbatch that is alone gets everywhere.
+        up = np.append(0.0, table.link[homes[:-1], homes[1:]])
+        down = np.append(table.link[homes[1:], homes[:-1]], 0.0)
+        forward_at = np.append(0.0, np.cumsum(F[:-1] + up[1:]))
+        way_back = np.append(0.0, np.cumsum((I[1:] + down[:-1])[::-1]))[::-1]
+        input_at = forward_at[-1] + F[-1] + way_back
+        lifespan = input_at + I - forward_at
+
+        head = np.full(ranks, -np.inf)
+        for stage in reversed(range(stages)):
+            head[homes[stage]] = forward_at[stage]
+        alone = float(input_at[0] + I[0] + W[0])
+        self.bound = (
+            microbatches * self.period
+            if objective == "stage-time"
+            else max(alone, float((head + microbatches * work).max()))
+        )
+
+        filled = smallest_memory(placement, table)
+        # Beyond everything at once a limit means nothing, and infinity has no shares.
+        memory = np.minimum(limits, 1e6 * microbatches * filled.max()) * (1 + TOLERANCE)
+        self._fixed = (
+            homes, self.offsets, np.argsort(homes, kind="stable"), F, I, W, up, down,
+            np.array(table.activation), np.array(table.kept), forward_at, input_at, lifespan,
+            memory, filled, _per_rank(placement, table.activation * lifespan), microbatches * work,
+        )  # fmt: skip
+        cells = stages * (microbatches + 1)
+        leaves = 1 << (ranks - 1).bit_length()
+        self._scratch = (
+            *_arrays("f8", cells, 2), *_arrays("i8", stages, 4), *_arrays("f8", stages, 6),
+            *_arrays("f8", ranks, 3), *_arrays("i8", ranks), *_arrays("f8", ranks + 1),
+            *_arrays("i8", ranks + 1), *_arrays("i8", 2 * leaves),
+        )  # fmt: skip
+        self._order = np.zeros(self.size, dtype=np.int64)
+
+    def shortened(self, microbatches: int) -> _Problem:
+        """The same problem with fewer microbatches."""
+        return _Problem(self.placement, self.table, microbatches, self.limits, self.objective)
+
+    def candidate(self, makespan: float, stage_time: float, share: float) -> _Candidate:
+        """A result without programs."""
+        times = (makespan, stage_time)
+        if self.objective == "stage-time":
+            times = (stage_time, makespan)
+        scale = self.microbatches * self.period or 1.0
+        key = (round(times[0] / scale, 9), round(times[1] / scale, 9), round(share, 6))
+        return _Candidate(key, times[0], [])
+
+    def run(
+        self, policies: Sequence[Policy], give_up: float = NEVER
+    ) -> tuple[list[_Candidate], int]:
+        """Times of some policies, and how many actions were placed to find them."""
+        scores = np.zeros(SCORES * len(policies))
+        list_schedule.run(
+            len(policies) * self.size,
+            np.array(policies, dtype=np.float64).ravel(),
+            self.microbatches,
+            self.period,
+            give_up,
+            GIVE_UP,
+            self.objective == "stage-time",
+            *self._fixed,
+            *self._scratch,
+            scores,
+            self._order,
+        )
+        makespans, stage_times, shares, steps = scores.reshape(-1, SCORES).T.tolist()
+        return list(map(self.candidate, makespans, stage_times, shares)), int(sum(steps))
+
+    def solved(self, policy: Policy) -> _Candidate:
+        """The complete order one policy leads to."""
+        (candidate,), _ = self.run([policy])
+        ends = 3 * self.microbatches * self.offsets
+        programs = [self._order[a:b].copy() for a, b in pairwise(ends.tolist())]
+        return candidate._replace(programs=programs)
+
+    def measured(self, programs: Sequence[Program]) -> _Candidate | None:
+        """An order from elsewhere, simulated; None when it does not fit into the memory."""
+        order = Schedule.from_programs("order", self.placement, self.microbatches, programs)
+        peak = measure_memory(order, self.table).peak
+        if np.any(peak > self.limits * (1 + TOLERANCE)):
+            return None
+        graph = compile_graph(order)
+        vector = graph.cost_vector(self.table)
+        timeline = Timeline(graph, self.table, vector, graph.evaluate(vector))
+        share = np.max(peak / np.maximum(self.limits, np.finfo(float).tiny))
+        candidate = self.candidate(timeline.makespan, timeline.stage_time.max(), float(share))
+        return candidate._replace(programs=list(programs))
+
+    def meets_bound(self, candidate: _Candidate) -> bool:
+        """Whether nothing can be better, except where times are equal."""
+        return candidate.time <= self.bound * (1 + TOLERANCE)
+
+
+def _arrays(dtype: str, size: int, count: int = 1) -> list[NDArray[Any]]:
+    return [np.zeros(size, dtype) for _ in range(count)]
+
+
+def _search(problem: _Problem, effort: float) -> _Candidate:
+    """Try policies within the budget; the order of the best."""
+    few = max(FEW_MICROBATCHES, 2 * problem.placement.ranks)
+    trial = problem.shortened(few) if problem.microbatches >= 2 * few else problem
+    budget = effort * max(SMALLEST_BUDGET, BUDGET_PER_ACTION * problem.size)
+    random = Random(0)
+    tried: dict[Policy, tuple[float, float, float]] = {}
+    batch = list(POLICIES[:BATCH])
+    best = NEVER
+    while batch:
+        batch = batch[: max(1, int(budget / trial.size))]
+        candidates, steps = trial.run(batch, best * (1 + GIVE_UP))
+        budget -= steps
+        tried.update(zip(batch, map(_key, candidates), strict=True))
+        best = min(best, *(candidate.time for candidate in candidates))
+        wanted = min(BATCH, int(budget / trial.size), int(effort * MOST_PASSES) - len(tried))
+        if wanted < 1 or any(map(trial.meets_bound, candidates)):
+            break
+        batch = list(POLICIES[len(tried) : len(tried) + wanted])
+        if not batch:
+            parents = sorted(tried, key=tried.__getitem__)[:PARENTS]
+            batch = _variations(parents, wanted, tried, random)
+    # Policies that came to the same result would do so again.
+    different = {tried[policy]: policy for policy in reversed(tried)}
+    ranking = [different[key] for key in sorted(different)]
+    finalists = ranking[: 1 if trial is problem else FINALISTS]
+    return min((problem.solved(policy) for policy in finalists), key=_key)
+
+
+def _variations(
+    parents: Sequence[Policy], count: int, known: Container[Policy], random: Random
+) -> list[Policy]:
+    """New policies, each one to three small steps away from a good one."""
+    levels = list(LEVELS.values())
+    found: dict[Policy, None] = {}
+    for _ in range(ATTEMPTS * count):
+        if len(found) == count:
+            break
+        policy = list(parents[int(random.random() * len(parents))])
+        for _ in range(1 + int(random.random() * 3)):
+            which = int(random.random() * PARAMETERS)
+            values = levels[which]
+            step = (-2, -1, 1, 2)[int(random.random() * 4)]
+            place = values.index(policy[which]) + step
+            policy[which] = values[min(max(place, 0), len(values) - 1)]
+        if tuple(policy) not in known:
+            found[tuple(policy)] = None
+    return list(found)

@@ -1,0 +1,144 @@
+"""ZB-V: two chunks per rank in a V, split backward, no bubble in the memory of 1F1B."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from debubble.core.actions import Program, microbatches_of
+from debubble.core.costs import Costs
+from debubble.core.placement import Placement
+from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
+from debubble.schedules import _greedy
+from debubble.schedules.registry import ClosedForm, register
+
+
+def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
+    """The fixed order for F = I = W, from PyTorch's ``ScheduleZBVZeroBubble``.
+
+    For fewer than 2p − 1 microbatches it is the order for 2p − 1 with the others left out.
+    """
+    for rank in range(ranks):
+        total = max(2 * ranks - 1, microbatches)
+        numbers = range(total)
+        near, far = rank, 2 * ranks - 1 - rank
+        F0, I0, W0 = (make(near, numbers) for make in (forward, backward_input, backward_weight))
+        F1, I1, W1 = (make(far, numbers) for make in (forward, backward_input, backward_weight))
+
+        turn = ranks - rank
+        ahead = 2 * turn - 1
+        filling = total - ahead - rank  # steady groups that take in a new microbatch
+        steady = total - ranks
+        drain = total - rank
+        program = sequence(
+            F0[:ahead],
+            alternate(F1[:rank], F0[ahead : ahead + rank]),
+            alternate(F1[rank:ranks], I1[:turn], W1[:turn]),
+            alternate(
+                F0[ahead + rank :],
+                *(part[:filling] for part in (I0, W0, F1[ranks:], I1[turn:], W1[turn:])),
+            ),
+            alternate(
+                *(part[filling:steady] for part in (I0, W0, F1[ranks:])),
+                *(part[turn + filling : drain] for part in (I1, W1)),
+            ),
+            alternate(I0[steady : steady + rank], I1[drain:]),
+            alternate(I0[steady + rank :], W0[steady : steady + turn]),
+            W1[drain:],
+            W0[steady + turn :],
+        )
+        yield program[microbatches_of(program) < microbatches]
+
+
+def _as_published(case: Any) -> bool:
+    """Whether the published order is the best one, so that its formulas hold."""
+    return (
+        case.F == case.I == case.W
+        and case.c == 0
+        and case.memory is None
+        and (case.m >= 2 * case.p)
+    )
+
+
+@register(
+    "zb-v",
+    title="V placement and split backward: no bubble in the memory of 1F1B",
+    year=2023,
+    source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241; search: debubble",
+    placement=Placement.wave,
+    chunks=2,
+    aliases=("zbv",),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "2m(F + I + W) + (p − 1)F",
+            lambda k: 2 * k.m * (k.F + k.I + k.W) + (k.p - 1) * k.F,
+            holds=_as_published,
+            condition="F = I = W, no latency, m ≥ 2p, default memory",
+        ),
+        ClosedForm(
+            "stage_time",
+            "2m(F + I + W)",
+            lambda k: 2 * k.m * (k.F + k.I + k.W),
+            holds=_as_published,
+            condition="F = I = W, no latency, m ≥ 2p, default memory",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "p on every rank, in any case the memory limit",
+            lambda k: 2 * k.p * k.unit if k.memory is None else k.memory,
+            accuracy="upper bound",
+        ),
+    ),
+)
+def zb_v(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+) -> list[Program]:
+    """Stage s and stage 2p − 1 − s share a rank, so that the last stage is next to the first.
+
+    Rank 0 runs 2p − 1 forwards of its first chunk until the first microbatch is back at its second;
+    from then on every rank repeats F I W of one chunk and F I W of the other. All ranks hold the
+    activations of p microbatches, as rank 0 of 1F1B does. With F = I = W nobody waits between a
+    rank's first and last action. Two ranks, capitals for the first chunk::
+
+        0  F0 F1 F2 f0 i0 w0 f1 i1 w1 F3 I0 W0 f2 i2 w2 I1 W1 f3 i3 w3 I2 W2 I3 W3
+        1     F0 f0 F1 f1 i0 w0 F2 I0 W0 f2 i1 w1 F3 I1 W1 f3 i2 w2 I2 i3 I3 W2 w3 W3
+
+    That order leaks time when costs differ, and needs all of its memory. This function takes it
+    only where it is the best: it looks for an order that fits the costs of all ranks, the latency
+    of every link and the memory limit, see :mod:`debubble.schedules._greedy`.
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p and microbatches m, any numbers.
+    costs
+        What actions cost; the default is one unit of time for each F, I and W of a chunk.
+    memory
+        Limit for the activations on a rank, or one for each rank, in the unit of
+        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
+        is the published memory, 2p times the largest activation of a chunk. The smallest that works
+        is what one microbatch leaves on both chunks of a rank.
+    objective
+        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
+
+    Raises
+    ------
+    ParameterError
+        When the memory is too small, or the objective unknown.
+    """
+    placement = Placement.v(ranks)
+    table = (costs or Costs()).resolve(placement)
+    return _greedy.schedule(
+        placement,
+        table,
+        microbatches,
+        2 * ranks * table.activation.max() if memory is None else memory,
+        objective=objective,
+        published=[list(published_order(ranks, microbatches))],
+    )
