@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
     assert (timeline.stage_time >= timeline.busy - 1e-9).all()
     table = timeline.table
     row = schedule.placement.table[0]
-    hops = sum(table.link[a, b] + table.link[b, a] for a, b in zip(row, row[1:], strict=False))
+    hops = sum(table.link[a, b] + table.link[b, a] for a, b in pairwise(row))
     one_way = table.duration[0, : schedule.stages].sum()
     back = np.minimum(table.duration[1], table.duration[3])[: schedule.stages].sum()
     if costs.O is None:
@@ -107,7 +108,7 @@ def test_critical_path_is_contiguous_and_pays_the_makespan(
     steps = timeline.critical_path()
     assert steps[0].start == 0
     assert steps[-1].end == timeline.makespan
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         assert after.start >= before.end
         if after.waited_for == "rank":
             assert after.start == before.end

@@ -43,14 +43,16 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
         )
     if outcome == sweep.BAD_PAIR:
         return ScheduleError(
-            f"{where} is in a bad overlapped pair; a pair is one forward, then one backward: "
-            "(0F1;0B0)OVERLAP_F_B"
+            f"{where} is in a bad overlapped pair; a pair is one forward, then one backward "
+            "of another microbatch: (0F1;0B0)OVERLAP_F_B"
         )
     if outcome == sweep.BAD_STEP:
         return ScheduleError(f"{where} steps an iteration that was stepped before; remove one")
     misplaced = _first_misplaced(schedule)
     if misplaced is not None:
         return explain(schedule, *misplaced)
+    if outcome == sweep.ORDER and action.kind == Kind.R:
+        return ScheduleError(f"{where} recomputes what its backward has used; move it before that")
     return explain_stuck(schedule)
 
 

@@ -125,9 +125,11 @@ class EventGraph:
             )
         return names
 
-    def evaluate(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """End time of every node, shape ``(nodes + 1,)``, for one cost vector."""
-        end = np.empty(len(self.first))
+    def evaluate(
+        self, costs: NDArray[np.float64], out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """End time of every node, shape ``(nodes + 1,)``, for one cost vector; reuses `out`."""
+        end = np.empty(len(self.first)) if out is None else out
         walk.evaluate.run(len(self.first), self.first, self.second, self.lag, self.cost, costs, end)
         return end
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, kinds_of, pairs_of, unpack
+from debubble.core.actions import KIND_MASK, Action, Kind, kinds_of, pairs_of, unpack
 from debubble.core.costs import Costs, CostTable
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import TIMED_KINDS, EventGraph, P2PMode, compile_graph
@@ -107,11 +107,18 @@ class Timeline:
     @cached_property
     def _span(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         schedule = self.schedule
-        begins, ends = schedule.offsets[:-1], schedule.offsets[1:]
+        begins, ends = schedule.offsets[:-1].tolist(), schedule.offsets[1:].tolist()
         first = np.zeros(schedule.ranks)
         last = np.zeros(schedule.ranks)
-        for rank in np.flatnonzero(ends > begins):
-            nodes = self.graph.node[[begins[rank], ends[rank] - 1]]
+        for rank, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            # Transfers at either end of a program are not work.
+            while begin < end and schedule.actions[begin] & KIND_MASK > TIMED_KINDS:
+                begin += 1
+            while begin < end and schedule.actions[end - 1] & KIND_MASK > TIMED_KINDS:
+                end -= 1
+            if begin == end:
+                continue
+            nodes = self.graph.node[[begin, end - 1]]
             times = self.node_end[nodes]
             first[rank] = times[0] - self.costs[self.graph.cost[nodes[0]]]
             last[rank] = times[1]
@@ -205,10 +212,14 @@ class Timeline:
     def critical_path(self) -> list[Step]:
         """One longest chain of actions, first to last: its length is the makespan."""
         graph, schedule = self.graph, self.schedule
+        order = graph.order.copy()
+        # A transfer has one node for both its ends: it is shown as its send.
+        sends = np.flatnonzero(np.isin(kinds_of(schedule.actions), (Kind.SEND_F, Kind.SEND_B)))
+        order[graph.node[sends]] = sends
         steps: list[Step] = []
         previous_rank = -1
         for node in self._critical_nodes.tolist():
-            position = int(graph.order[node])
+            position = int(order[node])
             if position < 0:
                 continue
             rank = schedule.rank_of(position)

@@ -95,6 +95,7 @@ def compile_compute(
                 or actions[here] & KIND_MASK != 0
                 or actions[here + 1] & KIND_MASK == 0
                 or actions[here + 1] & KIND_MASK > 3
+                or actions[here] >> STAGE_SHIFT == actions[here + 1] >> STAGE_SHIFT
             ):
                 state[OUTCOME] = BAD_PAIR
                 return

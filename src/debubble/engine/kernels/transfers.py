@@ -1,0 +1,167 @@
+"""Find the transfers of a schedule, decide where they are received, and write the new programs.
+
+A transfer is named by the position of the action that produces what is sent: every action sends
+at most one thing. ``consumer[x]`` is the position of the action on another rank that needs it, −1
+when there is none. ``order`` lists the transfers in the order in which every rank receives them,
+and ``slot`` the position of the compute action before which each is received.
+"""
+
+from __future__ import annotations
+
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.engine.jit import Array, kernel
+
+
+@kernel(writes=("consumer",))
+def find_transfers(
+    actions: Array, home: Array, stages: int, units: int, needs: Array, consumer: Array
+) -> int:
+    """Match producers with consumers; returns how many stand on different ranks.
+
+    ``home`` is the rank of every position. ``needs[key] − 1`` is the position that needs a result,
+    whose key is s·U + u for a forward of stage s and (S + s)·U + u for a backward.
+    """
+    cells = stages * units
+    for position in range(len(actions)):
+        action = actions[position]
+        kind = action & KIND_MASK
+        key = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
+        if kind == 0 and key >= units:
+            needs[key - units] = position + 1
+        elif (kind == 1 or kind == 3) and key < cells - units:
+            needs[cells + key + units] = position + 1
+    count = 0
+    for position in range(len(actions)):
+        consumer[position] = -1
+        action = actions[position]
+        kind = action & KIND_MASK
+        key = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
+        if kind == 1 or kind == 3:
+            key += cells
+        elif kind != 0:
+            continue
+        needed = needs[key] - 1
+        if needed >= 0 and home[needed] != home[position]:
+            consumer[position] = needed
+            count += 1
+    return count
+
+
+@kernel(writes=("order", "slot"))
+def place_early(
+    offsets: Array,
+    home: Array,
+    consumer: Array,
+    start: Array,
+    end: Array,
+    bucket: Array,
+    head: Array,
+    order: Array,
+    slot: Array,
+) -> None:
+    """Receive before the first action that starts when the producer has ended, or later.
+
+    ``start`` and ``end`` are whole numbers, so that counting sorts the transfers by time;
+    ``bucket`` has a zero for each time and one more.
+    """
+    for position in range(len(consumer)):
+        if consumer[position] >= 0:
+            bucket[end[position] + 1] += 1
+    for time in range(1, len(bucket)):
+        bucket[time] += bucket[time - 1]
+    for position in range(len(consumer)):
+        if consumer[position] >= 0:
+            order[bucket[end[position]]] = position
+            bucket[end[position]] += 1
+    for rank in range(len(offsets) - 1):
+        head[rank] = offsets[rank]
+    for index in range(len(order)):
+        position = order[index]
+        rank = home[consumer[position]]
+        here = head[rank]
+        while start[here] < end[position]:
+            here += 1
+        head[rank] = here
+        slot[index] = here
+
+
+@kernel(writes=("slot",))
+def place_late(
+    actions: Array,
+    offsets: Array,
+    home: Array,
+    consumer: Array,
+    start: Array,
+    end: Array,
+    link_slot: Array,
+    order: Array,
+    slot: Array,
+) -> None:
+    """Move every receive towards its consumer, as far as that keeps no sender waiting.
+
+    A receive before action c of its rank is reached when the action before c ends; its sender can
+    wait that long when its own next action does not start sooner. ``slot`` holds the earliest
+    places, as :func:`place_early` finds them. ``link_slot[link] − 1`` is where the next transfer
+    from the same rank to the same rank is received: no receive moves past it.
+    """
+    ranks = len(offsets) - 1
+    for index in range(len(order) - 1, -1, -1):
+        position = order[index]
+        latest = consumer[position]
+        link = home[position] * ranks + home[latest]
+        if (actions[latest] >> PAIR_SHIFT) & 3 == 2:
+            latest -= 1
+        if 0 < link_slot[link] <= latest:
+            latest = link_slot[link] - 1
+        following = position + 1
+        if (actions[position] >> PAIR_SHIFT) & 3 == 1:
+            following += 1
+        here = slot[index]
+        if following == offsets[home[position] + 1]:
+            here = latest
+        else:
+            while here < latest and end[here] <= start[following]:
+                here += 1
+        slot[index] = here
+        link_slot[link] = here + 1
+
+
+@kernel(writes=("lowered", "lowered_offsets"))
+def write_programs(
+    actions: Array,
+    offsets: Array,
+    consumer: Array,
+    order: Array,
+    slot: Array,
+    incoming: Array,
+    lowered: Array,
+    lowered_offsets: Array,
+) -> None:
+    """Programs with a send behind every producer and the receives before their slots."""
+    for index in range(len(order)):
+        incoming[slot[index]] += 1
+    here = 0
+    held = -1
+    for rank in range(len(offsets) - 1):
+        for position in range(offsets[rank], offsets[rank + 1]):
+            # From here on ``incoming`` is where the next receive of this slot is written.
+            count = incoming[position]
+            incoming[position] = here
+            here += count
+            lowered[here] = actions[position]
+            here += 1
+            if (actions[position] >> PAIR_SHIFT) & 3 == 1:
+                held = position
+                continue
+            for sender in (held, position):
+                if sender >= 0 and consumer[sender] >= 0:
+                    kind = 6 if actions[sender] & KIND_MASK == 0 else 8
+                    lowered[here] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
+                    here += 1
+            held = -1
+        lowered_offsets[rank + 1] = here
+    for index in range(len(order)):
+        needed = consumer[order[index]]
+        kind = 7 if actions[needed] & KIND_MASK == 0 else 9
+        lowered[incoming[slot[index]]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
+        incoming[slot[index]] += 1

@@ -1,0 +1,148 @@
+"""Put explicit sends and receives into a schedule, so that no rendezvous can deadlock.
+
+A send stands right behind its producer. What is left to choose is where the consumer's rank
+receives. Contiguous sends and receives between two compute actions are one *group*: all of it
+is posted at once, and under rendezvous the rank goes on when all of it is over.
+
+Both policies look at a simulation with unit costs and free transfers:
+
+* ``"eager"`` receives at the earliest place, before the first action that starts when the producer
+  has ended or later.
+* ``"just-in-time"`` receives at the latest place up to the consumer that keeps no sender waiting:
+  the receive moves behind an action only if that action ends before the sender's next one starts.
+  For 1F1B that gives Megatron-LM's groups, ``send_forward_recv_backward`` and
+  ``send_backward_recv_forward``.
+
+**Why the groups cannot deadlock.** Look at a transfer and the two actions that follow it, on the
+sender and on the receiver, and let its time be the start of the earlier of them. On both ranks the
+transfer stands behind all actions that start before its time and before all others: that is plain
+for the actions that follow it. The producer starts before both of them, as every action takes
+time. So does the action in front of the receive, which starts before the producer ends (earliest
+place) or ends before the sender's next action starts (later places). Now put all events in one
+order, actions by start and transfers by their time, transfers first among equals; every program
+lists its events in that order, group by group. The first transfer of the order that is not over
+has nothing unfinished before it on either of its ranks, so that both stand in the group that holds
+it, and it happens. By induction everything happens.
+
+On every directed pair of ranks receives stand in the order of the sends, so that transfers
+without tags reach the right buffers: earliest places come in the order in which producers end,
+and no later place moves past the one of the next transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from debubble.core.actions import KIND_MASK, TRANSFER_KINDS, unpack
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import compile_graph
+from debubble.engine.kernels import transfers as kernels
+
+ReceivePolicy: TypeAlias = Literal["eager", "just-in-time"]
+RECEIVE_POLICIES = ("eager", "just-in-time")
+
+UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
+"""Costs of the simulation that places receives: whole numbers, and none of them zero."""
+
+
+def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
+    """The schedule with a send and a receive for everything that moves between ranks.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of compute actions.
+    policy
+        Where receives stand, see above.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such policy.
+    ScheduleError
+        When the schedule has transfers already, or cannot run.
+    """
+    if policy not in RECEIVE_POLICIES:
+        raise ParameterError(
+            f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
+        )
+    position = first_transfer(schedule)
+    if position is not None:
+        raise ScheduleError(
+            f"'{schedule.name}' has transfers already: {unpack(int(schedule.actions[position]))} "
+            f"on rank {schedule.rank_of(position)}; lower a schedule without them"
+        )
+    graph = compile_graph(schedule)
+    ranks, count = schedule.ranks, len(schedule)
+    home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
+    consumer = np.zeros(count, dtype=np.int32)
+    transfers = kernels.find_transfers.run(
+        2 * count,
+        schedule.actions,
+        home,
+        schedule.stages,
+        schedule.units,
+        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
+        consumer,
+    )
+    vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement))
+    node_end = graph.evaluate(vector).astype(np.int32)
+    node_start = node_end - vector.astype(np.int32)[graph.cost]
+    start, end = node_start[graph.node], node_end[graph.node]
+    order = np.zeros(transfers, dtype=np.int32)
+    slot = np.zeros(transfers, dtype=np.int32)
+    kernels.place_early.run(
+        3 * count,
+        schedule.offsets,
+        home,
+        consumer,
+        start,
+        end,
+        np.zeros(int(node_end.max()) + 2, dtype=np.int32),
+        np.zeros(ranks, dtype=np.int64),
+        order,
+        slot,
+    )
+    if policy == "just-in-time":
+        kernels.place_late.run(
+            2 * count,
+            schedule.actions,
+            schedule.offsets,
+            home,
+            consumer,
+            start,
+            end,
+            np.zeros(ranks * ranks, dtype=np.int32),
+            order,
+            slot,
+        )
+    lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
+    offsets = np.zeros(ranks + 1, dtype=np.int64)
+    kernels.write_programs.run(
+        3 * count,
+        schedule.actions,
+        schedule.offsets,
+        consumer,
+        order,
+        slot,
+        np.zeros(count, dtype=np.int32),
+        lowered,
+        offsets,
+    )
+    return replace(schedule, actions=lowered, offsets=offsets)
+
+
+def first_transfer(schedule: Schedule) -> int | None:
+    """Position of the first send or receive of a schedule, None when there is none."""
+    low, high = min(TRANSFER_KINDS), max(TRANSFER_KINDS)
+    for begin in range(0, len(schedule), 65536):
+        kinds = schedule.actions[begin : begin + 65536] & KIND_MASK
+        found = (kinds >= low) & (kinds <= high)
+        if found.any():
+            return begin + int(found.argmax())
+    return None

@@ -1,0 +1,57 @@
+"""Lower a schedule of compute actions to one with explicit sends and receives."""
+
+from __future__ import annotations
+
+from debubble.core.schedule import Schedule
+from debubble.engine.transfers import RECEIVE_POLICIES, ReceivePolicy, insert_transfers
+
+__all__ = ["RECEIVE_POLICIES", "ReceivePolicy", "add_transfers"]
+
+
+def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Schedule:
+    """Insert a send and a receive for everything that moves between ranks.
+
+    Actions are written as in PyTorch: ``0SEND_F1`` on the rank that runs ``0F1``, ``1RECV_F1`` on
+    the rank that runs ``1F1``; ``1SEND_B1`` behind ``1I1`` or ``1B1``, ``0RECV_B1`` before the
+    backward of stage 0. Stages that share a rank need none. A send stands right behind its
+    producer, behind the whole pair when that is half of one.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of compute actions that can run.
+    policy
+        Where receives stand, judged by a simulation in which F, I, W and an optimizer step take
+        one unit of time, B takes two, and transfers take none.
+
+        ``"eager"``: before the first action of the receiver that starts when the producer has
+        ended or later, so that an asynchronous transfer overlaps all the computing it can.
+
+        ``"just-in-time"``: as close to the consumer as keeps no sender waiting, so that buffers
+        are held shortest and a group waits for nothing that is not needed yet. For 1F1B these are
+        Megatron-LM's groups. Blocking simulations of schedules without transfers use it.
+
+    Returns
+    -------
+    Schedule
+        With receives in the order of the sends on every directed pair of ranks, and groups that
+        cannot deadlock under rendezvous; :mod:`debubble.engine.transfers` has the proof.
+
+    Raises
+    ------
+    ScheduleError
+        When the schedule has transfers already, or cannot run.
+    ParameterError
+        When there is no such policy.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> from debubble.lowering.transfers import add_transfers
+    >>> lowered = add_transfers(db.make("1f1b", ranks=2, microbatches=2), policy="just-in-time")
+    >>> for row in lowered.rows():
+    ...     print(" ".join(row))
+    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+    1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
+    """
+    return insert_transfers(schedule, policy)
