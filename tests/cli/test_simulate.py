@@ -158,6 +158,21 @@ def test_a_deadlock_is_explained(refused: Run, tmp_path: Path) -> None:
     assert "deadlock" in refused("simulate", tmp_path / "x.csv")
 
 
+def test_a_file_that_lacks_actions_is_refused(refused: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
+    for words in (["simulate"], ["draw"], ["export", "--to", "chrome-trace"]):
+        assert refused(*words, tmp_path / "x.csv") == (
+            f"{tmp_path}/x.csv: 0B1 is missing; add it on rank 0\n"
+            "'debubble check' lists every problem of it"
+        )
+
+
+def test_the_largest_costs_do_not_overflow(run: Run) -> None:
+    times = "F=1e100,B=1e100,p2p=1e100,message=1e100,bandwidth=1e-100,activation=1e100"
+    data = run("simulate", "1f1b", "-p", 64, "-m", 512, "--times", times, "--json").data
+    assert 1e200 < data["makespan"] < 1e210
+
+
 def test_a_function_in_a_file_is_simulated(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def order(*, ranks, microbatches, gap=0):\n"

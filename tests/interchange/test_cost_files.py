@@ -131,6 +131,8 @@ REFUSED = {
     "times: {F: -1}": "times.F is -1; costs are not negative",
     "times: {F: [1, -0.5]}": "times.F[1] is -0.5; costs are not negative",
     "times: {F: .nan}": "times.F is nan; give a finite number",
+    "times: {F: 1e101}": "times.F is 1e+101; costs go to 1e+100; use another unit",
+    "times: {F: 1, bandwidth: 1e-200}": "times.bandwidth is 1e-200; give a positive number",
     "times: {F: 1, p2p: .inf}": "times.p2p is inf; give a finite number",
     "times: {F: 1" + "0" * 400 + "}": (
         "times.F is a number with more than 60 digits; give a finite number"

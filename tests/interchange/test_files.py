@@ -55,6 +55,8 @@ def test_a_published_name_with_its_own_order_keeps_it(saved: Path) -> None:
         {"options": {"group_size": 2}},
         {"options": {"group_size": "4"}},
         {"options": {"self": 4}},
+        {"options": {"group_size": 4, "memory": "4"}},
+        {"options": {"group_size": 4, "memory": -4}},
         {"name": "1f1b"},
         {"programs": [["0F0"], ["1F0"]]},
     ],

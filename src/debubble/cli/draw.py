@@ -40,7 +40,7 @@ def draw(
             step(f"making {name}")
             made = inputs.schedule(name)
             step(f"simulating {name}, {len(made):,} actions")
-            timelines.append(inputs.simulate(made))
+            timelines.append(inputs.simulate(made, name))
         step("drawing")
         if output is not None:
             from debubble.view.files import save

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import Inputs, ScheduleName, Setup, with_setup
+from debubble.cli.options import ScheduleName, Setup, with_setup
 from debubble.cli.output import note
-from debubble.cli.progress import Steps, steps
+from debubble.cli.progress import steps
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
 
 FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace")
 STANDARD_OUTPUT = "-"
@@ -43,7 +44,10 @@ def export(
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
         if to == "chrome-trace":
-            _trace(made, inputs, output, step)
+            step(f"simulating {len(made):,} actions")
+            timeline = inputs.simulate(made, schedule)
+            step(f"writing {output}")
+            _trace(timeline, inputs.time_unit, output)
         else:
             step(f"writing {output}")
             _write(_text(made, to, waits), output)
@@ -71,16 +75,13 @@ def _write(text: str, output: str) -> None:
     write_text(output, text)
 
 
-def _trace(schedule: Schedule, inputs: Inputs, output: str, step: Steps) -> None:
+def _trace(timeline: Timeline, time_unit: str, output: str) -> None:
     from debubble.interchange.chrome_trace import save_trace, trace_text
 
-    step(f"simulating {len(schedule):,} actions")
-    timeline = inputs.simulate(schedule)
-    step(f"writing {output}")
     if output == STANDARD_OUTPUT:
-        sys.stdout.writelines(trace_text(timeline, inputs.time_unit))
+        sys.stdout.writelines(trace_text(timeline, time_unit))
     else:
-        save_trace(timeline, output, inputs.time_unit)
+        save_trace(timeline, output, time_unit)
 
 
 app = command(

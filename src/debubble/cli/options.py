@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -242,10 +242,26 @@ class Inputs:
             **self.options([target]),
         )
 
-    def simulate(self, schedule: Schedule) -> Timeline:
-        """The timeline of a schedule with these costs."""
-        from debubble.engine.timeline import simulate
+    def simulate(self, schedule: Schedule, target: str) -> Timeline:
+        """The timeline of a schedule with these costs.
 
+        Raises
+        ------
+        ScheduleError
+            When a file or function has a schedule that is not right: one that lacks actions would
+            look fast.
+        """
+        from debubble.engine.timeline import simulate
+        from debubble.interchange.files import is_file_name, is_function
+
+        if is_file_name(target) or is_function(target):
+            from debubble.analysis.check import check
+
+            report = check(schedule, p2p_mode=self.mode)
+            if not report.ok:
+                raise ScheduleError(
+                    f"{target}: {report.problems[0]}\n'debubble check' lists every problem of it"
+                )
         return simulate(schedule, self.costs, self.mode)
 
 

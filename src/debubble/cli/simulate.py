@@ -24,7 +24,7 @@ def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> N
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
         step(f"simulating {len(made):,} actions")
-        timeline = inputs.simulate(made)
+        timeline = inputs.simulate(made, schedule)
         step("measuring")
         text = "" if as_json else _text(timeline, inputs)
         data = _data(timeline, inputs) if as_json else {}

@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, did_you_mean
+from debubble.interchange.text import LARGEST_COST, SMALLEST_BANDWIDTH
 
 NAMES = tuple(spec.name for spec in fields(Costs) if spec.name not in ("basis", "chunks"))
 SINGLE = ("O", "overlap_factor", "p2p", "message", "bandwidth")
@@ -58,6 +59,8 @@ def _number(text: str, name: str, flag: str, owner: str) -> float:
         raise CostError(
             f"{flag}: {name} is '{text}'; give a number, or one per {owner}: {name}=1/1/2/1"
         )
-    if number < 0 or math.isinf(number):
-        raise CostError(f"{flag}: {name} is {text}; costs are finite and not negative")
+    if not 0 <= number <= LARGEST_COST:
+        raise CostError(f"{flag}: {name} is {text}; costs go from 0 to {LARGEST_COST:g}")
+    if name == "bandwidth" and number < SMALLEST_BANDWIDTH:
+        raise CostError(f"{flag}: bandwidth is {text}; give a positive number")
     return number

@@ -14,7 +14,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from debubble.core.costs import BASES
 from debubble.core.errors import FormatError, did_you_mean
-from debubble.interchange.text import SHOWN, check_label, shown
+from debubble.interchange.text import (
+    LARGEST_COST,
+    SHOWN,
+    SMALLEST_BANDWIDTH,
+    check_label,
+    shown,
+)
 from debubble.schedules.registry import LIMITS
 
 _PAIR = re.compile(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*")
@@ -39,6 +45,8 @@ def _number(value: Any, advice: str = "give a number", inside: str = "") -> floa
         raise _WrongError(value, "give a finite number", inside)
     if number < 0:
         raise _WrongError(value, "costs are not negative", inside)
+    if number > LARGEST_COST:
+        raise _WrongError(value, f"costs go to {LARGEST_COST:g}; use another unit", inside)
     return number
 
 
@@ -104,7 +112,7 @@ def _link(value: Any) -> Any:
 
 def _positive(value: Any) -> float:
     number = _number(value)
-    if number == 0:
+    if number < SMALLEST_BANDWIDTH:
         raise _WrongError(value, "give a positive number")
     return number
 

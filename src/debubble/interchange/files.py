@@ -206,6 +206,10 @@ def _agree(key: str, given: int | None, found: int, path: str) -> None:
         raise ParameterError(f"{path} has {key} = {found}, not {given}; leave it out")
 
 
+_MEMORY = Option("memory", "float | None", None)
+"""What a schedule made with a memory limit has among its options."""
+
+
 def _honest(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
 
@@ -216,11 +220,10 @@ def _honest(schedule: Schedule) -> Schedule:
         return schedule
     from debubble.interchange.options import fits
 
-    declared = {option.name: option for option in entry.options}
-    options = {key: value for key, value in schedule.options.items() if key != "memory"}
+    declared = {option.name: option for option in (*entry.options, _MEMORY)}
+    options = schedule.options
     if all(key in declared and fits(value, declared[key]) for key, value in options.items()):
-        memory = schedule.options.get("memory")
-        if entry.uses_costs and isinstance(memory, int | float | None):
+        if entry.uses_costs:
             return schedule
         steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
         try:
@@ -230,7 +233,6 @@ def _honest(schedule: Schedule) -> Schedule:
                 microbatches=schedule.microbatches,
                 chunks=None if entry.chunks else schedule.chunks,
                 iterations=schedule.iterations if steps or schedule.iterations > 1 else None,
-                memory=memory,
                 **options,
             )
         except DebubbleError:

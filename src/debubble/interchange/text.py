@@ -16,6 +16,9 @@ SHOWN = 60
 MAX_NAME = 200
 """Characters of a name or a unit that a file may give."""
 
+LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
+"""What costs may be in files and on the command line, so that no sum of them is infinite."""
+
 _LISTED = 2000
 
 
