@@ -108,10 +108,15 @@ _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 def pack(kind: Kind, stage: ArrayLike, microbatch: ArrayLike) -> Program:
     """Packed actions of one kind; `stage` and `microbatch` broadcast against each other."""
-    stages = np.atleast_1d(np.asarray(stage, dtype=np.int64))
-    microbatches = np.atleast_1d(np.asarray(microbatch, dtype=np.int64))
-    packed = microbatches << MICROBATCH_SHIFT
-    return packed | (stages << STAGE_SHIFT | int(kind))
+    packed = _numbers(microbatch) << MICROBATCH_SHIFT
+    return packed | (_numbers(stage) << STAGE_SHIFT | int(kind))
+
+
+def _numbers(values: ArrayLike) -> NDArray[np.int64]:
+    if isinstance(values, range):
+        # As a sequence it would be read number by number.
+        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    return np.atleast_1d(np.asarray(values, dtype=np.int64))
 
 
 def unpack(packed: int) -> Action:

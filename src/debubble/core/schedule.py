@@ -60,6 +60,8 @@ class Schedule:
     sync: str = "global"
     weight_versions: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False)
+    """What other layers have worked out about this very order, for instance its event graphs."""
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "iterations", "slices", "weight_versions"):

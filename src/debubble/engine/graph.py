@@ -133,24 +133,24 @@ class EventGraph:
         walk.evaluate.run(len(self.first), self.first, self.second, self.lag, self.cost, costs, end)
         return end
 
-    def makespans(self, costs: NDArray[np.float64], lanes: int = 8) -> NDArray[np.float64]:
-        """Makespan for each row of a matrix of cost vectors, `lanes` rows at a time."""
+    def makespans(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Makespan for each row of a matrix of cost vectors, several rows at a time."""
         rows = np.atleast_2d(np.asarray(costs, dtype=np.float64))
+        lanes = walk.LANES
         result = np.empty(len(rows))
-        end = np.empty(len(self.first) * lanes)
+        end = np.empty((len(self.first), lanes))
         last = np.empty(lanes)
         for begin in range(0, len(rows), lanes):
             block = rows[begin : begin + lanes]
             padded = np.zeros((lanes, rows.shape[1]))
             padded[: len(block)] = block
-            walk.evaluate_many.run(
+            walk.evaluate_lanes.run(
                 len(self.first) * lanes,
                 self.first,
                 self.second,
                 self.lag,
                 self.cost,
-                np.ascontiguousarray(padded.T).ravel(),
-                lanes,
+                np.ascontiguousarray(padded.T),
                 end,
                 last,
             )
@@ -166,7 +166,7 @@ class EventGraph:
 
 
 def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGraph:
-    """Lower a schedule to an event graph.
+    """Lower a schedule to an event graph; the same schedule is lowered once.
 
     Parameters
     ----------
@@ -186,11 +186,16 @@ def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGrap
     """
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
-    if mode == "blocking" or not _compute_only(schedule):
-        from debubble.engine.streams import compile_streams
+    key = (EventGraph, mode)
+    if key not in schedule.derived:
+        if mode == "blocking" or not _compute_only(schedule):
+            from debubble.engine.streams import compile_streams
 
-        return compile_streams(schedule, mode)
-    return _compile_compute(schedule, mode)
+            schedule.derived[key] = compile_streams(schedule, mode)
+        else:
+            schedule.derived[key] = _compile_compute(schedule, mode)
+    graph: EventGraph = schedule.derived[key]
+    return graph
 
 
 def _compute_only(schedule: Schedule) -> bool:

@@ -13,24 +13,29 @@ from numpy.typing import NDArray
 R = TypeVar("R")
 
 Array: TypeAlias = NDArray[Any]
-"""What kernels take: one-dimensional arrays of numbers, or lists when interpreted."""
+"""What kernels take: arrays of numbers, or lists in place of one-dimensional ones."""
 
 INTERPRET_BELOW = 60_000
 """Loop steps below which interpreting beats importing numba and loading compiled code."""
 
-INTERPRET_WHEN_LOADED = 300
-"""The same once numba is loaded: below this, converting arrays to lists is cheap enough."""
+INTERPRET_AT_MOST = 400_000
+"""Loop steps that are interpreted in one process before numba is loaded all the same."""
+
+INTERPRET_WHEN_LOADED = 100
+"""Loop steps below which interpreting is sooner done once numba is loaded."""
+
+_interpreted = 0
 
 
 class Kernel(Generic[R]):
-    """A function over one-dimensional arrays that can run compiled or interpreted.
+    """A function over arrays that can run compiled or interpreted.
 
     Parameters
     ----------
     py_func
         The function, in the subset of Python that numba compiles.
     writes
-        Names of the array parameters the function writes to.
+        Names of the one-dimensional array parameters the function writes to.
     """
 
     def __init__(self, py_func: Callable[..., R], writes: tuple[str, ...]) -> None:
@@ -51,14 +56,24 @@ class Kernel(Generic[R]):
 
     def run(self, work: int, *args: Any) -> R:
         """Call the kernel; `work` is the number of loop steps it is going to take."""
-        limit = INTERPRET_WHEN_LOADED if "numba" in sys.modules else INTERPRET_BELOW
+        global _interpreted
+        if "numba" in sys.modules:
+            limit = INTERPRET_WHEN_LOADED
+        else:
+            _interpreted += work
+            limit = INTERPRET_BELOW if _interpreted < INTERPRET_AT_MOST else 0
         if work >= limit:
             return self.compiled(*args)
         return self.interpret(*args)
 
     def interpret(self, *args: Any) -> R:
-        """Call the Python version on lists, which it indexes many times faster than arrays."""
-        lists: list[Any] = [a.tolist() if isinstance(a, np.ndarray) else a for a in args]
+        """Call the Python version on lists, which it indexes many times faster than arrays.
+
+        Arrays of two dimensions stay arrays.
+        """
+        lists: list[Any] = [
+            a.tolist() if isinstance(a, np.ndarray) and a.ndim == 1 else a for a in args
+        ]
         result: R = self.py_func(*lists)
         for index in self._writes:
             target: Any = args[index]

@@ -24,30 +24,26 @@ def evaluate(
     return last
 
 
-@kernel(writes=("end", "last"))
-def evaluate_many(
-    first: Array,
-    second: Array,
-    lag: Array,
-    cost: Array,
-    costs: Array,
-    lanes: int,
-    end: Array,
-    last: Array,
+LANES = 8
+"""Cost vectors evaluated at once: a constant, so that the inner loop is unrolled."""
+
+
+@kernel(writes=("last",))
+def evaluate_lanes(
+    first: Array, second: Array, lag: Array, cost: Array, costs: Array, end: Array, last: Array
 ) -> None:
-    """The same for several cost vectors at once: ``costs[c·lanes + k]``, ``end[n·lanes + k]``."""
-    for k in range(lanes):
-        end[k] = 0.0
+    """The same for LANES cost vectors at once: ``costs[c, k]``, ``end[n, k]``."""
+    for k in range(LANES):
+        end[0, k] = 0.0
         last[k] = 0.0
     for n in range(1, len(first)):
-        a = first[n] * lanes
-        b = second[n] * lanes
-        wait = lag[n] * lanes
-        work = cost[n] * lanes
-        here = n * lanes
-        for k in range(lanes):
-            time = max(end[a + k], end[b + k] + costs[wait + k]) + costs[work + k]
-            end[here + k] = time
+        a = first[n]
+        b = second[n]
+        wait = lag[n]
+        work = cost[n]
+        for k in range(LANES):
+            time = max(end[a, k], end[b, k] + costs[wait, k]) + costs[work, k]
+            end[n, k] = time
             last[k] = max(last[k], time)
 
 
