@@ -11,6 +11,8 @@ import yaml
 
 import debubble as db
 from debubble.interchange.cost_files import load_costs
+from debubble.schedules.registry import find
+from tests import oracle
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FILES = sorted(EXAMPLES.rglob("*.yaml"))
@@ -37,13 +39,15 @@ def test_example_gives_the_published_numbers(
     file = load_costs(path)
     arguments = {"ranks": file.ranks, "microbatches": file.microbatches} | parameters
     name = arguments.pop("schedule")
-    if file.chunks and db.schedules and "chunks" not in arguments and name.startswith("inter"):
-        arguments["chunks"] = file.chunks
+    if find(name).chunks is None:
+        arguments.setdefault("chunks", file.chunks)
     if refused is not None:
         with pytest.raises(db.ParameterError, match=refused):
             db.make(name, **arguments)
         return
-    timeline = db.simulate(db.make(name, **arguments), file.costs)
+    schedule = db.make(name, costs=file.costs, **arguments)
+    timeline = db.simulate(schedule, file.costs)
+    assert timeline.makespan == pytest.approx(oracle.simulate(schedule, file.costs).makespan)
     for key, value in wanted.items():
         found = getattr(timeline, key)
         if key == "peak_activation" and isinstance(value, list):

@@ -148,7 +148,11 @@ def test_exact_forms_are_exact_and_bounds_are_bounds(
     for p, m, v in GRID:
         try:
             schedule = db.make(
-                entry.name, ranks=p, microbatches=m, chunks=None if entry.chunks else v
+                entry.name,
+                ranks=p,
+                microbatches=m,
+                chunks=None if entry.chunks else v,
+                costs=costs,
             )
         except db.ParameterError:
             continue

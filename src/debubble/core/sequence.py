@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from debubble.core.actions import PAIR_SHIFT, Kind, Program, cells, kinds_of, pack
+from debubble.core.actions import PAIR_SHIFT, STAGE_SHIFT, Kind, Program, cells, kinds_of, pack
 
 EMPTY: Program = np.empty(0, dtype=np.int64)
 
@@ -38,6 +38,11 @@ def backward_weight(stage: ArrayLike, microbatch: ArrayLike) -> Program:
 def as_kind(program: Program, kind: Kind) -> Program:
     """The same stages and microbatches with another kind."""
     return program ^ (kinds_of(program) ^ int(kind))
+
+
+def moved(program: Program, stages: int) -> Program:
+    """The same actions `stages` stages further on."""
+    return program + (stages << STAGE_SHIFT)
 
 
 def sequence(*parts: Program) -> Program:

@@ -15,7 +15,7 @@ Layout of the cost vector, for P = copies · stages places and p ranks::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -26,7 +26,6 @@ from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, Kind
 from debubble.core.costs import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine import diagnose
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import evaluate as walk
 
@@ -47,7 +46,8 @@ class EventGraph:
     schedule, mode
         What was compiled, and how transfers between ranks are treated.
     first, second, lag, cost
-        ``int32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start.
+        ``uint32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign
+        no index is negative, which compiled code would test for at every access.
     node
         Node of every action, shape ``(n,)``; the two halves of a pair share one.
     sent
@@ -62,10 +62,10 @@ class EventGraph:
 
     schedule: Schedule
     mode: P2PMode
-    first: NDArray[np.int32]
-    second: NDArray[np.int32]
-    lag: NDArray[np.int32]
-    cost: NDArray[np.int32]
+    first: NDArray[np.uint32]
+    second: NDArray[np.uint32]
+    lag: NDArray[np.uint32]
+    cost: NDArray[np.uint32]
     node: NDArray[np.int32]
     sent: NDArray[np.int32]
     dynamic_kind: NDArray[np.int32]
@@ -186,16 +186,18 @@ def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGrap
     """
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
+    # The arrays are kept, not the graph: it points back at the schedule, and a circle of the two
+    # would hold on to memory until the garbage collector happens to come by.
     key = (EventGraph, mode)
     if key not in schedule.derived:
         if mode == "blocking" or not _compute_only(schedule):
             from debubble.engine.streams import compile_streams
 
-            schedule.derived[key] = compile_streams(schedule, mode)
+            graph = compile_streams(schedule, mode)
         else:
-            schedule.derived[key] = _compile_compute(schedule, mode)
-    graph: EventGraph = schedule.derived[key]
-    return graph
+            graph = _compile_compute(schedule, mode)
+        schedule.derived[key] = [getattr(graph, spec.name) for spec in fields(graph)[2:]]
+    return EventGraph(schedule, mode, *schedule.derived[key])
 
 
 def _compute_only(schedule: Schedule) -> bool:
@@ -220,8 +222,10 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
 
     barriers = ranks * schedule.iterations
     size = 1 + count + barriers + (count if channels else 0)
-    first, second, lag, cost = (np.zeros(size, dtype=np.int32) for _ in range(4))
-    node = np.zeros(count, dtype=np.int32)
+    first, second, lag, cost = (np.empty(size, dtype=np.uint32) for _ in range(4))
+    for array in (first, second, lag, cost):
+        array[0] = 0
+    node = np.empty(count, dtype=np.int32)
     sent = np.zeros(count if channels else 0, dtype=np.int32)
     dynamic = [np.zeros(most_dynamic, dtype=np.int32) for _ in range(3)]
     next_action = np.zeros(ranks, dtype=np.int64)
@@ -255,6 +259,8 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         state,
     )
     if state[sweep.OUTCOME] != sweep.DONE:
+        from debubble.engine import diagnose
+
         raise diagnose.explain(schedule, int(state[sweep.OUTCOME]), int(state[sweep.POSITION]))
     nodes = int(state[sweep.NODES])
     used = int(state[sweep.DYNAMIC])

@@ -77,7 +77,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         return np.zeros(size, dtype=np.int32)
 
     size = 1 + count + ranks * schedule.iterations + joins
-    first, second, cost = (zeros(size) for _ in range(3))
+    first, second, lag, cost = (np.zeros(size, dtype=np.uint32) for _ in range(4))
     node = zeros(count)
     sent = zeros(0 if mode == "overlapped" else count)
     dynamic = [zeros(most_dynamic) for _ in range(3)]
@@ -126,7 +126,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         mode,
         first[:nodes],
         second[:nodes],
-        zeros(nodes),
+        lag[:nodes],
         cost[:nodes],
         node,
         sent,

@@ -29,7 +29,9 @@ pending, and no backward for input has its input; so every microbatch that has p
 stage is done everywhere, i(s) = f(S−1), and rank r holds Σ a(s)·(f(s) − f(S−1)). If work is left,
 microbatch b = f(S−1) has its input at the first stage with f(s) = b. Adding a(s) there leaves the
 memory at most at the sum above, which that forward does not change, and no cap applies to a
-stage with nothing in flight: the forward can start, so the ranks do not all wait.
+stage with nothing in flight: the forward can start. Its rank knows, for it looks again when an
+input arrives and after all it runs: if it refused b before, then because of older microbatches,
+whose backwards it has run since. So the ranks do not all wait.
 
 The condition is also necessary. When b passes the last stage it holds an activation at every
 stage, and so does every younger microbatch wherever it has been: f(s) − b at stage s. At the start
@@ -102,7 +104,7 @@ costs; tight and loose memory), so that every prefix is about as good as its len
 TOLERANCE = 1e-9
 """Relative slack of memory limits and of equal times."""
 
-SMALLEST_BUDGET = 60_000
+SMALLEST_BUDGET = 50_000
 """Actions placed in a search, at least: a quarter of a second without compiled code."""
 
 BUDGET_PER_ACTION = 3
@@ -296,7 +298,7 @@ class _Problem:
         self._scratch = (
             *_arrays("f8", cells, 2), *_arrays("i8", stages, 4), *_arrays("f8", stages, 6),
             *_arrays("f8", ranks, 3), *_arrays("i8", ranks), *_arrays("f8", ranks + 1),
-            *_arrays("i8", ranks + 1), *_arrays("i8", 2 * leaves),
+            *_arrays("i8", 2 * leaves),
         )  # fmt: skip
         self._order = np.zeros(self.size, dtype=np.int64)
 

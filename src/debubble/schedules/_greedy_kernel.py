@@ -57,7 +57,6 @@ def list_schedule(
     lost: Array,
     written: Array,
     wake: Array,
-    touched: Array,
     tree: Array,
     scores: Array,
     order: Array,
@@ -254,8 +253,7 @@ def list_schedule(
                     stage = oldest
                     start = clock
 
-            touched[0] = rank
-            count = 1
+            woken = -1
             if stage < 0:
                 wake[rank] = never
             elif start > now + tiny:
@@ -284,12 +282,6 @@ def list_schedule(
                         forward_in[(stage + 1) * stride + b] = arrival
                     else:
                         input_in[stage * stride + b] = finish
-                        # One microbatch less on its way up: waiting ranks may go on.
-                        for r in range(ranks):
-                            if r != rank and wake[r] > max(free[r], now):
-                                wake[r] = max(free[r], now)
-                                touched[count] = r
-                                count += 1
                 elif kind == 1:
                     b = inputs[stage]
                     inputs[stage] = b + 1
@@ -313,13 +305,11 @@ def list_schedule(
                         arrival = free[consumer]
                     if arrival < wake[consumer]:
                         wake[consumer] = arrival
-                        touched[count] = consumer
-                        count += 1
+                        woken = consumer
 
-            for i in range(count):
-                changed = touched[i]
+            for changed in (rank, woken):
                 node = (leaves + changed) >> 1
-                while node > 0:
+                while changed >= 0 and node > 0:
                     before = tree[node]
                     left = tree[2 * node]
                     right = tree[2 * node + 1]

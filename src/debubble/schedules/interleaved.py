@@ -12,6 +12,7 @@ from debubble.core.sequence import (
     backward,
     forward,
     interleaved_table,
+    moved,
     overlap,
     sequence,
 )
@@ -19,13 +20,13 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 def forwards_and_backwards(
-    rank: int, ranks: int, microbatches: int, chunks: int, group_size: int
+    ranks: int, microbatches: int, chunks: int, group_size: int
 ) -> tuple[Program, Program]:
-    """All forwards and all backwards of a rank; backwards take the chunks in reverse."""
+    """All forwards and all backwards of rank 0; backwards take the chunks in reverse."""
     chunk, number = interleaved_table(microbatches, chunks, group_size)
     return (
-        forward(chunk * ranks + rank, number),
-        backward((chunks - 1 - chunk) * ranks + rank, number),
+        forward(chunk * ranks, number),
+        backward((chunks - 1 - chunk) * ranks, number),
     )
 
 
@@ -93,8 +94,9 @@ def interleaved_1f1b(
         r1 | .  F0 F1 f0 b0--- f1 b1--- F2 B0--- F3 B1--- f2 b2--- f3 b3--- B2--- B3--- .  .
     """
     size = group_size or ranks
+    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
     for rank in range(ranks):
-        forwards, backwards = forwards_and_backwards(rank, ranks, microbatches, chunks, size)
+        forwards, backwards = moved(first, rank), moved(last, rank)
         warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(forwards))
         paired = len(forwards) - warm_up
         yield sequence(
@@ -149,8 +151,9 @@ def interleaved_overlap(
            |             b0------ b1------ B0------ B1------ b2------
     """
     size = group_size or ranks
+    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
     for rank in range(ranks):
-        forwards, backwards = forwards_and_backwards(rank, ranks, microbatches, chunks, size)
+        forwards, backwards = moved(first, rank), moved(last, rank)
         warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size + 1, len(forwards))
         paired = len(forwards) - warm_up
         yield sequence(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,9 @@ __all__ = [
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory")
 LIMITS = {"ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16}
 MAX_ACTIONS = 200_000_000
+MADE_FOR = "costs"
+"""Key under which a schedule remembers the costs it was made for."""
+
 NEAREST_SEARCH = 5000
 """How far from a refused value the nearest valid one is looked for."""
 
@@ -112,11 +116,16 @@ def register(
 
 def entries() -> dict[str, Entry]:
     """All registered schedules by name, oldest first."""
+    _import_families()
+    return dict(sorted(_ENTRIES.items(), key=lambda item: (item[1].year, item[0])))
+
+
+@cache
+def _import_families() -> None:
     package = importlib.import_module("debubble.schedules")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name != "registry" and not module.name.startswith("_"):
             importlib.import_module(f"debubble.schedules.{module.name}")
-    return dict(sorted(_ENTRIES.items(), key=lambda item: (item[1].year, item[0])))
 
 
 def schedules() -> list[Entry]:
@@ -132,7 +141,8 @@ def find(name: str) -> Entry:
     ParameterError
         When there is none; the message names the nearest.
     """
-    known = entries()
+    _import_families()
+    known = _ENTRIES
     wanted = str(name).strip().lower().replace("_", "-")
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in known:
@@ -150,7 +160,7 @@ def make(
     chunks: int | None = None,
     iterations: int | None = None,
     costs: Costs | None = None,
-    memory: float | None = None,
+    memory: float | Sequence[float] | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -167,8 +177,9 @@ def make(
         Training steps in a row. Given, an OPT action ends each of them on every rank; left out,
         there is one iteration and no OPT action.
     costs, memory
-        For schedules that are computed from costs and a memory limit (in activation units per
-        rank, or in the unit of ``costs.activation``); ignored by the others.
+        For schedules that are computed from costs and a memory limit (in activation units, or in
+        the unit of ``costs.activation``; one for all ranks or one for each); ignored by the
+        others.
     **options
         Options of the schedule, for instance ``group_size``.
 
@@ -190,8 +201,8 @@ def make(
     ):  # fmt: skip
         if value is not None:
             _check_count(key, value)
-    if memory is not None and not memory > 0:
-        raise ParameterError(f"memory is {memory}; the limit is a positive number")
+    if memory is not None and not np.all(np.asarray(memory, dtype=np.float64) > 0):
+        raise ParameterError(f"memory is {memory}; a limit is a positive number")
     if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
         raise ParameterError(
             f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
@@ -257,7 +268,7 @@ def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
     shown = {option.name: getattr(case, option.name) for option in entry.options}
     if "memory" in entry.parameters and case.memory is not None:
         shown["memory"] = case.memory
-    return Schedule.from_programs(
+    schedule = Schedule.from_programs(
         entry.name,
         placement,
         case.microbatches,
@@ -267,6 +278,8 @@ def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
         options={key: value for key, value in shown.items() if value is not None},
         **entry.fields,
     )
+    schedule.derived[MADE_FOR] = case.costs or Costs()
+    return schedule
 
 
 def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
@@ -302,13 +315,16 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     schedule
         A schedule made by :func:`make`.
     costs
-        What actions cost; forms hold for costs that are the same on all stages.
+        What actions cost; forms hold for costs that are the same on all stages and, where the
+        order is computed from costs, that it was computed from.
     transfer
         Time of a transfer between ranks.
     """
     if schedule.name not in entries() or not costs.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
+    if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
+        return []
     table = costs.resolve(schedule.placement)
     F, I, W, B = (float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
     case = entry.case(**schedule.options)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from debubble.core.actions import Program, microbatches_of
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
-from debubble.schedules import _greedy
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -20,7 +21,7 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
     """
     for rank in range(ranks):
         total = max(2 * ranks - 1, microbatches)
-        numbers = range(total)
+        numbers = np.arange(total)
         near, far = rank, 2 * ranks - 1 - rank
         F0, I0, W0 = (make(near, numbers) for make in (forward, backward_input, backward_weight))
         F1, I1, W1 = (make(far, numbers) for make in (forward, backward_input, backward_weight))
@@ -53,10 +54,7 @@ def published_order(ranks: int, microbatches: int) -> Iterator[Program]:
 def _as_published(case: Any) -> bool:
     """Whether the published order is the best one, so that its formulas hold."""
     return (
-        case.F == case.I == case.W
-        and case.c == 0
-        and case.memory is None
-        and (case.m >= 2 * case.p)
+        case.F == case.I == case.W and case.c == 0 and case.memory is None and case.m >= 2 * case.p
     )
 
 
@@ -132,6 +130,8 @@ def zb_v(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
+    from debubble.schedules import _greedy
+
     placement = Placement.v(ranks)
     table = (costs or Costs()).resolve(placement)
     return _greedy.schedule(

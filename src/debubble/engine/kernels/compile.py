@@ -169,6 +169,9 @@ def compile_compute(
                 return
             if not global_sync:
                 first[n] = last_node[rank]
+                second[n] = 0
+                lag[n] = 0
+                cost[n] = 0
                 cost[n] = optimizer_costs + rank
                 node[here] = n
                 last_node[rank] = n
@@ -191,11 +194,17 @@ def compile_compute(
             gathered = last_node[0]
             for r in range(1, ranks):
                 first[n] = gathered
+                second[n] = 0
+                lag[n] = 0
+                cost[n] = 0
                 second[n] = last_node[r]
                 gathered = n
                 n += 1
             for r in range(ranks):
                 first[n] = last_node[r]
+                second[n] = 0
+                lag[n] = 0
+                cost[n] = 0
                 second[n] = gathered
                 cost[n] = optimizer_costs + r
                 node[next_action[r]] = n
@@ -231,6 +240,9 @@ def compile_compute(
                 wanted = cells + (stage + 1) * units + unit
                 source = place + 1
             first[n] = last_node[rank]
+            second[n] = 0
+            lag[n] = 0
+            cost[n] = 0
             if wanted >= 0:
                 second[n] = table[wanted]
                 if rank_of[source] != rank and not channels:
@@ -293,6 +305,9 @@ def compile_compute(
                     link_id[link] = dynamic_costs + dynamic
                     dynamic += 1
                 first[n] = channel_last[link]
+                second[n] = 0
+                lag[n] = 0
+                cost[n] = 0
                 second[n] = end
                 cost[n] = link_id[link]
                 channel_last[link] = n
