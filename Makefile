@@ -20,7 +20,7 @@ $(VENV)/.dev: $(BIN)/debubble pyproject.toml
 	@touch $@
 
 demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
-	$(BIN)/debubble compare 1f1b interleaved-1f1b zb-h1 zb-v dualpipe-v --costs $(PROFILE) -o demo.png
+	$(BIN)/debubble compare 1f1b interleaved-1f1b zb-h1 zb-v dualpipe-v --costs $(PROFILE) --memory 36 -o demo.png
 
 test: $(VENV)/.dev  ## run every test
 	$(BIN)/python -m pytest -n 2
