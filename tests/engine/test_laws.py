@@ -32,7 +32,7 @@ def by_position(schedule: Schedule, times: dict[tuple[int, int], float]) -> list
 @settings(max_examples=25)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry, ranks=8, microbatches=24))
+    schedule = data.draw(made(entry))
     costs = data.draw(costs_for(schedule))
     expected = oracle.simulate(schedule, costs)
     timeline = simulate(schedule, costs)
