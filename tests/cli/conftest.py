@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +69,12 @@ def start() -> Callable[..., subprocess.Popen[str]]:
         program = Path(sys.executable).with_name("debubble")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         env = os.environ | {"PYTHONWARNINGS": "error"} | options.pop("env", {})
-        return subprocess.Popen([program, *map(str, words)], env=env, **pipes | options)
+        return subprocess.Popen(
+            [program, *map(str, words)],
+            env=env,
+            # A test run in the background of a shell ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **pipes | options,
+        )
 
     return call
