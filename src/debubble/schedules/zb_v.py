@@ -96,6 +96,7 @@ def zb_v(
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
     objective: str = "makespan",
+    published: bool = False,
 ) -> list[Program]:
     """Stage s and stage 2p − 1 − s share a rank, so that the last stage is next to the first.
 
@@ -124,6 +125,8 @@ def zb_v(
         is what one microbatch leaves on both chunks of a rank.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
+    published
+        Take the fixed order whatever it costs: PyTorch's ``ScheduleZBVZeroBubble``.
 
     Raises
     ------
@@ -132,6 +135,8 @@ def zb_v(
     """
     from debubble.schedules import _greedy
 
+    if published:
+        return list(published_order(ranks, microbatches))
     placement = Placement.v(ranks)
     table = (costs or Costs()).resolve(placement)
     return _greedy.schedule(

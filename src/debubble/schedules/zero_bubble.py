@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
-from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 def split_1f1b(stage: int, microbatches: int, warm_up: int, lag: int) -> Program:
@@ -81,3 +81,52 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
     """
     for rank in range(ranks):
         yield split_1f1b(rank, microbatches, ranks - 1 - rank, rank)
+
+
+@register(
+    "zb-h2",
+    title="Split backward with twice the warm-up: no idle time between first and last action",
+    year=2023,
+    source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("zbh2",),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "at least 2·ranks − 1 microbatches, as many as are in flight at once",
+            lambda k: k.microbatches >= 2 * k.ranks - 1,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "stage_time",
+            "m(F + I + W) + (p − 1)(F + I − 2W)",
+            lambda k: k.m * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - 2 * k.W),
+            holds=lambda k: k.c == 0 and min(k.F, k.I) >= k.W,
+            condition="no latency, W ≤ F and I",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "2p − 1 (all of it kept until W)",
+            lambda k: (2 * k.p - 1) * k.unit,
+            holds=lambda k: k.kept == k.unit,
+            condition="kept_for_weight = 1",
+        ),
+    ),
+)
+def zb_h2(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """Twice the warm-up of ZB-H1, and W trails I by 2r on rank r.
+
+    With F = I = W no rank is idle between its first and its last action. That is a zero of stage
+    time only: the makespan keeps the (p − 1)F after which the last rank starts, unless the next
+    iteration may start before the last rank is done. It takes almost twice the memory.
+
+    p = 3, m = 6::
+
+        r0 | F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5 .  .
+        r1 | .  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 .
+        r2 | .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
+    """
+    for rank in range(ranks):
+        yield split_1f1b(rank, microbatches, 2 * (ranks - 1 - rank), 2 * rank)

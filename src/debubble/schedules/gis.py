@@ -1,0 +1,140 @@
+"""Group-interleaved schedules: split backward, W right behind I, small groups for less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import moved
+from debubble.schedules.interleaved import forwards_and_backwards
+from debubble.schedules.interleaved_zb import split
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def group_interleaved(ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Program]:
+    """Rank r warms up with (v − 1)g + p − 1 − r forwards, then repeats F, I, W."""
+    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
+    for rank in range(ranks):
+        warm_up = (chunks - 1) * size + ranks - 1 - rank
+        yield split(moved(first, rank), moved(last, rank), warm_up, 0)
+
+
+def _group(k: Any) -> int:
+    return int(k.group_size or k.ranks)
+
+
+def _half(k: Any) -> int:
+    return int(k.ranks + 1) // 2
+
+
+def _whole_groups(k: Any) -> float:
+    return float(k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I))
+
+
+def _peak(k: Any, size: int) -> float:
+    return float(min((k.v - 1) * size + k.p, k.m * k.v) * k.unit)
+
+
+SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
+
+
+@register(
+    "gis",
+    title="Interleaved 1F1B in the memory of 1F1B, backward split",
+    year=2025,
+    source=SOURCE,
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("group-interleaved",),
+    constraints=(
+        Constraint(
+            "group_size",
+            "a group_size from half of ranks to ranks",
+            lambda k: k.group_size is None or _half(k) <= k.group_size <= k.ranks,
+        ),
+        Constraint(
+            "microbatches",
+            "microbatches in whole groups: a multiple of group_size (ranks, when not given)",
+            lambda k: k.microbatches % _group(k) == 0,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "m·v(F + I + W) + (p − 1)(F + I)",
+            _whole_groups,
+            holds=lambda k: k.c == 0 and _group(k) == k.p,
+            condition="no latency, g = p",
+        ),
+        ClosedForm(
+            "makespan",
+            "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F",
+            lambda k: _whole_groups(k) + (k.p - _group(k)) * (k.v - 1) * k.F,
+            holds=lambda k: k.c == 0 and _group(k) < k.p and k.F == k.I == k.W,
+            condition="no latency, g < p, F = I = W",
+        ),
+        ClosedForm(
+            "peak_activation", "(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, _group(k))
+        ),
+    ),
+)
+def gis(
+    *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
+) -> Iterator[Program]:
+    """Interleaved 1F1B with half its warm-up ramp and a split backward, W right behind I.
+
+    Rank r holds at most g(v − 1) + p chunks, M in all for g = p, where interleaved 1F1B holds
+    p − 1 more. As the next rank waits for I only, the shorter ramp costs nothing. Smaller groups
+    save memory for a longer warm-up.
+
+    p = 2, m = 4::
+
+        r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 .  i3 w3 I2 W2 I3 W3
+        r1 | .  F0 F1 f0 i0 w0 f1 i1 w1 F2 I0 W0 F3 I1 W1 f2 i2 w2 f3 i3 w3 I2 W2 I3 W3 .
+    """
+    return group_interleaved(ranks, microbatches, chunks, group_size or ranks)
+
+
+@register(
+    "gis-h",
+    title="Group-interleaved with groups of half the ranks: about half the memory",
+    year=2025,
+    source=SOURCE,
+    placement=Placement.loop,
+    default_chunks=2,
+    constraints=(
+        Constraint(
+            "microbatches",
+            "microbatches in whole groups: a multiple of half of ranks, rounded up",
+            lambda k: k.microbatches % _half(k) == 0,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F with g = ⌈p/2⌉",
+            lambda k: _whole_groups(k) + (k.p - _half(k)) * (k.v - 1) * k.F,
+            holds=lambda k: k.c == 0 and k.F == k.I == k.W,
+            condition="no latency, F = I = W",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "(⌈p/2⌉(v − 1) + p)/v, capped by m",
+            lambda k: _peak(k, _half(k)),
+        ),
+    ),
+)
+def gis_h(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
+    """GIS with groups of ⌈p/2⌉ microbatches, the smallest that keep every rank busy in between.
+
+    Peak memory falls to ⌈p/2⌉(v − 1) + p chunks; filling takes (p − ⌈p/2⌉)(v − 1) forwards longer.
+
+    p = 3, m = 4::
+
+        r0 | F0 F1 .  f0 f1 F2 .  .  i0 w0 F3 i1 w1 f2 I0 W0 f3 I1 W1 .  i2 w2 .  i3 w3 I2 W2 I3 W3
+        r1 | .  F0 F1 .  f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 .  i3 w3 I2 W2 I3 W3 .
+        r2 | .  .  F0 F1 .  f0 i0 w0 f1 i1 w1 F2 I0 W0 F3 I1 W1 f2 i2 w2 f3 i3 w3 I2 W2 I3 W3 .  .
+    """
+    return group_interleaved(ranks, microbatches, chunks, (ranks + 1) // 2)

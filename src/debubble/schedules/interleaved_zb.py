@@ -1,0 +1,88 @@
+"""Interleaved schedules with split backward: weights' part fills the drain of every chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from debubble.core.actions import Kind, Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import alternate, as_kind, moved, sequence
+from debubble.schedules.interleaved import forwards_and_backwards
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def in_rounds(case: Any) -> int:
+    """Microbatches of a round: as many rounds as there are p microbatches for, of equal size."""
+    return int(case.microbatches // max(1, case.microbatches // case.ranks))
+
+
+def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
+    """Warm-up forwards, then F and I in turn with W trailing by `lag`, then I and W, then W."""
+    I, W = as_kind(backwards, Kind.I), as_kind(backwards, Kind.W)
+    warm_up = min(warm_up, len(forwards))
+    steady = len(forwards) - warm_up
+    trailing = min(lag, steady)
+    weights = max(steady - lag, 0)
+    # What is left of the lag when forwards run out goes on in the drain.
+    late = min(lag - trailing, warm_up)
+    drained = weights + warm_up - late
+    return sequence(
+        forwards[:warm_up],
+        alternate(forwards[warm_up : warm_up + trailing], I[:trailing]),
+        alternate(forwards[warm_up + trailing :], I[trailing:steady], W[:weights]),
+        I[steady : steady + late],
+        alternate(I[steady + late :], W[weights:drained]),
+        W[drained:],
+    )
+
+
+@register(
+    "interleaved-zb",
+    title="Interleaved 1F1B with split backward and half its warm-up",
+    year=2023,
+    source="Zero Bubble, arXiv 2401.10241; PyTorch ScheduleInterleavedZeroBubble",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("interleaved-zero-bubble", "interleavedzerobubble"),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "microbatches in equal rounds: a multiple of microbatches // ranks",
+            lambda k: k.microbatches % max(1, k.microbatches // k.ranks) == 0,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "m·v(F + I + W) + (p − 1)(F + I − W)",
+            lambda k: k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
+            holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
+            condition="no latency, m ≥ p, W ≤ F and I",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "((v − 1)g + p)/v with g = m / (m // p), capped by m",
+            lambda k: min((k.v - 1) * in_rounds(k) + k.p, k.m * k.v) * k.unit,
+            holds=lambda k: k.kept == k.unit,
+            condition="kept_for_weight = 1",
+        ),
+    ),
+)
+def interleaved_zb(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
+    """ZB-H1 over several chunks: W trails I by r on rank r, and fills the drain.
+
+    Rank r warms up with (v − 1)g + p − 1 − r forwards, half of interleaved 1F1B's ramp, so that all
+    ranks hold at most (v − 1)g + p chunks until W.
+
+    p = 2, m = 4::
+
+        r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 i3 w3 I2 W2 I3 W3
+        r1 | .  F0 F1 f0 i0 f1 i1 w0 F2 I0 w1 F3 I1 W0 f2 i2 W1 f3 i3 w2 I2 w3 I3 W2 W3
+    """
+    groups = max(1, microbatches // ranks)
+    size = microbatches // groups
+    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
+    for rank in range(ranks):
+        warm_up = (chunks - 1) * size + ranks - 1 - rank
+        yield split(moved(first, rank), moved(last, rank), warm_up, rank)

@@ -1,0 +1,153 @@
+"""Looped placements between depth first and breadth first: how long a chunk keeps its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import (
+    alternate,
+    backward,
+    forward,
+    interleaved_table,
+    moved,
+    sequence,
+)
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def _fill_and_work(k: Any) -> float:
+    return float((k.m * k.v + k.p - 1) * (k.F + k.B))
+
+
+@register(
+    "looped-bfs",
+    title="All microbatches through one chunk, then through the next: breadth first",
+    year=2022,
+    source="Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953; PyTorch LoopedBFS",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("breadth-first", "loopedbfs"),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m·v + p − 1)(F + B)",
+            _fill_and_work,
+            holds=lambda k: k.c == 0 and k.m >= k.p,
+            condition="no latency, m ≥ p",
+        ),
+        ClosedForm("peak_activation", "m", lambda k: k.m * k.v * k.unit),
+    ),
+)
+def looped_bfs(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
+    """Chunk after chunk runs all its forwards, then in reverse all its backwards.
+
+    Every chunk's weights are needed in two stretches per iteration only, so that a sharded model
+    gathers them twice and reduces their gradients once, behind the work of other chunks. Memory is
+    GPipe's: every microbatch stays on every rank. Backwards take the microbatches in reverse.
+
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 f2 .  .  .  b2--- b1--- b0--- B2--- B1--- B0---
+        r1 | .  F0 F1 F2 f0 f1 f2 b2--- b1--- b0--- B2--- B1--- B0--- .  .
+    """
+    stages = ranks * np.arange(chunks)
+    numbers = np.arange(microbatches)
+    first = sequence(
+        forward(np.repeat(stages, microbatches), np.tile(numbers, chunks)),
+        backward(np.repeat(stages[::-1], microbatches), np.tile(numbers[::-1], chunks)),
+    )
+    for rank in range(ranks):
+        yield moved(first, rank)
+
+
+def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
+    """Size of the smaller groups, and how many have one more; at least `wanted` in each.
+
+    As many groups as there can be, of sizes that differ by one at most, the larger ones first.
+    """
+    groups = max(1, microbatches // wanted)
+    return divmod(microbatches, groups)
+
+
+def _first_group(k: Any) -> int:
+    size, larger = group_sizes(k.m, k.group_size or k.p)
+    return size + (larger > 0)
+
+
+@register(
+    "flexible-interleaved",
+    title="Interleaved 1F1B for any number of microbatches",
+    year=2024,
+    source="The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("llama3-interleaved",),
+    constraints=(
+        Constraint(
+            "group_size",
+            "a group_size (microbatches a chunk handles in a row) of at least ranks",
+            lambda k: k.group_size is None or k.group_size >= k.ranks,
+        ),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m·v + p − 1)(F + B)",
+            _fill_and_work,
+            holds=lambda k: k.c == 0 and k.m >= k.p,
+            condition="no latency, m ≥ p",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
+            lambda k: [
+                min((k.v - 1) * _first_group(k) + 2 * (k.p - 1 - rank) + 1, k.m * k.v) * k.unit
+                for rank in range(k.p)
+            ],
+            holds=lambda k: k.m >= k.p,
+            condition="m ≥ p",
+        ),
+    ),
+)
+def flexible_interleaved(
+    *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
+) -> Iterator[Program]:
+    """Groups of at least N microbatches pass chunk after chunk, for any N from p to m.
+
+    N = p is depth first: the least memory. N = m is breadth first in its forwards: the fewest
+    changes of chunk, and the most time to hide communication behind. What does not divide evenly is
+    spread over the groups instead of forming a short one, which would leave ranks waiting or stuck.
+
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 f2 .  b0--- .  b1--- .  b2--- B0--- B1--- B2---
+        r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
+    """
+    size, larger = group_sizes(microbatches, group_size or ranks)
+    split = larger * (size + 1)
+    chunk, number = (
+        np.concatenate(parts)
+        for parts in zip(
+            interleaved_table(split, chunks, size + 1),
+            interleaved_table(microbatches - split, chunks, size),
+            strict=True,
+        )
+    )
+    number[split * chunks :] += split
+    first = forward(chunk * ranks, number)
+    last = backward((chunks - 1 - chunk) * ranks, number)
+    ahead = (chunks - 1) * (size + (larger > 0))
+    for rank in range(ranks):
+        forwards, backwards = moved(first, rank), moved(last, rank)
+        warm_up = min(2 * (ranks - 1 - rank) + ahead, len(forwards))
+        paired = len(forwards) - warm_up
+        yield sequence(
+            forwards[:warm_up],
+            alternate(forwards[warm_up:], backwards[:paired]),
+            backwards[paired:],
+        )
