@@ -114,7 +114,7 @@ def test_options_go_to_the_schedules_that_have_them(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["1f1b", "zb-h", "-p", "4", "-m", "8"], "unknown schedule 'zb-h'; did you mean 'zb-h1'"),
+        (["1f1b", "gpip", "-p", "4", "-m", "8"], "unknown schedule 'gpip'; did you mean 'gpipe'"),
         (["1f1b", "-m", "8"], "'1f1b' needs ranks; give -p, such as -p 8"),
         (["1f1b", "-p", "8"], "'1f1b' needs microbatches; give -m, such as -m 32"),
         (["1f1b", "-p", "4", "-m", "8", "-o", "x.gif"], "'x.gif': pictures end in .png, .svg,"),

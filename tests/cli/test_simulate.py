@@ -117,7 +117,7 @@ def test_a_memory_limit_is_judged_per_rank(run: Run, costs: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["zb-h", "-p", "4", "-m", "8"], "unknown schedule 'zb-h'; did you mean 'zb-h1'"),
+        (["gpip", "-p", "4", "-m", "8"], "unknown schedule 'gpip'; did you mean 'gpipe'"),
         (["1f1b"], "'1f1b' needs ranks; give -p, such as -p 8"),
         (["1f1b", "-p", "4"], "'1f1b' needs microbatches; give -m, such as -m 32"),
         (["1f1b", "-p", "0", "-m", "8"], "ranks is 0; it goes from 1 to 4,096"),

@@ -311,7 +311,7 @@ def test_it_is_registered_with_its_aliases_and_options() -> None:
     entry = find("zbv")
     assert entry.name == "zb-v"
     assert entry.uses_costs
-    assert [option.name for option in entry.options] == ["objective"]
+    assert [option.name for option in entry.options] == ["objective", "published"]
     schedule = db.make("ZB_V", ranks=3, microbatches=6, memory=2)
-    assert schedule.options == {"objective": "makespan", "memory": 2}
+    assert schedule.options == {"objective": "makespan", "published": False, "memory": 2}
     assert str(schedule.placement) == "V, 6 stages on 3 ranks"
