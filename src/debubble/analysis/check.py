@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.metrics import amount_text, number
-from debubble.analysis.problems import Findings, Problem, Report, position_text
+from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import Action, Kind, pack
@@ -22,6 +22,7 @@ from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
 from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
 
@@ -92,6 +93,8 @@ def check(
         complete, error = _compiles(schedule, p2p_mode)
     if not complete:
         inspect_structure(schedule, found)
+        if not found and not plain:
+            _transfers(schedule, found)
         if not found:
             error = error or _compile_error(schedule, p2p_mode)
         if not found and error is not None:
@@ -152,6 +155,13 @@ def _compile_error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
     except ScheduleError as error:
         return error
     return None
+
+
+def _transfers(schedule: Schedule, found: Findings) -> None:
+    """Sends and receives that do not belong together, or would swap what they carry."""
+    for error in matched(schedule, limit=LISTED):
+        message, _, fix = str(error).rpartition("; ")
+        found.problems.append(Problem("transfer", message, None, None, error.chain, fix))
 
 
 def _stuck(schedule: Schedule, error: ScheduleError) -> Problem:

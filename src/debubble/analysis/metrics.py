@@ -43,14 +43,12 @@ def boundary_transfers(schedule: Schedule) -> int:
     by_kind[Kind.F, :, :-1] = moves
     by_kind[[Kind.I, Kind.B], :, 1:] = moves
     crosses = by_kind.reshape(len(Kind), -1)
-    period = schedule.microbatches * schedule.slices
     total = 0
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
         place = stages_of(program)
         if placement.copies > 1:
-            copy = microbatches_of(program) % period * placement.copies // period
-            place = place + copy * stages
+            place = place + schedule.copies_of(microbatches_of(program)) * stages
         total += int(np.count_nonzero(crosses[kinds_of(program), place]))
     return total
 

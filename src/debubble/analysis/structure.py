@@ -73,12 +73,6 @@ def period_of(schedule: Schedule) -> int:
     return min(schedule.microbatches * schedule.slices, MOST_UNITS << 4)
 
 
-def copies_of(schedule: Schedule, unit: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which copy of the model each microbatch runs through."""
-    period = period_of(schedule)
-    return unit % period * schedule.placement.copies // period
-
-
 def _range(columns: Columns, found: Findings) -> None:
     schedule = columns.schedule
 
@@ -98,7 +92,7 @@ def _home(columns: Columns, found: Findings) -> None:
     schedule, placement = columns.schedule, columns.schedule.placement
     real = np.flatnonzero(columns.real)
     stage, rank = columns.stage[real], columns.rank[real]
-    copy = copies_of(schedule, columns.unit[real])
+    copy = schedule.copies_of(columns.unit[real])
     home = placement.ranks_of_stages[copy * schedule.stages + stage]
     wrong = home != rank
     if placement.copies > 1:
@@ -247,7 +241,7 @@ def _missing(
 
     def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
         stage, unit = divmod(cell, units)
-        copy = int(copies_of(schedule, np.array([unit]))[0])
+        copy = int(schedule.copies_of(np.array([unit]))[0])
         rank = schedule.placement.table[copy][stage]
         texts = tuple(str(Action(stage, kind, unit)) for kind in kinds)
         verb = "is" if len(texts) == 1 else "are"

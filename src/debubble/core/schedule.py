@@ -138,6 +138,12 @@ class Schedule:
         """Microbatches (or slices of them) over all iterations."""
         return self.microbatches * self.iterations * self.slices
 
+    def copies_of(self, microbatch: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The copy of the model each microbatch runs through, by the rule of the placement."""
+        # A file may claim more microbatches than actions can name, or arrays can hold.
+        period = min(self.microbatches * self.slices, 1 << 40)
+        return microbatch % period * self.placement.copies // period
+
     def program(self, rank: int) -> Program:
         """The packed actions of one rank."""
         return self.actions[self.offsets[rank] : self.offsets[rank + 1]]

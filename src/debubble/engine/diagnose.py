@@ -64,9 +64,7 @@ def _first_misplaced(schedule: Schedule) -> tuple[int, int] | None:
     outside = compute & ((stages >= schedule.stages) | (units >= schedule.units))
     if outside.any():
         return sweep.OUT_OF_RANGE, int(np.argmax(outside))
-    period = schedule.microbatches * schedule.slices
-    copies = units % period * schedule.placement.copies // period
-    places = np.where(compute, copies * schedule.stages + stages, 0)
+    places = np.where(compute, schedule.copies_of(units) * schedule.stages + stages, 0)
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     wrong = compute & (schedule.placement.ranks_of_stages[places] != ranks)
     return (sweep.WRONG_RANK, int(np.argmax(wrong))) if wrong.any() else None

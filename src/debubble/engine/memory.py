@@ -43,11 +43,8 @@ class MemoryUse:
         """Memory each action of a rank adds at its start and at its end."""
         program = schedule.program(rank)
         places = stages_of(program)
-        copies = schedule.placement.copies
-        if copies > 1:
-            period = schedule.microbatches * schedule.slices
-            copy = microbatches_of(program) % period * copies // period
-            places = places + copy * schedule.stages
+        if schedule.placement.copies > 1:
+            places = places + schedule.copies_of(microbatches_of(program)) * schedule.stages
         kinds = kinds_of(program)
         return self.at_start[kinds, places], self.at_end[kinds, places]
 

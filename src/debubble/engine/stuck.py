@@ -65,11 +65,8 @@ class Stopped:
 
     def home(self, stage: int, microbatch: int) -> int:
         """The rank that runs a stage for a microbatch."""
-        schedule = self.schedule
-        period = schedule.microbatches * schedule.slices
-        copies = schedule.placement.copies
-        copy = microbatch % period * copies // period
-        return int(schedule.placement.table[copy][stage])
+        copy = int(self.schedule.copies_of(np.array(microbatch)))
+        return self.schedule.placement.table[copy][stage]
 
     def find(self, rank: int, action: Action) -> int | None:
         """Position of an action in the program of a rank, None when it is not there."""

@@ -100,9 +100,8 @@ class _Ends:
         step = np.where(forward == sends, 1, -1)
         rank = np.searchsorted(schedule.offsets, position, side="right") - 1
 
-        stages, copies = schedule.stages, schedule.placement.copies
-        period = schedule.microbatches * schedule.slices
-        base = unit % period * copies // period * stages
+        stages = schedule.stages
+        base = schedule.copies_of(unit) * stages
         homes = schedule.placement.ranks_of_stages
         real = (stage < stages) & (unit < schedule.units)
         ended = real & (stage + step >= 0) & (stage + step < stages)

@@ -205,8 +205,8 @@ def bars_of(timeline: Timeline) -> Bars:
     period = schedule.microbatches * schedule.slices
     copies, chunks = schedule.placement.copies, schedule.chunks
     step = kind == Kind.OPT
+    copy = np.where(step, 0, schedule.copies_of(unit))
     unit = np.where(step, unit, unit % period)
-    copy = np.where(step, 0, unit * copies // period)
     shade = np.where(step, 0, copy * chunks + _chunks(timeline)[copy, stage])
 
     # The forward of a pair is its first action.
