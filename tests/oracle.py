@@ -60,6 +60,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
             latest = max(latest, when + table.link[where, rank])
         return latest
 
+    reduced: list[list[float]] = [[] for _ in programs]
     moved = True
     while moved:
         moved = False
@@ -76,6 +77,14 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 if action.kind == Kind.OPT:
                     if schedule.sync == "global":
                         break
+                    if schedule.sync == "post-validation":
+                        norms = reduced[rank - 1] if rank else []
+                        if rank and len(norms) == len(reduced[rank]):
+                            break
+                        if rank:
+                            came = norms[len(reduced[rank])] + table.link[rank - 1, rank]
+                            free[rank] = max(free[rank], came)
+                        reduced[rank].append(free[rank])
                     start[rank, index] = free[rank]
                     free[rank] += table.optimizer[rank]
                     end[rank, index] = free[rank]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from debubble import Costs, Schedule, make, schedules
 from debubble.core.errors import ParameterError
+from debubble.core.schedule import SYNCS
 from debubble.schedules.registry import Entry
 
 ENTRIES = schedules()
@@ -30,6 +31,7 @@ def made(
     if any(option.name == "group_size" for option in entry.options) and draw(st.booleans()):
         options["group_size"] = draw(st.integers(p, max(p, m)))
     iterations = draw(st.sampled_from([None, None, 1, 2, 3]))
+    sync = draw(st.sampled_from([None, None, *SYNCS])) if iterations else None
     try:
         return make(
             entry.name,
@@ -37,6 +39,7 @@ def made(
             microbatches=m,
             chunks=None if entry.chunks else v,
             iterations=iterations,
+            sync=sync,
             **options,
         )
     except ParameterError:

@@ -17,10 +17,15 @@ ENTRIES = db.schedules()
 
 def test_the_table_has_one_line_per_schedule(run: Run) -> None:
     head, *lines = run("schedules").out.splitlines()
-    assert head.split() == ["name", "year", "placement", "chunks", "needs", "source"]
+    columns = ["name", "year", "placement", "chunks", "memory", "bubble", "needs", "source"]
+    assert head.split() == columns
     assert [line.split()[0] for line in lines] == [entry.name for entry in ENTRIES]
     (line,) = [line for line in lines if line.startswith("dualpipe-v ")]
     assert "2025  V " in line
+    (line,) = [line for line in lines if line.startswith("1f1b ")]
+    # p microbatches; (p − 1) / (m + p − 1) of the time.
+    assert line.split()[6:10] == ["1", "8", "17.95", "%"]
+    (line,) = [line for line in lines if line.startswith("dualpipe-v ")]
     assert "at least 2·ranks microbatches" in line
 
 
@@ -46,6 +51,8 @@ def test_json_has_everything(run: Run) -> None:
     assert (item["year"], item["chunks"], item["default_chunks"]) == (2021, None, 2)
     assert item["options"] == [{"name": "group_size", "type": "int | None", "default": None}]
     assert item["placement"] == "loop"
+    assert item["at_a_glance"]["peak_activation"] == 8 * (1 + 7 / 16)
+    assert data["pipedream"]["weight_versions"] == [2] * 7 + [1]
     assert "makespan" in {form["quantity"] for form in item["closed_forms"]}
     assert run("schedules", "vpp", "--json").data == item == describe(find("vpp"))
 

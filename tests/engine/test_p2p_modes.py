@@ -55,6 +55,7 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
     posts: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     link_free: dict[tuple[int, int], float] = defaultdict(float)
     over: dict[tuple[str, int, int], tuple[float, float]] = {}
+    reduced: list[list[float]] = [[] for _ in range(ranks)]
     start, end = {}, {}
 
     def run(rank: int, indices: list[int], begin: float, took: float) -> None:
@@ -108,6 +109,13 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
                     for member in members
                 ]
                 if action.kind == Kind.OPT:
+                    if schedule.sync == "post-validation":
+                        norms = reduced[rank - 1] if rank else [0.0] * schedule.iterations
+                        if len(norms) == len(reduced[rank]):
+                            continue
+                        wait = table.link[rank - 1, rank] if rank else 0.0
+                        free[rank] = max(free[rank], norms[len(reduced[rank])] + wait)
+                        reduced[rank].append(free[rank])
                     took = table.optimizer[rank]
                 elif paired:
                     took = table.pair(*places)

@@ -31,6 +31,7 @@ def compare(
     memory: float | None = None,
     p2p_mode: P2PMode = "overlapped",
     iterations: int | None = None,
+    sync: str | None = None,
     options: Mapping[str, Any] | None = None,
     time_unit: str = "",
     memory_unit: str = "",
@@ -45,6 +46,8 @@ def compare(
         with ``chunks`` and options of that schedule alone.
     ranks, microbatches, iterations
         What named schedules are made for; needed when there is a name.
+    sync
+        What optimizer steps of named schedules wait for, see :func:`debubble.make`.
     chunks, options
         Apply to the named schedules that leave a choice of chunks, or have such an option.
     costs
@@ -105,6 +108,7 @@ def compare(
                     ranks=ranks,
                     microbatches=microbatches,
                     iterations=iterations,
+                    sync=sync,
                     costs=costs,
                     memory=memory,
                     **_fitting(item, chunks, options or {}, own),
@@ -202,7 +206,7 @@ def _row(label: str, timeline: Timeline, memory: float | None) -> Row:
         peak_activation=peak,
         parameter_copies=parameter_copies(timeline.schedule),
         p2p_volume=p2p_volume(timeline),
-        weight_versions=timeline.schedule.weight_versions,
+        weight_versions=max(timeline.schedule.versions),
         fits=memory is None or peak <= memory * (1 + TOLERANCE),
     )
 
@@ -244,7 +248,7 @@ def _notes(rows: list[Row], costs: Costs) -> tuple[str, ...]:
     asynchronous = [row.name for row in rows if row.weight_versions > 1]
     if asynchronous:
         notes.append(
-            f"{', '.join(asynchronous)}: trains with weights that are a step old, "
+            f"{', '.join(asynchronous)}: trains with weights that are a step old or more, "
             "which is another training rule"
         )
     return tuple(notes)

@@ -46,7 +46,7 @@ class Row:
     p2p_volume
         Boundary transfers between ranks, times the message size where costs name one.
     weight_versions
-        Versions of the weights its training rule keeps.
+        Versions of the weights its training rule keeps, on the rank that keeps most.
     fits
         Whether every rank is within the memory limit.
     ratio
@@ -61,7 +61,7 @@ class Row:
     overhead: float
     stage_bubble_rate: float
     peak_activation: float
-    parameter_copies: int
+    parameter_copies: float
     p2p_volume: float
     weight_versions: int
     fits: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import KIND_MASK, Kind, kinds_of, microbatches_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
@@ -18,9 +18,17 @@ MEASURES = {
     "stage_bubble_rate": "(largest stage time − ideal) / largest stage time",
     "overhead": "(makespan − ideal) / ideal",
     "peak_activation": "per rank: largest activation memory held at one time",
-    "parameter_copies": "copies of the model × versions of the weights kept",
+    "parameter_copies": "copies of the model × versions of the weights kept (mean over ranks)",
 }
 """What every measure of a timeline is, in words."""
+
+SYNCS = {
+    "global": "a step waits for the gradients of all ranks, for their common norm",
+    "local": "a step waits for its own rank's gradients",
+    "post-validation": "a step waits for its own rank's gradients and the partial norm of the "
+    "ranks before it; a step that the full norm forbids, known later, is undone (not simulated)",
+}
+"""What an optimizer step waits for."""
 
 MODES = {
     "overlapped": "a transfer delays its consumer and occupies nobody",
@@ -53,9 +61,16 @@ def boundary_transfers(schedule: Schedule) -> int:
     return total
 
 
-def parameter_copies(schedule: Schedule) -> int:
+def has_steps(schedule: Schedule) -> bool:
+    """Whether rank 0 ends with an optimizer step, as all ranks of a right schedule then do."""
+    program = schedule.program(0)
+    return len(program) > 0 and int(program[-1]) & KIND_MASK == Kind.OPT
+
+
+def parameter_copies(schedule: Schedule) -> float:
     """How often the ranks together hold the weights of the model."""
-    return schedule.placement.copies * schedule.weight_versions
+    copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
+    return int(copies) if copies.is_integer() else copies
 
 
 def p2p_volume(timeline: Timeline) -> float:
@@ -74,9 +89,12 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     volume = "transfers of one boundary activation or gradient between ranks"
     if costs.message > 0:
         volume += f", times the message size of {costs.message:g}"
+    schedule = timeline.schedule
+    steps = {"optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}"} if has_steps(schedule) else {}
     return {
-        "times": times_text(costs, timeline.schedule.chunks),
+        "times": times_text(costs, schedule.chunks),
         "p2p": p2p,
+        **steps,
         "memory": memory_text(costs),
         "p2p_volume": volume,
         **MEASURES,

@@ -55,7 +55,7 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
         # Microbatches that do not exist belong to no iteration; they are reported as such.
         kinds[(units < 0) | (units >= schedule.units)] = Kind.OPT
         _gradients(schedule, steps, kinds, units, done, found)
-        _weights(schedule, begin, kinds, units, done, found)
+        _weights(schedule, rank, kinds, units, done, found)
 
 
 def _one_each(seen: NDArray[np.int64], count: int) -> bool:
@@ -134,7 +134,7 @@ def _gradients(
 
 def _weights(
     schedule: Schedule,
-    begin: int,
+    rank: int,
     kinds: NDArray[np.int64],
     units: NDArray[np.int64],
     done: NDArray[np.int64],
@@ -142,7 +142,8 @@ def _weights(
 ) -> None:
     """Forwards whose weights are gone before their backward."""
     period = period_of(schedule)
-    versions = schedule.weight_versions
+    versions = schedule.versions[rank]
+    begin = int(schedule.offsets[rank])
     early = (kinds == Kind.F) & (units >= (done + versions) * period)
 
     def describe(position: int) -> Problem:

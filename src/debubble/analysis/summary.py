@@ -29,6 +29,9 @@ ROUNDING = 1e-9
 
 _TIMES = ("makespan", "stage_time", "busy", "ideal", "bubble_ratio", "overhead")
 
+VERSIONS_SHOWN = 8
+"""Ranks whose number of weight versions is listed one by one."""
+
 
 def summary(timeline: Timeline) -> dict[str, Any]:
     """Everything a simulation says, ready for JSON.
@@ -82,7 +85,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "microbatches": schedule.microbatches,
         "slices": schedule.slices,
         "iterations": schedule.iterations,
-        "weight_versions": schedule.weight_versions,
+        "weight_versions": max(schedule.versions),
         "options": dict(schedule.options),
         "actions": len(schedule),
         **measures,
@@ -123,13 +126,14 @@ def heading(schedule: Schedule) -> str:
         f"{_count(schedule.stages, 'stage')} ({placement.name})",
         _count(schedule.microbatches, "microbatch"),
     ]
-    for amount, nouns in (
-        (schedule.slices, "slices"),
-        (schedule.iterations, "iterations"),
-        (schedule.weight_versions, "weight versions"),
-    ):
+    for amount, nouns in ((schedule.slices, "slices"), (schedule.iterations, "iterations")):
         if amount > 1:
             parts.append(f"{amount:,} {nouns}")
+    versions = schedule.versions
+    if max(versions) > 1:
+        each = ", ".join(map(str, versions)) if len(versions) <= VERSIONS_SHOWN else "…"
+        kept = f"{max(versions)} weight versions"
+        parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
     parts.append(_count(len(schedule), "action"))
     options = ", ".join(f"{key} {value}" for key, value in schedule.options.items())
     return f"{schedule.name}: {', '.join(parts)}{f' · {options}' if options else ''}"

@@ -55,6 +55,7 @@ def compare(
             memory=inputs.memory,
             p2p_mode=inputs.mode,
             iterations=inputs.iterations,
+            sync=inputs.sync,
             options=inputs.options(named),
             time_unit=inputs.time_unit,
             progress=lambda label, index, count: step(f"{label} ({index + 1} of {count})"),

@@ -73,6 +73,13 @@ class Setup:
         str | None,
         typer.Option(metavar="N", help="Training steps in a row, with an optimizer step each."),
     ] = None
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="What an optimizer step waits for: global, local or post-validation.",
+        ),
+    ] = None
     memory: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +124,7 @@ class Setup:
             chunks=_whole("-v", self.chunks),
             iterations=_whole("--iterations", self.iterations),
             costs=costs,
+            sync=self.sync,
             memory=memory,
             mode=mode,
             pairs=tuple(pairs),
@@ -170,6 +178,8 @@ class Inputs:
         Sizes as typed, None where nothing was.
     costs, memory
         What actions cost, and the memory limit.
+    sync
+        What optimizer steps wait for, None where nothing was typed.
     mode
         How transfers are treated.
     pairs
@@ -184,6 +194,7 @@ class Inputs:
     iterations: int | None
     costs: Costs
     memory: float | None
+    sync: str | None
     mode: P2PMode
     pairs: tuple[str, ...]
     file: CostFile | None
@@ -238,6 +249,7 @@ class Inputs:
             iterations=self.iterations,
             costs=self.costs,
             memory=self.memory,
+            sync=self.sync,
             defaults=self.defaults,
             **self.options([target]),
         )

@@ -17,7 +17,7 @@ from debubble.core.placement import Placement
 
 FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
-SYNCS = ("global", "local")
+SYNCS = ("global", "local", "post-validation")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,9 +43,13 @@ class Schedule:
         Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
     sync
         What an ``OPT`` action waits for: ``"global"``, every rank's work of the iteration (a
-        gradient norm over all ranks), or ``"local"``, its own rank's.
+        gradient norm over all ranks); ``"local"``, its own rank's; ``"post-validation"``, its own
+        rank's and the partial norm that is handed from rank to rank, with which a rank steps at
+        once and undoes the step in the rare case that the full norm, known later, says so
+        (arXiv 2401.10241).
     weight_versions
-        Versions of the weights the training rule keeps at the same time.
+        Versions of the weights the training rule keeps at the same time: one number, or one for
+        each rank.
     options
         Parameters the order was made with, for display and for files.
     """
@@ -58,18 +62,23 @@ class Schedule:
     iterations: int = 1
     slices: int = 1
     sync: str = "global"
-    weight_versions: int = 1
+    weight_versions: int | tuple[int, ...] = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     derived: dict[Any, Any] = field(default_factory=dict, init=False)
     """What other layers have worked out about this very order, for instance its event graphs."""
 
     def __post_init__(self) -> None:
-        for name in ("microbatches", "iterations", "slices", "weight_versions"):
+        for name in ("microbatches", "iterations", "slices"):
             value = getattr(self, name)
             if value < 1:
                 raise ParameterError(f"{name} is {value}; it is at least 1")
+        if min(self.versions) < 1 or len(self.versions) != self.placement.ranks:
+            raise ParameterError(
+                f"weight_versions is {self.weight_versions}; give one number from 1 up, or one for "
+                f"each of {self.placement.ranks} ranks"
+            )
         if self.sync not in SYNCS:
-            raise ParameterError(f"sync is '{self.sync}'; use 'global' or 'local'")
+            raise ParameterError(f"sync is '{self.sync}'; use one of {', '.join(SYNCS)}")
         for name in ("actions", "offsets"):
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.setflags(write=False)
@@ -134,6 +143,12 @@ class Schedule:
         return self.placement.chunks
 
     @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of the weights that every rank keeps."""
+        kept = self.weight_versions
+        return (kept,) * self.placement.ranks if isinstance(kept, int) else kept
+
+    @property
     def units(self) -> int:
         """Microbatches (or slices of them) over all iterations."""
         return self.microbatches * self.iterations * self.slices
@@ -196,7 +211,11 @@ class Schedule:
             "iterations": self.iterations,
             "slices": self.slices,
             "sync": self.sync,
-            "weight_versions": self.weight_versions,
+            "weight_versions": (
+                self.weight_versions
+                if isinstance(self.weight_versions, int)
+                else list(self.weight_versions)
+            ),
             "options": dict(self.options),
             "placement": {
                 "name": self.placement.name,

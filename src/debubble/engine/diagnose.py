@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
@@ -145,13 +146,16 @@ class _Waits:
         return found
 
     def _before_step(self, position: int) -> list[int]:
-        """What every other rank does just before its step of the same iteration."""
-        if self.schedule.sync != "global":
+        """What ranks whose gradients a step needs do just before theirs of the same iteration."""
+        ranks: Iterable[int] = range(self.schedule.ranks)
+        if self.schedule.sync == "local":
             return []
+        if self.schedule.sync == "post-validation":
+            ranks = [rank for rank in ranks if rank == self.ranks[position] - 1]
         action = self.actions[position]
-        steps = self.steps[action.microbatch]
+        steps = [step for step in self.steps[action.microbatch] if self.ranks[step] in ranks]
         stepping = {self.ranks[step] for step in steps}
-        for rank in range(self.schedule.ranks):
+        for rank in ranks:
             if rank not in stepping and self.missing is None:
                 first = self.schedule.placement.stages_on(rank)[:1] or (0,)
                 self.missing = (position, Action(first[0], Kind.OPT, action.microbatch))

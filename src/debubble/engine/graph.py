@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, Kind
 from debubble.core.costs import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import evaluate as walk
 
@@ -214,6 +214,7 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
     ranks, stages, copies = placement.ranks, placement.stages, placement.copies
     count = len(schedule)
     channels = mode == "channel"
+    chained = schedule.sync == "post-validation"
     cells = stages * schedule.units
     pairs = bool(np.any(schedule.actions & (PAIR_MASK << PAIR_SHIFT)))
     places = copies * stages
@@ -239,7 +240,8 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         schedule.units,
         schedule.microbatches * schedule.slices,
         copies,
-        schedule.sync == "global",
+        SYNCS.index(schedule.sync),
+        schedule.iterations,
         channels,
         np.zeros(2 * cells, dtype=np.int32),
         np.zeros(cells, dtype=np.uint8),
@@ -254,6 +256,8 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         sent,
         *dynamic,
         next_action,
+        np.zeros(ranks * schedule.iterations if chained else 1, dtype=np.int64),
+        np.zeros(ranks, dtype=np.int64),
         np.zeros(ranks, dtype=np.int64),
         np.zeros(ranks + 1, dtype=np.int64),
         state,

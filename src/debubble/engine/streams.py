@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT, Kind
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine import stuck
 from debubble.engine.graph import EventGraph, P2PMode
 from debubble.engine.kernels import compile as sweep
@@ -68,6 +68,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
     cells = stages * schedule.units
     places = copies * stages
     blocking = mode == "blocking"
+    chained = schedule.sync == "post-validation"
     pairs = bool(np.any(schedule.actions & (PAIR_MASK << PAIR_SHIFT)))
     most_dynamic = ranks * ranks + (3 * places * places if pairs else 0)
     most_dynamic = min(most_dynamic, count + 1)
@@ -76,7 +77,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
     def zeros(size: int) -> NDArray[np.int32]:
         return np.zeros(size, dtype=np.int32)
 
-    size = 1 + count + ranks * schedule.iterations + joins
+    size = 1 + count + 2 * ranks * schedule.iterations + joins
     first, second, lag, cost = (np.zeros(size, dtype=np.uint32) for _ in range(4))
     node = zeros(count)
     sent = zeros(0 if mode == "overlapped" else count)
@@ -92,7 +93,8 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         schedule.units,
         schedule.microbatches * schedule.slices,
         copies,
-        schedule.sync == "global",
+        SYNCS.index(schedule.sync),
+        schedule.iterations,
         mode == "channel",
         blocking,
         zeros(2 * cells),
@@ -110,6 +112,8 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         *dynamic,
         next_action,
         np.zeros(ranks, dtype=np.int64),
+        zeros(ranks),
+        zeros(ranks * schedule.iterations if chained else 1),
         zeros(ranks),
         zeros(ranks),
         zeros(1 << (ranks - 1).bit_length()),

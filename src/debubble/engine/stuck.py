@@ -216,7 +216,9 @@ def _waits(stopped: Stopped, rank: int) -> list[_Wait]:
     here, stop = int(stopped.next_action[rank]), int(schedule.offsets[rank + 1])
     kind = int(schedule.actions[here]) & KIND_MASK
     if kind == Kind.OPT:
-        steps = [_next_step(stopped, here, other) for other in range(schedule.ranks)]
+        everyone = schedule.sync == "global"
+        others = range(schedule.ranks) if everyone else range(max(rank - 1, 0), rank)
+        steps = [_next_step(stopped, here, other, skip=everyone) for other in others]
         return [wait for wait in steps if wait is not None]
 
     def wait(position: int, wanted: Action) -> _Wait:
@@ -244,8 +246,8 @@ def _waits(stopped: Stopped, rank: int) -> list[_Wait]:
     return waits
 
 
-def _next_step(stopped: Stopped, waiting: int, rank: int) -> _Wait | None:
-    """The wait for an optimizer step of a rank, None when that rank waits at one itself."""
+def _next_step(stopped: Stopped, waiting: int, rank: int, *, skip: bool) -> _Wait | None:
+    """The wait for an optimizer step of a rank, with `skip` None for one that stands at it."""
     schedule = stopped.schedule
     here = int(stopped.next_action[rank])
     rest = schedule.actions[here : schedule.offsets[rank + 1]]
@@ -254,7 +256,7 @@ def _next_step(stopped: Stopped, waiting: int, rank: int) -> _Wait | None:
         stages = schedule.placement.stages_on(rank)
         iteration = stopped.action(waiting).microbatch
         return _Wait(waiting, Action(stages[0] if stages else 0, Kind.OPT, iteration), rank, None)
-    if steps[0] == 0:
+    if steps[0] == 0 and skip:
         return None
     spot = here + int(steps[0])
     return _Wait(waiting, stopped.action(spot), rank, spot)

@@ -136,6 +136,7 @@ def resolve(
     iterations: int | None = None,
     costs: Costs | None = None,
     memory: float | None = None,
+    sync: str | None = None,
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
@@ -149,6 +150,8 @@ def resolve(
         What a schedule is made for. A file has its own, and must agree with those given.
     costs, memory
         For schedules that depend on them.
+    sync
+        What optimizer steps wait for, see :func:`debubble.make`; a file says it itself.
     defaults
         Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
     **options
@@ -160,7 +163,9 @@ def resolve(
         When the text names nothing, or the parameters do not fit.
     """
     if is_file_name(target):
-        return _from_file(target, ranks, microbatches, chunks, iterations, options)
+        schedule = _from_file(target, ranks, microbatches, chunks, iterations, options)
+        _agree("sync", sync, schedule.sync, target)
+        return schedule
     defaults = defaults or {}
     given: dict[str, Any] = {
         "ranks": defaults.get("ranks") if ranks is None else ranks,
@@ -171,14 +176,15 @@ def resolve(
     if is_function(target):
         from debubble.interchange import python_file
 
-        return python_file.make_from_file(*python_file.split_target(target), given, options)
+        made = python_file.make_from_file(*python_file.split_target(target), given, options)
+        return made if sync is None else replace(made, sync=sync)
     entry = registry.find(target)
     if entry.chunks is not None:
         given["chunks"] = chunks
     for key in ("ranks", "microbatches"):
         if given[key] is None:
             raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
-    return registry.make(entry.name, **given, **options)
+    return registry.make(entry.name, **given, sync=sync, **options)
 
 
 _HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
@@ -201,7 +207,7 @@ def _from_file(
     return schedule
 
 
-def _agree(key: str, given: int | None, found: int, path: str) -> None:
+def _agree(key: str, given: object, found: object, path: str) -> None:
     if given is not None and given != found:
         raise ParameterError(f"{path} has {key} = {found}, not {given}; leave it out")
 
@@ -233,6 +239,7 @@ def _honest(schedule: Schedule) -> Schedule:
                 microbatches=schedule.microbatches,
                 chunks=None if entry.chunks else schedule.chunks,
                 iterations=schedule.iterations if steps or schedule.iterations > 1 else None,
+                sync=schedule.sync if steps else None,
                 **options,
             )
         except DebubbleError:

@@ -20,7 +20,8 @@ from debubble.interchange.text import check_keys, check_label, shown
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
 OPTIONAL = ("name", "iterations", "slices", "sync", "weight_versions", "options")
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
-           "weight_versions": 1 << 16, "ranks": MAX_RANKS}  # fmt: skip
+           "ranks": MAX_RANKS}  # fmt: skip
+MAX_VERSIONS = 1 << 16
 MAX_COPIES = 16
 MAX_OPTIONS = 64
 MAX_NUMBER = 1 << 53
@@ -87,7 +88,7 @@ def from_json(text: str, where: str) -> Schedule:
     check_size(sum(map(len, programs)), placement.stages, units, where)
     sync = data.get("sync", "global")
     if sync not in SYNCS:
-        raise FormatError(f"{where}: sync is {shown(sync)}; use 'global' or 'local'")
+        raise FormatError(f"{where}: sync is {shown(sync)}; use one of {', '.join(SYNCS)}")
     return Schedule.from_programs(
         check_label(data.get("name", "custom"), f"{where}: name"),
         placement,
@@ -97,6 +98,7 @@ def from_json(text: str, where: str) -> Schedule:
         ],
         sync=sync,
         options=_options(data.get("options", {}), where),
+        weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
         **counts,
     )
 
@@ -136,12 +138,27 @@ def parse_json(text: str, where: str) -> Any:
         raise FormatError(f"{where}: a number has too many digits") from None
 
 
-def _count(value: Any, key: str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST[key]:
+def _count(value: Any, key: str, where: str, largest: int = 0) -> int:
+    largest = largest or LARGEST[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
         raise FormatError(
-            f"{where}: {key} is {shown(value)}; give a whole number from 1 to {LARGEST[key]:,}"
+            f"{where}: {key} is {shown(value)}; give a whole number from 1 to {largest:,}"
         )
     return value
+
+
+def _versions(value: Any, ranks: int, where: str) -> int | tuple[int, ...]:
+    if not isinstance(value, list):
+        return _count(value, "weight_versions", where, MAX_VERSIONS)
+    if len(value) != ranks:
+        raise FormatError(
+            f"{where}: weight_versions has {len(value)} numbers for {ranks} ranks; "
+            "give one number, or one per rank"
+        )
+    return tuple(
+        _count(item, f"weight_versions[{rank}]", where, MAX_VERSIONS)
+        for rank, item in enumerate(value)
+    )
 
 
 def _placement(data: Any, ranks: int, where: str) -> Placement:

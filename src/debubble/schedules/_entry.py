@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +85,7 @@ class Entry:
     constraints: tuple[Constraint, ...] = ()
     forms: tuple[ClosedForm, ...] = ()
     options: tuple[Option, ...] = ()
-    weight_versions: int = 1
+    weight_versions: int | Callable[[Any], Sequence[int]] = 1
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -102,6 +102,11 @@ class Entry:
     def uses_costs(self) -> bool:
         """Whether the order depends on the costs."""
         return "costs" in self.parameters
+
+    def weight_versions_of(self, case: Any) -> int | tuple[int, ...]:
+        """Versions of the weights kept at the same time: one number, or one for each rank."""
+        versions = self.weight_versions
+        return versions if isinstance(versions, int) else tuple(versions(case))
 
     def case(self, **values: Any) -> SimpleNamespace:
         """All parameters in one namespace, with defaults filled in, none of them checked."""

@@ -58,7 +58,7 @@ def register(
     aliases: tuple[str, ...] = (),
     constraints: tuple[Constraint, ...] = (),
     forms: tuple[ClosedForm, ...] = (),
-    weight_versions: int = 1,
+    weight_versions: int | Callable[[Any], Sequence[int]] = 1,
     **fields: Any,
 ) -> Callable[[Callable[..., Iterable[Program]]], Callable[..., Iterable[Program]]]:
     """Make a function a schedule that everything else can find.
@@ -78,7 +78,8 @@ def register(
     constraints, forms
         What it needs of its parameters, and its closed forms.
     weight_versions
-        Versions of the weights its training rule keeps at the same time.
+        Versions of the weights its training rule keeps at the same time; a function of the case
+        when every rank keeps its own number.
     **fields
         Further fields of :class:`debubble.core.schedule.Schedule`, for instance ``sync="local"``.
 
@@ -161,6 +162,7 @@ def make(
     iterations: int | None = None,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    sync: str | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -180,6 +182,9 @@ def make(
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each); ignored by the
         others.
+    sync
+        What the OPT actions wait for: ``"global"``, ``"local"`` or ``"post-validation"``, see
+        :class:`debubble.core.schedule.Schedule`. The default is what was published.
     **options
         Options of the schedule, for instance ``group_size``.
 
@@ -207,6 +212,10 @@ def make(
         raise ParameterError(
             f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
         )
+    if sync is not None and iterations is None:
+        raise ParameterError(
+            f"sync is '{sync}', but there is no optimizer step to wait; give iterations, too"
+        )
     case = entry.case(
         ranks=ranks, microbatches=microbatches, chunks=chunks, iterations=iterations,
         costs=costs, memory=memory, **options,
@@ -217,7 +226,7 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    return _build(entry, case)
+    return _build(entry, case, sync)
 
 
 def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
@@ -255,7 +264,7 @@ def _check_count(name: str, value: Any) -> None:
         raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
 
 
-def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
+def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     placement = entry.placement(case.ranks, case.chunks)
     own_iterations = "iterations" in entry.parameters
     arguments = {name: getattr(case, name) for name in entry.parameters}
@@ -274,9 +283,9 @@ def _build(entry: Entry, case: SimpleNamespace) -> Schedule:
         case.microbatches,
         programs,
         iterations=case.iterations or 1,
-        weight_versions=entry.weight_versions,
+        weight_versions=entry.weight_versions_of(case),
         options={key: value for key, value in shown.items() if value is not None},
-        **entry.fields,
+        **(dict(entry.fields) | ({} if sync is None else {"sync": sync})),
     )
     schedule.derived[MADE_FOR] = case.costs or Costs()
     return schedule

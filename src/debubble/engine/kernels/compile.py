@@ -8,6 +8,9 @@ from debubble.engine.jit import Array, kernel
 # Outcomes, in state[0].
 DONE, STUCK, OTHER_KIND, OUT_OF_RANGE, WRONG_RANK, DUPLICATE, ORDER, BAD_PAIR, BAD_STEP = range(9)
 
+# What an optimizer step waits for, see `debubble.core.schedule.SYNCS`.
+GLOBAL, LOCAL, POST_VALIDATION = range(3)
+
 # Indices into state.
 OUTCOME, POSITION, NODES, COMPLETED, DYNAMIC = range(5)
 
@@ -26,7 +29,8 @@ def compile_compute(
     units: int,
     units_per_iteration: int,
     copies: int,
-    global_sync: bool,
+    sync: int,
+    iterations: int,
     channels: bool,
     table: Array,
     seen: Array,
@@ -43,6 +47,8 @@ def compile_compute(
     dynamic_a: Array,
     dynamic_b: Array,
     next_action: Array,
+    reduced: Array,
+    steps: Array,
     last_node: Array,
     queue: Array,
     state: Array,
@@ -56,6 +62,8 @@ def compile_compute(
     ``table[s·U + u]`` is the node whose end the next stage's forward waits for, and
     ``table[(S + s)·U + u]`` the previous stage's backward; 0 is not yet there, and −(r + 1) not
     yet there while rank r waits for it. ``seen`` has one bit for every kind of action done.
+    ``reduced[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
+    before step k; ``reduced`` is 0 before that, and −1 while rank r + 1 waits for it.
     """
     ranks = len(offsets) - 1
     places = copies * stages
@@ -164,10 +172,41 @@ def compile_compute(
             state[OUTCOME] = OTHER_KIND
             return
         if kind == 5:
-            if action >> MICROBATCH_SHIFT < steps_done and global_sync:
+            if sync == POST_VALIDATION:
+                spot = rank * iterations + steps[rank]
+                if steps[rank] == iterations:
+                    state[OUTCOME] = BAD_STEP
+                    return
+                if rank > 0:
+                    if reduced[spot - iterations] <= 0:
+                        reduced[spot - iterations] = -1
+                        continue
+                    link = (rank - 1) * ranks + rank
+                    if link_id[link] == 0:
+                        dynamic_kind[dynamic] = 0
+                        dynamic_a[dynamic] = rank - 1
+                        dynamic_b[dynamic] = rank
+                        link_id[link] = dynamic_costs + dynamic
+                        dynamic += 1
+                    first[n] = last_node[rank]
+                    second[n] = reduced[spot - iterations] - 1
+                    lag[n] = link_id[link]
+                    cost[n] = 0
+                    last_node[rank] = n
+                    n += 1
+                waited = reduced[spot] < 0
+                reduced[spot] = last_node[rank] + 1
+                steps[rank] += 1
+                if waited:
+                    tail = head + waiting
+                    if tail >= ranks:
+                        tail -= ranks
+                    queue[tail] = rank + 1
+                    waiting += 1
+            elif sync == GLOBAL and action >> MICROBATCH_SHIFT < steps_done:
                 state[OUTCOME] = BAD_STEP
                 return
-            if not global_sync:
+            if sync != GLOBAL:
                 first[n] = last_node[rank]
                 second[n] = 0
                 lag[n] = 0

@@ -24,7 +24,8 @@ def compile_transfers(
     units: int,
     units_per_iteration: int,
     copies: int,
-    global_sync: bool,
+    sync: int,
+    iterations: int,
     channels: bool,
     blocking: bool,
     table: Array,
@@ -45,6 +46,8 @@ def compile_transfers(
     next_action: Array,
     group_end: Array,
     unmet: Array,
+    reduced: Array,
+    steps: Array,
     last_node: Array,
     queue: Array,
     state: Array,
@@ -216,7 +219,35 @@ def compile_transfers(
 
         if kind == 5:
             state[sweep.POSITION] = here
-            if not global_sync:
+            if sync == sweep.POST_VALIDATION:
+                spot = rank * iterations + steps[rank]
+                if steps[rank] == iterations:
+                    state[sweep.OUTCOME] = sweep.BAD_STEP
+                    return
+                if rank > 0:
+                    if reduced[spot - iterations] <= 0:
+                        reduced[spot - iterations] = -1
+                        continue
+                    link = (rank - 1) * ranks + rank
+                    if link_id[link] == 0:
+                        dynamic_kind[dynamic] = 0
+                        dynamic_a[dynamic] = rank - 1
+                        dynamic_b[dynamic] = rank
+                        link_id[link] = dynamic_costs + dynamic
+                        dynamic += 1
+                    first[n] = reduced[spot - iterations] - 1
+                    cost[n] = link_id[link]
+                    n += 1
+                    first[n] = last_node[rank]
+                    second[n] = n - 1
+                    last_node[rank] = n
+                    n += 1
+                if reduced[spot] < 0:
+                    queue[(head + waiting) & wrap] = rank + 1
+                    waiting += 1
+                reduced[spot] = last_node[rank] + 1
+                steps[rank] += 1
+            if sync != sweep.GLOBAL:
                 first[n] = last_node[rank]
                 cost[n] = optimizer_costs + rank
                 node[here] = n

@@ -1,0 +1,53 @@
+"""1F1B without a flush that keeps as many versions of the weights as microbatches need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.schedules.pipedream_2bw import never_drained
+from debubble.schedules.registry import ClosedForm, register
+
+
+def stashed(k: Any) -> list[int]:
+    """Versions of the weights on every rank: of the p − r microbatches in flight, all m share."""
+    return [-(-(k.ranks - 1 - rank) // k.microbatches) + 1 for rank in range(k.ranks)]
+
+
+@register(
+    "pipedream",
+    title="1F1B without flush, one weight version per microbatch in flight",
+    year=2018,
+    source="Harlap et al., PipeDream, arXiv 1806.03377",
+    placement=Placement.loop,
+    chunks=1,
+    weight_versions=stashed,
+    sync="local",
+    forms=(
+        ClosedForm("makespan", "(m + p − 1)(F + B)",
+                   lambda k: float((k.m + k.p - 1) * (k.F + k.B)),
+                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
+        ClosedForm("peak_activation", "p − r",
+                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+    ),
+)  # fmt: skip
+def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
+    """One 1F1B over all iterations that steps after every m microbatches; m = 1 in the paper.
+
+    A rank stashes the weights its forwards used until their backwards are done. With m = 1 each of
+    the p − r microbatches in flight on rank r has weights of its own; in general rank r keeps
+    ⌈(p − 1 − r) / m⌉ + 1 versions. Its gradients are that many steps old, less one: the delay
+    differs from rank to rank, which PipeDream-2BW (`pipedream-2bw`) makes one step for all.
+
+    Give the number of minibatches as ``iterations`` and ``microbatches=1`` for the paper's setting:
+
+    p = 3, m = 1, 6 iterations, B twice as long as F::
+
+        r0 | F0 F0 F0 .  .  .  .  B0---|F0 B0---|F0 B0---|F0 B0---|.  B0---|.  B0---|
+        r1 | .  F0 F0 .  .  B0---|F0 B0---|F0 B0---|F0 B0---|F0 B0---|.  B0---|.  .
+        r2 | .  .  F0 B0---|F0 B0---|F0 B0---|F0 B0---|F0 B0---|F0 B0---|.  .  .  .
+    """
+    for rank in range(ranks):
+        yield never_drained(rank, ranks, microbatches, iterations, ranks - 1 - rank)
