@@ -58,3 +58,13 @@ def test_what_is_wrong_is_named(text: str, message: str) -> None:
 def test_the_other_flag_says_rank() -> None:
     with pytest.raises(CostError, match="--rank-times: F is 'x'; give a number, or one per rank:"):
         parse_times("F=x", "--rank-times")
+
+
+def test_parts_at_the_ends_of_the_model() -> None:
+    costs = parse_times("F=1,B=2,head.F=4,head.B=8,embedding.activation=0.5", "--times")
+    assert costs.head == {"F": 4, "B": 8}
+    assert costs.embedding == {"activation": 0.5}
+    with pytest.raises(CostError, match=r"head.F is one number; it is for one stage"):
+        parse_times("head.F=4/5", "--times")
+    with pytest.raises(CostError, match=r"unknown cost 'hed.F'; did you mean 'head.F'"):
+        parse_times("hed.F=4", "--times")

@@ -278,3 +278,21 @@ def test_reading_imports_nothing_slow_before_a_file_is_there() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_ends_of_the_model_have_times_and_memory(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "times: {F: 2, B: 4, head: {F: 4, B: 8}, mtp: {F: 1}}\n"
+        "memory: {activation: 3, head: 0.5, embedding: 1}\n"
+    )
+    costs = load_costs(path).costs
+    assert costs.head == {"F": 4, "B": 8, "activation": 0.5}
+    assert costs.embedding == {"activation": 1}
+    assert costs.mtp == {"F": 1}
+    path.write_text("times: {F: 2, B: 4, head: {f: 4}}\n")
+    with pytest.raises(db.FormatError, match=r"unknown key 'times.head.f'; did you mean 'F'"):
+        load_costs(path)
+    path.write_text("times: {F: 2, B: 4, head: 3}\n")
+    with pytest.raises(db.FormatError, match=r"times.head is 3; give a mapping"):
+        load_costs(path)

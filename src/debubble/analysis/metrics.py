@@ -6,6 +6,7 @@ import numpy as np
 
 from debubble.core.actions import KIND_MASK, Kind, kinds_of, microbatches_of, stages_of
 from debubble.core.costs import Costs
+from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
@@ -103,11 +104,12 @@ def conventions(timeline: Timeline) -> dict[str, str]:
 
 def times_text(costs: Costs, chunks: int | None = None) -> str:
     """What the times given are for; `chunks` are the schedule's own, when it is only one."""
+    ends = [name for name in ENDS if getattr(costs, name) is not None]
+    more = f"; {', '.join(ends)} on top, at the ends of the model" if ends else ""
     if costs.basis != "rank":
-        return "per action: one stage, one microbatch"
-    if costs.chunks is not None:
-        return f"per rank ÷ {costs.chunks} chunks"
-    return "per rank ÷ chunks" if chunks is None else f"per rank ÷ {chunks} chunks"
+        return f"per action: one stage, one microbatch{more}"
+    divisor = costs.chunks if costs.chunks is not None else chunks
+    return f"per rank ÷ {'' if divisor is None else f'{divisor} '}chunks{more}"
 
 
 def memory_text(costs: Costs) -> str:

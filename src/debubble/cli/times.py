@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from typing import Any
 
 from debubble.core.costs import Costs
+from debubble.core.ends import ENDS, KEYS
 from debubble.core.errors import CostError, did_you_mean
 from debubble.interchange.text import LARGEST_COST, SMALLEST_BANDWIDTH
 
-NAMES = tuple(spec.name for spec in fields(Costs) if spec.name not in ("basis", "chunks"))
-SINGLE = ("O", "overlap_factor", "p2p", "message", "bandwidth")
+NAMES = tuple(
+    spec.name for spec in fields(Costs) if spec.name not in ("basis", "chunks", *ENDS)
+) + tuple(f"{part}.{key}" for part in ENDS for key in KEYS)
+SINGLE = ("O", "overlap_factor", "p2p", "message", "bandwidth", *NAMES[-len(ENDS) * len(KEYS) :])
 """Costs that are one number here; a cost file can say more."""
 
 
@@ -21,7 +25,8 @@ def parse_times(text: str, flag: str) -> Costs:
     ----------
     text
         Name and value of every cost, apart by commas; a value is one number, or one per stage
-        (per rank with ``--rank-times``) apart by slashes.
+        (per rank with ``--rank-times``) apart by slashes. ``embedding.F=1`` adds to the first
+        stage, ``head.F=1`` and ``mtp.F=1`` to the last.
     flag
         ``"--times"`` or ``"--rank-times"``.
 
@@ -31,7 +36,7 @@ def parse_times(text: str, flag: str) -> Costs:
         When a name does not exist or occurs twice, or a value is not a number of at least 0.
     """
     owner = "rank" if flag == "--rank-times" else "stage"
-    found: dict[str, float | tuple[float, ...]] = {}
+    found: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
@@ -42,10 +47,14 @@ def parse_times(text: str, flag: str) -> Costs:
             raise CostError(f"{flag}: {name} is there twice; give it once")
         numbers = tuple(_number(piece, name, flag, owner) for piece in value.split("/"))
         if len(numbers) > 1 and name in SINGLE:
-            raise CostError(f"{flag}: {name} is one number; for more use a cost file")
+            more = "it is for one stage" if "." in name else "for more use a cost file"
+            raise CostError(f"{flag}: {name} is one number; {more}")
         found[name] = numbers if len(numbers) > 1 else numbers[0]
+    for name in [name for name in found if "." in name]:
+        part, _, key = name.partition(".")
+        found.setdefault(part, {})[key] = found.pop(name)
     try:
-        return Costs(basis="rank" if owner == "rank" else "action", **found)  # type: ignore[arg-type]
+        return Costs(basis="rank" if owner == "rank" else "action", **found)
     except CostError as error:
         raise CostError(f"{flag}: {error}") from None
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.ends import ENDS, Part, add_ends, check_part
 from debubble.core.errors import CostError, did_you_mean
 from debubble.core.placement import Placement
 
@@ -39,7 +40,8 @@ class Costs:
         Full backward; the default is I + W. Given without I and W, each of them is half of it.
     O
         An overlapped pair; one number or ``{(forward stage, backward stage): time}``. The default
-        is `overlap_factor` times the sum of its two parts.
+        is `overlap_factor` times the sum of its two parts. A number is for the stages themselves:
+        what embedding, head and mtp add comes on top, times `overlap_factor`.
     overlap_factor
         Share of a pair's summed time that it takes when `O` does not say, 1 for no gain.
     R
@@ -57,6 +59,10 @@ class Costs:
         units: ranks / stages, so that one microbatch on one rank is 1.
     kept_for_weight
         Share of the activation that stays from the end of I to the end of W; 1 keeps everything.
+    embedding, head, mtp
+        What the first stage (embedding) or the last (head and loss; multi-token prediction) does in
+        addition: a mapping with F, I, W, B, R and activation, each one number, for one microbatch.
+        Never divided by the number of chunks.
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -82,6 +88,9 @@ class Costs:
     bandwidth: float = math.inf
     activation: Value | None = None
     kept_for_weight: Value = 1.0
+    embedding: Part | None = None
+    head: Part | None = None
+    mtp: Part | None = None
     basis: str = "action"
     chunks: int | None = None
 
@@ -90,6 +99,8 @@ class Costs:
             value = getattr(self, spec.name)
             if spec.name in ("basis", "chunks") or value is None:
                 continue
+            if spec.name in ENDS:
+                check_part(spec.name, value)
             allow_infinite = spec.name == "bandwidth"
             object.__setattr__(self, spec.name, _checked(spec.name, value, allow_infinite))
         if self.basis not in BASES:
@@ -119,7 +130,8 @@ class Costs:
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = (self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation)
-        return all(value is None or isinstance(value, float) for value in values)
+        ends = any(getattr(self, name) is not None for name in ENDS)
+        return not ends and all(value is None or isinstance(value, float) for value in values)
 
     @property
     def transfer(self) -> float:
@@ -132,6 +144,11 @@ class Costs:
         """The same costs with every time multiplied by `factor`; memory stays."""
         timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p")
         changes = {name: _times(getattr(self, name), factor) for name in timed}
+        for name in ENDS:
+            part = getattr(self, name)
+            if part is not None:
+                memory = {key: part[key] for key in part if key == "activation"}
+                changes[name] = _times(part, factor) | memory
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)} | changes
         values["bandwidth"] = self.bandwidth / factor
         return Costs(**values)
@@ -156,6 +173,8 @@ class CostTable:
         Time of the optimizer step on each rank; shape ``(ranks,)``.
     link
         Transfer time from rank to rank; shape ``(ranks, ranks)``, zero on the diagonal.
+    ends
+        What of `duration` is the embedding's, the head's and so on.
     costs, placement
         What the table was made from.
     """
@@ -165,6 +184,7 @@ class CostTable:
     kept: NDArray[np.float64]
     optimizer: NDArray[np.float64]
     link: NDArray[np.float64]
+    ends: NDArray[np.float64]
     costs: Costs
     placement: Placement
 
@@ -189,10 +209,12 @@ class CostTable:
             if costs.activation is None
             else spread(costs.activation, "activation", 0.0) / divisor
         )
+        parts = {name: getattr(costs, name) for name in ENDS}
+        ends = add_ends(parts, placement.stages, duration, activation)
         kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
         link = _links(costs, placement.ranks)
-        return cls(duration, activation, kept, optimizer, link, costs, placement)
+        return cls(duration, activation, kept, optimizer, link, ends, costs, placement)
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""
@@ -201,13 +223,15 @@ class CostTable:
         divisor = 1
         if self.costs.basis == "rank":
             divisor = self.costs.chunks or self.placement.chunks
+        factor = self.costs.overlap_factor
+        ends = float(self.ends[first] + self.ends[second]) * factor
         if isinstance(O, float):
-            return O / divisor
+            return O / divisor + ends
         if O is not None:
             key = (first[1] % stages, second[1] % stages)
             if key in O:
-                return O[key] / divisor
-        return float(self.duration[first] + self.duration[second]) * self.costs.overlap_factor
+                return O[key] / divisor + ends
+        return float(self.duration[first] + self.duration[second]) * factor
 
 
 class _Spread:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from debubble.core.costs import Costs
+from debubble.core.ends import ENDS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import cost_syntax
 from debubble.interchange.text import read_text
@@ -73,7 +74,9 @@ def load_costs(path: str | Path) -> CostFile:
 
         ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message and bandwidth, as in
         :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
-        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix.
+        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only the first or
+        last stage does stands under ``embedding``, ``head`` and ``mtp``: ``head: {F: 4, B: 8}``
+        among the times, ``head: 0.2`` in the memory section.
 
     Raises
     ------
@@ -88,6 +91,7 @@ def load_costs(path: str | Path) -> CostFile:
     _check_sizes(model, where)
     _check_limit(model, where)
     times = {key: getattr(model.times, key) for key in model.times.model_fields_set}
+    times |= _parts(model)
     memory = {
         key: getattr(model.memory, key)
         for key in ("activation", "kept_for_weight")
@@ -101,6 +105,18 @@ def load_costs(path: str | Path) -> CostFile:
         costs, model.ranks, model.microbatches, model.chunks, model.memory.limit, model.name,
         model.source, model.time_unit, model.memory.unit, dict(model.expected),
     )  # fmt: skip
+
+
+def _parts(model: CostModel) -> dict[str, dict[str, float]]:
+    """Embedding, head and further predictions, from both sections of the file."""
+    parts: dict[str, dict[str, float]] = {}
+    for name in ENDS:
+        times, memory = getattr(model.times, name), getattr(model.memory, name)
+        part = {} if times is None else times.model_dump(exclude_unset=True)
+        part |= {} if memory is None else {"activation": memory}
+        if part:
+            parts[name] = part
+    return parts
 
 
 def _check_sizes(model: CostModel, where: str) -> None:

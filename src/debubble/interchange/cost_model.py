@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from debubble.core.costs import BASES
+from debubble.core.ends import ENDS
 from debubble.core.errors import FormatError, did_you_mean
 from debubble.interchange.text import (
     LARGEST_COST,
@@ -150,6 +151,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class PartTimes(_Strict):
+    """Times of a part of the model that lives on one stage."""
+
+    F: Number = None
+    I: Number = None
+    W: Number = None
+    B: Number = None
+    R: Number = None
+
+
 class Times(_Strict):
     """Times of actions and transfers."""
 
@@ -164,6 +175,9 @@ class Times(_Strict):
     p2p: Annotated[Any, BeforeValidator(_link)] = None
     message: Number = None
     bandwidth: Positive = None
+    embedding: PartTimes | None = None
+    head: PartTimes | None = None
+    mtp: PartTimes | None = None
 
 
 class Memory(_Strict):
@@ -173,6 +187,9 @@ class Memory(_Strict):
     activation: PerStage = None
     kept_for_weight: Annotated[Any, BeforeValidator(_share_per_stage)] = None
     limit: Positive = None
+    embedding: Number = None
+    head: Number = None
+    mtp: Number = None
 
 
 class CostModel(_Strict):
@@ -192,6 +209,7 @@ class CostModel(_Strict):
 
 _SECTIONS: dict[tuple[str, ...], type[_Strict]] = {
     (): CostModel, ("times",): Times, ("memory",): Memory,
+    **{("times", part): PartTimes for part in ENDS},
 }  # fmt: skip
 
 

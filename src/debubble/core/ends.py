@@ -1,0 +1,77 @@
+"""What only the first or the last stage of a model does: embedding, head, further predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+from debubble.core.errors import CostError, did_you_mean
+
+FIRST, LAST = 0, -1
+ENDS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
+"""Parts of a model that live on one stage, and on which."""
+
+TIMES = ("F", "I", "W", "B", "R")
+KEYS = (*TIMES, "activation")
+
+Part = Mapping[str, float]
+"""Costs of one part: times F, I, W, B, R, and the memory ``activation``; what is missing is 0."""
+
+
+def check_part(name: str, part: object) -> None:
+    """Refuse a part that is no mapping from the names of costs."""
+    if not isinstance(part, Mapping):
+        raise CostError(f"{name} is {part!r}; give a mapping, for instance {{'F': 1, 'I': 1}}")
+    for key in part:
+        if key not in KEYS:
+            raise CostError(f"{name} has an unknown cost '{key}'; {did_you_mean(str(key), KEYS)}")
+        if isinstance(part[key], Sequence | Mapping):
+            raise CostError(f"{name}[{key}] is {part[key]!r}; give one number: it is for one stage")
+
+
+def times_of(part: Part) -> NDArray[np.float64]:
+    """Time of every kind of action, by the same rules as for a stage: B is I + W, R is F."""
+    times = np.zeros(len(Kind))
+    half = part.get("B", 0.0) / 2 if "I" not in part and "W" not in part else 0.0
+    times[Kind.F] = part.get("F", 0.0)
+    times[Kind.I] = part.get("I", half)
+    times[Kind.W] = part.get("W", half)
+    times[Kind.B] = part.get("B", times[Kind.I] + times[Kind.W])
+    times[Kind.R] = part.get("R", times[Kind.F])
+    return times
+
+
+def add_ends(
+    parts: Mapping[str, Part | None],
+    stages: int,
+    duration: NDArray[np.float64],
+    activation: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Add parts to the first and last stage of every copy, in place.
+
+    Parameters
+    ----------
+    parts
+        Parts by name.
+    stages
+        Stages of a copy.
+    duration, activation
+        Time of every kind, and memory, on every place: ``(kinds, places)`` and ``(places,)``.
+
+    Returns
+    -------
+    ndarray
+        What was added to `duration`.
+    """
+    added = np.zeros_like(duration)
+    for name, part in parts.items():
+        if part is None:
+            continue
+        where = slice(0 if ENDS[name] == FIRST else stages - 1, None, stages)
+        added[:, where] += times_of(part)[:, None]
+        activation[where] += part.get("activation", 0.0)
+    duration += added
+    return added
