@@ -20,14 +20,18 @@ def test_standard_output_is_the_default(run: Run) -> None:
     wanted = "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
     for words in ([], ["-o", "-"]):
         result = run("export", "1f1b", *SIZES, "--to", "torch-csv", *words)
-        assert (result.code, result.out, result.err) == (0, wanted, "")
+        assert (result.code, result.out) == (0, wanted)
+        assert result.err.startswith("\ntorchtitan runs it with\n")
+        quiet = run("export", "1f1b", *SIZES, "--to", "torch-csv", "--no-torchtitan", *words)
+        assert (quiet.code, quiet.out, quiet.err) == (0, wanted, "")
 
 
 @pytest.mark.parametrize(("to", "name"), [("torch-csv", "x.csv"), ("json", "x.json")])
 def test_files_read_back(run: Run, tmp_path: Path, to: str, name: str) -> None:
     path = tmp_path / name
     result = run("export", "dualpipe-v", "-p", 2, "-m", 4, "--to", to, "-o", path)
-    assert (result.code, result.out, result.err) == (0, "", f"wrote {path}\n")
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith(f"wrote {path}\n")
     assert db.load(path) == db.make("dualpipe-v", ranks=2, microbatches=4)
 
 
@@ -81,3 +85,31 @@ def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(refused: Run, words: list[str], message: str) -> None:
     assert refused("export", *words).startswith(message)
+
+
+def test_export_says_how_torchtitan_runs_the_file_or_why_not(
+    run: Run, refused: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    result = run("export", "zb-v", "-p", 2, "-m", 4, "--to", "torch-csv", "-o", path)
+    assert f'pipeline_parallel_schedule_csv = "{path}"' in result.err
+    wave = tmp_path / "wave.json"
+    placement = db.Placement.wave(2, 3)
+    rows = [
+        [f"{stage}F0" for stage in row] + [f"{stage}B0" for stage in reversed(row)]
+        for row in (placement.stages_on(0), placement.stages_on(1))
+    ]
+    # The turns of a wave go over one rank twice in a row.
+    db.Schedule.from_text(rows, placement, 1).save(wave)
+    words = ["export", wave, "--to", "torch-csv", "-o", tmp_path / "y.csv"]
+    assert "--no-torchtitan writes the CSV all the same" in refused(*words)
+    assert not (tmp_path / "y.csv").exists()
+    assert run(*words, "--no-torchtitan").code == 0
+    assert (tmp_path / "y.csv").exists()
+
+
+def test_megatron_arguments_on_the_command_line(run: Run) -> None:
+    words = ["export", "interleaved-1f1b", "-p", 4, "-m", 8, "--to", "megatron"]
+    out = run(*words, "--p2p-mode", "blocking").out.splitlines()
+    assert "--no-overlap-p2p-communication" in out
+    assert "--global-batch-size 8" in out

@@ -78,13 +78,13 @@ def _items(
     names: list[str], inputs: Inputs, step: Steps
 ) -> tuple[list[str | Schedule], list[tuple[str, str]]]:
     """Schedules of files and functions, and names; those that do not fit come with the reason."""
-    from debubble.interchange.files import is_file_name, is_function
+    from debubble.interchange.files import is_file_name, is_foreign
 
     items: list[str | Schedule] = []
     skipped = []
     for name in names:
         step(f"reading {name}")
-        if not is_file_name(name) and not is_function(name):
+        if not is_foreign(name):
             items.append(name)
             continue
         # The number of chunks is for schedules that leave a choice, and a file does not.

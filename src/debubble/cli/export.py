@@ -13,9 +13,10 @@ from debubble.cli.output import note
 from debubble.cli.progress import steps
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline
 
-FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace")
+FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
 STANDARD_OUTPUT = "-"
 
 
@@ -31,15 +32,21 @@ def export(
         bool,
         typer.Option("--waits", help="Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV."),
     ] = False,
+    torchtitan: Annotated[
+        bool,
+        typer.Option(help="With torch-csv, say how torchtitan runs it, or why it cannot."),
+    ] = True,
 ) -> None:
     """Write files for other programs.
 
-    torch-csv has one row per rank with the order of computations, torch-csv-comms also sends and
-    receives. A chrome-trace opens in ui.perfetto.dev; a name that ends in .gz compresses it.
+    torch-csv has one row per rank with the order of computations and comes with the settings for
+    torchtitan; torch-csv-comms also has sends and receives. A chrome-trace opens in
+    ui.perfetto.dev; a name that ends in .gz compresses it. megatron prints Megatron-LM's arguments.
     """
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
     inputs = setup.read()
+    settings: list[str] = []
     with steps(3) as step:
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
@@ -49,13 +56,33 @@ def export(
             step(f"writing {output}")
             _trace(timeline, inputs.time_unit, output)
         else:
+            # Settings first: what torchtitan cannot run is not written for it.
+            if to == "torch-csv" and torchtitan:
+                settings = _settings(made, output)
             step(f"writing {output}")
-            _write(_text(made, to, waits), output)
+            _write(_text(made, to, waits, inputs.mode), output)
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
+    if settings:
+        note("\n".join(["", "torchtitan runs it with", "", *settings]))
 
 
-def _text(schedule: Schedule, to: str, waits: bool) -> str:
+def _settings(schedule: Schedule, output: str) -> list[str]:
+    from debubble.interchange.launchers import torchtitan
+    from debubble.interchange.torch_csv import COMPUTE, refuse_inexpressible
+
+    refuse_inexpressible(schedule, COMPUTE)
+    try:
+        return torchtitan(schedule, "schedule.csv" if output == STANDARD_OUTPUT else output)
+    except ParameterError as error:
+        raise ParameterError(f"{error}; --no-torchtitan writes the CSV all the same") from None
+
+
+def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode) -> str:
+    if to == "megatron":
+        from debubble.interchange.launchers import megatron
+
+        return "\n".join(megatron(schedule, mode)) + "\n"
     if to == "json":
         from debubble.interchange.schedule_json import to_json
 
@@ -89,6 +116,7 @@ app = command(
     [
         "export dualpipe-v -p 4 -m 8 --to torch-csv -o dualpipe-v.csv",
         "export 1f1b -p 4 -m 8 --to json",
+        "export interleaved-1f1b -p 4 -m 8 -v 2 --to megatron",
         "export 1f1b -p 8 -m 32 --times F=10,B=20 --to chrome-trace -o trace.json.gz",
     ],
 )

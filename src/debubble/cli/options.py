@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 
 ScheduleName = Annotated[
     str,
-    typer.Argument(metavar="SCHEDULE", help="Name, .csv or .json file, or file.py:function."),
+    typer.Argument(
+        metavar="SCHEDULE", help="Name, .csv or .json file, file.py:function or torch:NAME."
+    ),
 ]
 ScheduleNames = Annotated[
     list[str],
-    typer.Argument(metavar="SCHEDULE", help="Names, .csv or .json files, or file.py:function."),
+    typer.Argument(
+        metavar="SCHEDULE", help="Names, .csv or .json files, file.py:function or torch:NAME."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -264,9 +268,9 @@ class Inputs:
             look fast.
         """
         from debubble.engine.timeline import simulate
-        from debubble.interchange.files import is_file_name, is_function
+        from debubble.interchange.files import is_foreign
 
-        if is_file_name(target) or is_function(target):
+        if is_foreign(target):
             from debubble.analysis.check import check
 
             report = check(schedule, p2p_mode=self.mode)

@@ -13,6 +13,7 @@ from debubble.core.actions import Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
+from debubble.interchange import torch_builtin
 from debubble.schedules import registry
 from debubble.schedules.registry import Option
 
@@ -95,7 +96,9 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
     for target in targets:
         if is_file_name(target):
             continue
-        if is_function(target):
+        if torch_builtin.is_builtin(target):
+            found |= {option.name: option for option in torch_builtin.OPTIONS}
+        elif is_function(target):
             keys = [pair.partition("=")[0].strip().replace("-", "_") for pair in pairs]
             found |= {key: Option(key, ANY_TYPE, None) for key in keys if key}
         else:
@@ -106,6 +109,11 @@ def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, 
 def is_function(target: str) -> bool:
     """Whether a text names a function in a Python file, or tries to."""
     return ".py:" in target or target.endswith(".py")
+
+
+def is_foreign(target: str) -> bool:
+    """Whether a text names a schedule that is not registered: a file, a function, PyTorch's."""
+    return is_file_name(target) or is_function(target) or torch_builtin.is_builtin(target)
 
 
 def _check_ending(path: str | Path) -> None:
@@ -145,7 +153,8 @@ def resolve(
     Parameters
     ----------
     target
-        A registered name or alias, a ``.csv`` or ``.json`` file, or ``path/file.py:function``.
+        A registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``, or
+        ``torch:`` and the name of a schedule that PyTorch has.
     ranks, microbatches, chunks, iterations
         What a schedule is made for. A file has its own, and must agree with those given.
     costs, memory
@@ -167,6 +176,16 @@ def resolve(
         _agree("sync", sync, schedule.sync, target)
         return schedule
     defaults = defaults or {}
+    if torch_builtin.is_builtin(target):
+        if iterations is not None or sync is not None:
+            raise ParameterError(f"'{target}' is one iteration; leave iterations and sync out")
+        return torch_builtin.load_builtin(
+            target,
+            ranks=defaults.get("ranks") if ranks is None else ranks,
+            microbatches=defaults.get("microbatches") if microbatches is None else microbatches,
+            chunks=defaults.get("chunks") if chunks is None else chunks,
+            **options,
+        )
     given: dict[str, Any] = {
         "ranks": defaults.get("ranks") if ranks is None else ranks,
         "microbatches": defaults.get("microbatches") if microbatches is None else microbatches,

@@ -1,0 +1,74 @@
+"""Settings for torchtitan and Megatron-LM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.interchange.launchers import megatron, torchtitan
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "placing"),
+    [
+        ("1f1b", None, "PipelineScheduleSingle"),
+        ("zb-h1", None, "PipelineScheduleSingle"),
+        ("interleaved-1f1b", 3, "PipelineScheduleMulti"),
+        ("gis-h", 2, "PipelineScheduleMulti"),
+        ("zb-v", None, "ZBVZeroBubble"),
+        ("dualpipe-v", None, "ZBVZeroBubble"),
+    ],
+)
+def test_torchtitan_places_stages_by_a_schedules_name(
+    name: str, chunks: int | None, placing: str
+) -> None:
+    lines = torchtitan(db.make(name, ranks=4, microbatches=8, chunks=chunks), "a/b.csv")
+    assert f'pipeline_parallel_schedule = "{placing}"' in lines
+    assert 'pipeline_parallel_schedule_csv = "a/b.csv"' in lines
+    assert "pipeline_parallel_degree = 4" in lines
+    assert any(line.startswith("local_batch_size = 8") for line in lines)
+
+
+def test_the_placement_is_what_pytorch_makes_of_that_name() -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    for name, style in (("PipelineScheduleMulti", "loop"), ("ZBVZeroBubble", "v")):
+        schedule = torch.get_schedule_class(name)
+        v_like = (torch.ScheduleZBVZeroBubble, torch.ScheduleDualPipeV)
+        assert ("v" if schedule in v_like else "loop") == style
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (db.make("dualpipe", ranks=4, microbatches=8), "2 copies of the model"),
+        (
+            db.Schedule.from_text([["0F0", "1F0", "1B0", "0B0"], ["2F0", "2B0"]],
+                                  db.Placement(((0, 0, 1),)), 1),
+            "its placement is 'explicit'",
+        ),
+    ],
+)  # fmt: skip
+def test_what_torchtitan_cannot_place_is_refused(schedule: db.Schedule, reason: str) -> None:
+    with pytest.raises(db.ParameterError, match=reason):
+        torchtitan(schedule, "x.csv")
+
+
+def test_megatron_arguments_follow_from_the_order() -> None:
+    def of(name: str, **options: Any) -> list[str]:
+        made = db.make(name, ranks=4, microbatches=12, **options)
+        # The name does not matter, and neither do options.
+        plain = db.Schedule("mine", made.placement, 12, made.actions, made.offsets)
+        return megatron(made if "group_size" in options else plain)[:-3]
+
+    assert of("1f1b") == ["--pipeline-model-parallel-size 4"]
+    virtual = "--num-virtual-stages-per-pipeline-rank"
+    group = "--microbatch-group-size-per-virtual-pipeline-stage"
+    size = "--pipeline-model-parallel-size 4"
+    assert of("interleaved-1f1b", chunks=3) == [size, f"{virtual} 3", f"{group} 4"]
+    assert of("interleaved-1f1b", group_size=6) == [size, f"{virtual} 2", f"{group} 6"]
+    overlap = "--overlap-moe-expert-parallel-comm"
+    assert of("interleaved-overlap") == [size, f"{virtual} 2", f"{group} 4", overlap]
+    with pytest.raises(db.ParameterError, match="no schedule with the order of 'mine'"):
+        of("zb-h1")
