@@ -65,6 +65,22 @@ def overlap(first: Program, second: Program) -> Program:
     return alternate(first | (1 << PAIR_SHIFT), second | (2 << PAIR_SHIFT))
 
 
+def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:
+    """The actions in the order of their slots; no two of them share a slot.
+
+    Examples
+    --------
+    >>> show(by_slot(forward(0, [0, 1, 2]), np.array([4, 0, 7])))
+    '0F1 0F0 0F2'
+    """
+    first = slots.min()
+    row = np.full(slots.max() - first + 1, -1, dtype=np.int64)
+    row[slots - first] = program
+    placed: Program = row[row >= 0]
+    assert len(placed) == program.size, "two actions in one slot"
+    return placed
+
+
 def interleaved_table(
     microbatches: int, chunks: int, group_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,123 @@
+"""The slots of Chimera, and of what has grown out of it: every microbatch is a wave.
+
+A wave moves on by one stage every slot: forward to the last stage, and back again in the slots
+after that. Waves of one copy of the model enter two slots apart, so that a rank sees them in every
+second slot; on the way back, or from the other end, they come in the slots between, because the
+distance between the two visits of a rank is odd. With h = ranks / copies microbatches of each copy
+per unit, a rank's visits fill 2S slots without a gap: S stages, and 2S slots later the next unit
+follows. Only the ends of the first and of the last unit are idle, 2h − 2 slots in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import backward, by_slot, forward
+from debubble.schedules.registry import ClosedForm
+
+
+def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[Program]:
+    """Order of every rank: units of waves, one after the other, a short one last.
+
+    Parameters
+    ----------
+    placement
+        One copy placed as a wave, or two in opposite directions.
+    microbatches
+        Microbatches m of all copies together.
+    batch
+        Microbatches that go forward together. Backwards go one by one, so that a unit has `batch`
+        times as many microbatches, and lasts S·(1 + batch) slots; needs one stage per rank and
+        copy.
+    """
+    stages, copies = placement.stages, placement.copies
+    homes = placement.ranks_of_stages.reshape(copies, stages)
+    size = placement.ranks // copies * batch
+    parts = []
+    for home, numbers in zip(homes, np.array_split(np.arange(microbatches), copies), strict=True):
+        unit, place = np.divmod(np.arange(len(numbers)), size)
+        start = unit * stages * (1 + batch)
+        out = batch * (start + 2 * (place // batch)) + place % batch
+        back = batch * (start + 2 * place + 2 * stages - 1)
+        parts.append((home, numbers, out, back))
+    for rank in range(placement.ranks):
+        actions, slots = [], []
+        for home, numbers, out, back in parts:
+            stage = np.flatnonzero(home == rank)[:, None]
+            actions += [forward(stage, numbers), backward(stage, numbers)]
+            slots += [out + batch * stage, back - batch * stage]
+        yield by_slot(np.concatenate(actions, axis=None), np.concatenate(slots, axis=None))
+
+
+def makespan(k: Any, copies: int) -> float:
+    """Time of whole units without latency.
+
+    While the pipeline fills and drains, a slot lasts as long as the longer of F and B: 2h − 2 slots
+    with h = ranks / copies. In between, some ranks alternate F and B while others run first all
+    forwards of a unit and then all its backwards, so that as many differences of F and B are lost
+    wherever two units meet.
+    """
+    units = -(-k.m // k.p)
+    ends = 2 * k.p // copies - 2
+    idle = max(k.F, k.B) + (units - 1) * abs(k.B - k.F)
+    return float(units * k.p * k.v * (k.F + k.B) + ends * idle)
+
+
+def peak(k: Any, copies: int, batch: int = 1) -> list[float]:
+    """Activations on every rank, from the first whole unit on.
+
+    Before its first backward, a rank runs the forwards of all its stages for the microbatches of
+    one copy, v·h, and as many again for the other or for the way back, but for those that come
+    behind: h − 1 on the rank where waves enter, one fewer on each rank from there.
+    """
+    half = k.p // copies
+    distances = (min(rank, k.p - 1 - rank) if copies == 2 else rank for rank in range(k.p))
+    return [
+        min(batch * k.v * k.p - half + 1 + distance, k.m * k.v) * k.unit for distance in distances
+    ]
+
+
+def forms(
+    copies: int,
+    time: Callable[[Any], float],
+    time_text: str,
+    peak_text: str,
+    *,
+    batch: int = 1,
+    applies: Callable[[Any], bool] = lambda case: True,  # noqa: ARG005 - the trivial default
+    condition: str = "",
+) -> tuple[ClosedForm, ...]:
+    """Closed forms of a schedule of waves: exact for whole units, else bounds."""
+    prefix = f"{condition}, " if condition else ""
+    size = f"{batch}·p" if batch > 1 else "p"
+
+    def held(k: Any) -> list[float]:
+        return peak(k, copies, batch)
+
+    return (
+        ClosedForm(
+            "makespan", time_text, time,
+            holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) == 0,
+            condition=f"{prefix}no latency, m = U·{size}",
+        ),
+        ClosedForm(
+            "makespan", f"{time_text} with m rounded up to U·{size}", time, "upper bound",
+            holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) != 0,
+            condition=f"{prefix}no latency, a short last unit",
+        ),
+        ClosedForm(
+            "peak_activation", peak_text, held,
+            holds=lambda k: applies(k) and k.m >= batch * k.p,
+            condition=f"{prefix}m ≥ {size}",
+        ),
+        ClosedForm(
+            "peak_activation", f"{peak_text}, at most m", held, "upper bound",
+            holds=lambda k: applies(k) and k.m < batch * k.p,
+            condition=f"{prefix}m < {size}",
+        ),
+    )  # fmt: skip
