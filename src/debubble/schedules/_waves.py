@@ -1,11 +1,13 @@
 """The slots of Chimera, and of what has grown out of it: every microbatch is a wave.
 
 A wave moves on by one stage every slot: forward to the last stage, and back again in the slots
-after that. Waves of one copy of the model enter two slots apart, so that a rank sees them in every
-second slot; on the way back, or from the other end, they come in the slots between, because the
-distance between the two visits of a rank is odd. With h = ranks / copies microbatches of each copy
-per unit, a rank's visits fill 2S slots without a gap: S stages, and 2S slots later the next unit
-follows. Only the ends of the first and of the last unit are idle, 2h − 2 slots in all.
+after that. The waves of one copy of the model enter two slots apart, h = ranks / copies of them in
+a unit. Any two visits of waves to a rank, down or up, forward or back, from one end or the other,
+are an odd number of slots apart, so that they fall between those of the waves around them, or they
+are a multiple of 2h apart, by when all waves of the unit have passed.
+
+With S stages, the 2S actions of a unit on a rank fill as many slots without a gap, and after 2S
+slots the next unit enters. Only 2h − 2 slots are idle, at the ends of the first and the last unit.
 """
 
 from __future__ import annotations
@@ -71,9 +73,8 @@ def makespan(k: Any, copies: int) -> float:
 def peak(k: Any, copies: int, batch: int = 1) -> list[float]:
     """Activations on every rank, from the first whole unit on.
 
-    Before its first backward, a rank runs the forwards of all its stages for the microbatches of
-    one copy, v·h, and as many again for the other or for the way back, but for those that come
-    behind: h − 1 on the rank where waves enter, one fewer on each rank from there.
+    Half of a unit's forwards on a rank are all done before its first backward. Of the other half,
+    h − 1 come later on the rank where waves enter, and one fewer on each rank from there.
     """
     half = k.p // copies
     distances = (min(rank, k.p - 1 - rank) if copies == 2 else rank for rank in range(k.p))
@@ -94,7 +95,7 @@ def forms(
 ) -> tuple[ClosedForm, ...]:
     """Closed forms of a schedule of waves: exact for whole units, else bounds."""
     prefix = f"{condition}, " if condition else ""
-    size = f"{batch}·p" if batch > 1 else "p"
+    unit = f"{batch}p" if batch > 1 else "p"
 
     def held(k: Any) -> list[float]:
         return peak(k, copies, batch)
@@ -103,21 +104,21 @@ def forms(
         ClosedForm(
             "makespan", time_text, time,
             holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) == 0,
-            condition=f"{prefix}no latency, m = U·{size}",
+            condition=f"{prefix}no latency, m = U·{unit}",
         ),
         ClosedForm(
-            "makespan", f"{time_text} with m rounded up to U·{size}", time, "upper bound",
+            "makespan", f"{time_text} with m rounded up to U·{unit}", time, "upper bound",
             holds=lambda k: applies(k) and k.c == 0 and k.m % (batch * k.p) != 0,
             condition=f"{prefix}no latency, a short last unit",
         ),
         ClosedForm(
             "peak_activation", peak_text, held,
             holds=lambda k: applies(k) and k.m >= batch * k.p,
-            condition=f"{prefix}m ≥ {size}",
+            condition=f"{prefix}m ≥ {unit}",
         ),
         ClosedForm(
             "peak_activation", f"{peak_text}, at most m", held, "upper bound",
             holds=lambda k: applies(k) and k.m < batch * k.p,
-            condition=f"{prefix}m < {size}",
+            condition=f"{prefix}m < {unit}",
         ),
     )  # fmt: skip

@@ -96,8 +96,8 @@ def chimera(*, ranks: int, microbatches: int, scaling: str = "direct") -> Iterat
             Units of 2p microbatches, two of which go forward together in a slot as long as one
             backward. For F ≤ B ≤ 2F nothing is lost between units, for almost twice the memory. The
             two are two actions, one behind the other: the next rank may start on the first when the
-            second has just begun, so that (p − 2)(F + B)/2 stay idle where the paper, which
-            executes both as one, has (p − 2)·2F.
+            second has just begun, so that (p − 2)(F + B)/2 stay idle. Executed as one, with
+            B = 2F, they would leave p − 2 slots of 2F.
         ``"halving"``
             A microbatch is cut in half for its backward instead. As an action carries one
             microbatch, the halves are what `microbatches` counts: 2k and 2k + 1 are the halves of

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import MICROBATCH_SHIFT, Program
+from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import backward, by_slot, forward, sequence
-from debubble.schedules.registry import ClosedForm, register
+from debubble.core.sequence import backward, by_slot, forward
+from debubble.schedules._squeeze_kernel import squeeze
+from debubble.schedules.registry import ClosedForm, Constraint, register
 
 PERIOD = 6
 """Slots from one microbatch to the next: F of two chunks, and B of two, twice as long."""
+
+MAX_RANKS = 1024
+"""Limit for the memory of :func:`squeezed`, a table of 32 slots for every two ranks."""
 
 
 def building_block(ranks: int) -> NDArray[np.int64]:
     """Slots of one microbatch: F of stage 0, 1, …, S − 1, then B of stage S − 1, …, 0.
 
-    Forwards take a slot each, without a pause. In the six slots of a period, they occupy the slots
+    Forwards take a slot each, without a pause. In the six slots of a period they occupy the slots
     r and 2p − 1 − r of rank r, one even and one odd, so that the gaps between them have room for
     backwards of two slots. Going from rank to rank, a backward keeps to such gaps with two slots
     per stage, and a pause of three after every third.
@@ -30,54 +35,131 @@ def building_block(ranks: int) -> NDArray[np.int64]:
 
 
 def squeezed(ranks: int, microbatches: int) -> NDArray[np.int64]:
-    """Slots after every action has moved to an earlier free one, memory permitting.
+    """Slots of all microbatches after every action has moved to an earlier slot, if there is one.
 
-    One action after the other, in the order of their slots, moves to the earliest slot that is free
-    behind what it waits for: its input, and the same stage's work for the microbatch before. A
-    forward moves only as far as its rank holds fewer activations, in all slots until the old one,
-    than the fullest rank without any move. In the steady part there is nothing to move to.
+    A forward moves only as far as its rank, until the old slot, holds fewer activations than the
+    fullest rank does without any move. So the fill and the drain become shorter, at the same peak.
 
     Returns
     -------
     ndarray
-        Slots of shape ``(2S, microbatches)``, in the order of :func:`building_block`.
+        Shape ``(2S, microbatches)``, rows in the order of :func:`building_block`.
     """
     start = building_block(ranks)
-    steps = len(start)
-    stages = steps // 2
-    home = np.concatenate([np.arange(ranks), np.arange(ranks)[::-1]] * 2).tolist()
+    stages = 2 * ranks
+    homes = np.tile(np.concatenate([np.arange(ranks), np.arange(ranks)[::-1]]), 2)
+    sizes, gains = np.repeat([1, 2], stages), np.repeat([1, -1], stages)
     slots = start[:, None] + PERIOD * np.arange(microbatches)
-    span = int(slots.max()) + 2
+    lasts = slots + sizes[:, None] - 1
+    span = int(lasts.max()) + 1
 
-    # A backward gives its memory back in its second slot.
-    change = np.zeros((ranks, span), dtype=np.int64)
-    np.add.at(change, (np.repeat(home[:stages], microbatches), slots[:stages].ravel()), 1)
-    np.add.at(change, (np.repeat(home[stages:], microbatches), slots[stages:].ravel() + 1), -1)
-    held = change.cumsum(axis=1)
-    room = (held.max() - held).tolist()
-    busy = [bytearray(span) for _ in range(ranks)]
-    for step, row in enumerate(slots.tolist()):
-        for slot in row:
-            busy[home[step]][slot : slot + 1 + (step >= stages)] = b"\1\1"[: 1 + (step >= stages)]
+    busy = np.zeros((ranks, span), dtype=np.int8)
+    busy[homes[:, None], slots] = busy[homes[:, None], lasts] = 1
+    held = np.zeros((ranks, span), dtype=np.int32)
+    held[homes[:, None], lasts] = gains[:, None]
+    np.cumsum(held, axis=1, out=held)
 
-    ends = np.zeros((steps + 1, microbatches + 1), dtype=np.int64).tolist()
-    result = slots.copy()
-    for index in np.argsort(slots, axis=None, kind="stable").tolist():
-        step, number = divmod(index, microbatches)
-        rank, size = home[step], 1 + (step >= stages)
-        slot = int(slots[step, number])
-        taken, free = busy[rank], room[rank]
-        earliest = max(ends[step - 1][number], ends[step][number - 1])
-        if size == 1:
-            back = slot
-            while back > earliest and free[back - 1]:
-                back -= 1
-            earliest = back
-        taken[slot : slot + size] = bytes(size)
-        place = taken.find(bytes(size), earliest, slot + size)
-        taken[place : place + size] = b"\1\1"[:size]
-        for moment in range(place, slot):
-            free[moment + size - 1] += -1 if size == 1 else 1
-        ends[step][number] = place + size
-        result[step, number] = place
-    return result
+    result = slots.ravel()
+    order = np.argsort(result, kind="stable")
+    squeeze.run(
+        4 * len(order), order, result, homes, sizes, gains, microbatches, span, busy.ravel(),
+        (held.max() - held).ravel(),
+    )  # fmt: skip
+    return result.reshape(slots.shape)
+
+
+def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
+    """What :func:`squeezed` returns, with the steady part repeated instead of worked out.
+
+    Moves reach less than 9p/4 microbatches behind the first and 3p/2 before the last: in between,
+    all slots of a microbatch are a period behind those of the one before.
+    """
+    few = min(microbatches, 4 * ranks + 8)
+    slots = squeezed(ranks, few)
+    steady, more = 9 * ranks // 4 + 4, microbatches - few
+    if more == 0:
+        return slots
+    again = slots[:, steady - 1 : steady] + PERIOD * np.arange(1, more + 1)
+    return np.hstack([slots[:, :steady], again, slots[:, steady:] + PERIOD * more])
+
+
+def _as_drawn(k: Any) -> bool:
+    """Whether slots are as long as the actions in them."""
+    return bool(k.c == 0 and k.B == 2 * k.F and k.m >= k.p)
+
+
+def _doubled_backward(k: Any) -> float:
+    return float((6 * k.m + 5 * (k.p - 1)) * k.F)
+
+
+@register(
+    "1f1b-v",
+    title="V placement, whole backwards: the bubble of 1F1B or less in 2/3 of its memory",
+    year=2024,
+    source="Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362; sail-sg "
+    "v1f1b.py",
+    placement=Placement.wave,
+    chunks=2,
+    aliases=("v-1f1b", "1f1bv"),
+    constraints=(
+        Constraint("ranks", f"at most {MAX_RANKS:,} ranks", lambda k: k.ranks <= MAX_RANKS),
+    ),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(6m + 5(p − 1))F",
+            _doubled_backward,
+            holds=lambda k: _as_drawn(k) and k.p % 3 == 1,
+            condition="no latency, B = 2F, m ≥ p, p = 1 mod 3",
+        ),
+        ClosedForm(
+            "makespan",
+            "(6m + 5(p − 1))F, 1F to 4F too long",
+            _doubled_backward,
+            accuracy="upper bound",
+            holds=lambda k: _as_drawn(k) and k.p % 3 != 1,
+            condition="no latency, B = 2F, m ≥ p, p = 0 or 2 mod 3",
+        ),
+        ClosedForm(
+            "makespan",
+            "2(m + p − 1)(F + max(B, 2F))",
+            lambda k: 2 * (k.m + k.p - 1) * (k.F + max(k.B, 2 * k.F)),
+            accuracy="upper bound",
+            holds=lambda k: k.c == 0 and k.B <= 4 * k.F and not _as_drawn(k),
+            condition="no latency, B ≤ 4F",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min(⌊2p/3⌋ + 1, m)",
+            lambda k: min(2 * k.p // 3 + 1, k.m) * k.v * k.unit,
+        ),
+    ),
+)
+def one_f_one_b_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
+    """One microbatch's forwards and backwards, repeated every six slots, then squeezed.
+
+    On a V, a rank that holds its activations of the way down for long holds those of the way back
+    only for a short time. A microbatch occupies the two stages of rank r for about 8p − 4r and 4r
+    slots, which is 8p on every rank; with a new one every 6 slots that makes 4p/3 chunks, two
+    thirds of the p microbatches of 1F1B: ⌊2p/3⌋ + 1 exactly. See :func:`building_block` for the
+    slots and :func:`squeezed` for what follows; the result is the order of the authors' code.
+
+    A slot is as long as F, and B takes two. With B = 2F the bubble is 5(p − 1)F or up to 4F less,
+    where 1F1B, in the same unit of a chunk's F, has 6(p − 1)F. It does not grow with m for a longer
+    B, but for B < 2F every microbatch loses 2F − B, for some p twice that: the slots of B stay as
+    long as two F. The bounds are measured, for p ≤ 48.
+
+    p = 4, m = 4, B twice as long as F::
+
+        r0 | F0F1F2F3. . . f0b0--f1b1--f2b2--. . . . . . f3b3--B0--. . B1--. . B2--. . B3--
+        r1 | . F0F1F2F3. f0. f1. b0--f2b1--. b2--. . . f3B0--. b3--B1--. . B2--. . B3--. .
+        r2 | . . F0F1F2f0. f1. f2. . b0--F3b1--. B0--f3b2--. B1--. b3--B2--. . B3--. . . .
+        r3 | . . . F0f0F1f1F2f2. . . . . b0--B0--F3f3b1--B1--b2--B2--. b3--B3--. . . . . .
+    """
+    slots = all_slots(ranks, microbatches)
+    numbers = np.arange(microbatches)
+    for rank in range(ranks):
+        stage = np.array([rank, 2 * ranks - 1 - rank])
+        actions = [forward(stage[:, None], numbers), backward(stage[:, None], numbers)]
+        rows = [slots[stage], slots[4 * ranks - 1 - stage]]
+        yield by_slot(np.concatenate(actions, axis=None), np.concatenate(rows, axis=None))
