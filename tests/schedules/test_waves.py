@@ -171,6 +171,21 @@ def test_waves_shrink_the_bubble_of_hanayo(p: int, waves: int) -> None:
     assert timeline.peak_activation.max() == pytest.approx(one.peak_activation.max()) == p
 
 
+@pytest.mark.parametrize("p", [2, 5, 8])
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_hanayo_beats_1f1b_for_few_units(p: int, waves: int) -> None:
+    costs = db.Costs.per_rank(F=12, B=24)
+
+    def ahead(units: int) -> float:
+        m = units * p
+        one = db.make("1f1b", ranks=p, microbatches=m)
+        wave = db.make("hanayo", ranks=p, microbatches=m, chunks=2 * waves)
+        return db.simulate(one, costs).makespan - db.simulate(wave, costs).makespan
+
+    even = 3 * waves - 1
+    assert ahead(even - 1) > ahead(even) == pytest.approx(0) > ahead(even + 1)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -35,11 +35,11 @@ def hanayo(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     a V on p ranks, one wave, and more waves (two chunks each) make the stages shorter: the idle
     time at the ends, 2(p − 1) slots, shrinks with them.
 
-    In slots, microbatch i of p runs F of stage s in slot 2i + s and B in slot 2i + 2S − 1 − s. What
-    is published shows m = p. Here further units of p follow as in Chimera's direct concatenation,
-    without a gap when F = B; otherwise 2(p − 1)|B − F| are lost for every unit but the first,
-    for B = 2F and one wave up to a third of the work, so that long batches need another schedule
-    (``1f1b-v``) or more waves. The last unit may be short.
+    In slots, microbatch i of p runs F of stage s in slot 2i + s and B in slot 2i + 2S − 1 − s. More
+    microbatches form further units of p, joined like Chimera's by direct concatenation: without a
+    gap when F = B, but otherwise every unit but the first loses 2(p − 1)|B − F|. With
+    B = 2F, w waves therefore win over 1F1B for fewer than 3w − 1 units only. The last unit may be
+    short.
 
     p = 3, m = 3, B twice as long as F::
 

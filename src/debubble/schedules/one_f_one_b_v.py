@@ -18,7 +18,7 @@ PERIOD = 6
 """Slots from one microbatch to the next: F of two chunks, and B of two, twice as long."""
 
 MAX_RANKS = 1024
-"""Limit for the memory of :func:`squeezed`, a table of 32 slots for every two ranks."""
+"""Limit for the memory of :func:`squeezed`, which goes over 32·ranks slots of every rank."""
 
 
 def building_block(ranks: int) -> NDArray[np.int64]:
