@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from debubble import Costs, ParameterError, Placement, Schedule, simulate
 from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
 from debubble.engine.timeline import Timeline
-from debubble.schedules import _greedy
+from debubble.schedules import _greedy, _greedy_policies
 from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
 from debubble.schedules.zb_v import published_order
 
@@ -108,7 +108,7 @@ def test_every_stage_keeps_microbatch_order(case: Case) -> None:
 @settings(max_examples=25)
 @given(case=cases(microbatches=8), choice=st.lists(st.integers(0, 5), min_size=14, max_size=14))
 def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: list[int]) -> None:
-    levels = list(_greedy.LEVELS.values())
+    levels = list(_greedy_policies.LEVELS.values())
     policies = [
         tuple(float(values[pick]) for values, pick in zip(levels, part, strict=True))
         for part in (choice[:7], choice[7:])
@@ -149,7 +149,7 @@ def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
     placement = Placement.v(4)
     table = Costs(F=3, I=4, W=2).resolve(placement)
     problem = _greedy._Problem(placement, table, 16, np.full(4, 3.0), objective)
-    policy = _greedy.POLICIES[0]
+    policy = _greedy_policies.SEVERAL_STAGES[0]
     time = problem.solved(policy).time
     assert time > problem.bound + 20
     (candidate,), steps = problem.run([policy], give_up=time)

@@ -5,7 +5,7 @@ microbatch of each of its stages: forwards and backwards for input that could st
 known time, and pending backwards for weights. It starts the most urgent forward or backward that
 can start soonest. Backwards for weights fill gaps and make room when a forward needs memory.
 Every stage keeps microbatch order. What "urgent" means is a *policy* of seven numbers
-(:data:`LEVELS`):
+(:data:`debubble.schedules._greedy_policies.LEVELS`):
 
 * Due dates choose between forwards and backwards. Microbatch b is due at a stage at b·T plus the
   time a lone microbatch takes to get there, stretched by one factor on the way up and by another on
@@ -47,10 +47,10 @@ fewer. Published orders can take part: the result is never worse than the best t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from random import Random
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,43 +63,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
-from debubble.schedules._greedy_kernel import NEVER, PARAMETERS, SCORES, list_schedule
-
-Policy: TypeAlias = tuple[float, ...]
+from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
+from debubble.schedules._greedy_policies import Policy, first_policies, variations
 
 OBJECTIVES = ("makespan", "stage-time")
-
-LEVELS: dict[str, Policy] = {
-    "forward stretch": (0, 0.5, 1, 1.5, 2, 3, 4),
-    "backward stretch": (0, 0.5, 1, 1.5, 2, 3),
-    "turn": (-4, -1, 0, 0.5, 1, 1.5, 2, 3, 4),
-    "cap rounding": (-0.25, -0.1, 0, 0.1, 0.25, 0.4, 99),
-    "cap delay": (0, 0.25, 0.5, 0.75, 1, 1.5, 2),
-    "gap": (0, 0.3, 0.4, 0.5, 0.6, 0.75, 1),
-    "patience": (0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3),
-}
-"""Values the numbers of a policy take; turn, delay and patience in periods T."""
-
-POLICIES: tuple[Policy, ...] = (
-    (4, 2, 0, 0.4, 2, 0.6, 0.02),
-    (1.5, 1.5, 0.5, 0, 0.5, 0.4, 0.15),
-    (0, 3, -4, 0.4, 1, 0.5, 0.05),
-    (2, 3, 0, 99, 0, 0.3, 0.1),
-    (0, 3, 4, 0, 0.75, 0.6, 0.1),
-    (0, 3, 2, 0, 0.5, 0.6, 0),
-    (1.5, 3, 3, 0, 0.25, 0.4, 0.15),
-    (2, 3, 0, 0.1, 0.75, 0, 0),
-    (0, 1.5, 0, 0, 0.5, 1, 0.2),
-    (2, 2, 0.5, 0.1, 0.5, 1, 0.05),
-    (4, 1.5, 0, 99, 0.75, 0.75, 0.15),
-    (1.5, 2, 0.5, 0.1, 0.5, 0.75, 0.3),
-    (0, 2, 0, 0.25, 0.75, 0.3, 0.02),
-    (2, 0, 0.5, 0.4, 2, 0.3, 0.2),
-    (3, 3, 0.5, -0.1, 0.25, 0.6, 0.15),
-    (0, 3, 0.5, 99, 0.25, 0, 0.05),
-)
-"""Policies to try first. A greedy cover of 390 problems (2 to 16 ranks, mostly a V; even and uneven
-costs; tight and loose memory), so that every prefix is about as good as its length allows."""
 
 TOLERANCE = 1e-9
 """Relative slack of memory limits and of equal times."""
@@ -107,12 +74,17 @@ TOLERANCE = 1e-9
 SMALLEST_BUDGET = 50_000
 """Actions placed in a search, at least: a quarter of a second without compiled code."""
 
-BUDGET_PER_ACTION = 3
+LARGE = 7500
+COMPILED_BUDGET = 200_000
+"""The least for schedules of so many actions, which pay for compiled code: 20 milliseconds."""
+
+BUDGET_PER_ACTION = 6
 """Actions placed in a search per action of the schedule."""
 
 MOST_PASSES = 128
 FEW_MICROBATCHES = 32
-"""Policies are compared on this many microbatches, or 2p, when there are at least twice as many."""
+"""Policies are compared on this many microbatches, or twice as many as there are ranks or as may be
+in flight, when there are at least twice as many again."""
 
 FINALISTS = 2
 """Policies that are tried on all microbatches after they were compared on fewer."""
@@ -122,9 +94,6 @@ BATCH = 8
 
 PARENTS = 6
 """How many of the best policies are varied."""
-
-ATTEMPTS = 20
-"""Variations drawn for each one wanted; some were tried before."""
 
 GIVE_UP = 0.02
 """How much worse than the best a pass may be before it is dropped."""
@@ -286,6 +255,8 @@ class _Problem:
         )
 
         filled = smallest_memory(placement, table)
+        shares = np.divide(limits, filled, where=filled > 0, out=np.full(ranks, np.inf))
+        self.most_in_flight = int(min(shares.max(), microbatches))
         # Beyond everything at once a limit means nothing, and infinity has no shares.
         memory = np.minimum(limits, 1e6 * microbatches * filled.max()) * (1 + TOLERANCE)
         self._fixed = (
@@ -367,12 +338,15 @@ def _arrays(dtype: str, size: int, count: int = 1) -> list[NDArray[Any]]:
 
 def _search(problem: _Problem, effort: float) -> _Candidate:
     """Try policies within the budget; the order of the best."""
-    few = max(FEW_MICROBATCHES, 2 * problem.placement.ranks)
+    ranks = problem.placement.ranks
+    few = max(FEW_MICROBATCHES, 2 * ranks, 2 * min(problem.most_in_flight, 2 * ranks))
     trial = problem.shortened(few) if problem.microbatches >= 2 * few else problem
-    budget = effort * max(SMALLEST_BUDGET, BUDGET_PER_ACTION * problem.size)
+    least = COMPILED_BUDGET if problem.size >= LARGE else SMALLEST_BUDGET
+    budget = effort * max(least, BUDGET_PER_ACTION * problem.size)
+    policies = first_policies(problem.placement)
     random = Random(0)
     tried: dict[Policy, tuple[float, float, float]] = {}
-    batch = list(POLICIES[:BATCH])
+    batch = list(policies[:BATCH])
     best = NEVER
     while batch:
         batch = batch[: max(1, int(budget / trial.size))]
@@ -383,33 +357,12 @@ def _search(problem: _Problem, effort: float) -> _Candidate:
         wanted = min(BATCH, int(budget / trial.size), int(effort * MOST_PASSES) - len(tried))
         if wanted < 1 or any(map(trial.meets_bound, candidates)):
             break
-        batch = list(POLICIES[len(tried) : len(tried) + wanted])
+        batch = list(policies[len(tried) : len(tried) + wanted])
         if not batch:
             parents = sorted(tried, key=tried.__getitem__)[:PARENTS]
-            batch = _variations(parents, wanted, tried, random)
+            batch = variations(parents, wanted, tried, random)
     # Policies that came to the same result would do so again.
     different = {tried[policy]: policy for policy in reversed(tried)}
     ranking = [different[key] for key in sorted(different)]
     finalists = ranking[: 1 if trial is problem else FINALISTS]
     return min((problem.solved(policy) for policy in finalists), key=_key)
-
-
-def _variations(
-    parents: Sequence[Policy], count: int, known: Container[Policy], random: Random
-) -> list[Policy]:
-    """New policies, each one to three small steps away from a good one."""
-    levels = list(LEVELS.values())
-    found: dict[Policy, None] = {}
-    for _ in range(ATTEMPTS * count):
-        if len(found) == count:
-            break
-        policy = list(parents[int(random.random() * len(parents))])
-        for _ in range(1 + int(random.random() * 3)):
-            which = int(random.random() * PARAMETERS)
-            values = levels[which]
-            step = (-2, -1, 1, 2)[int(random.random() * 4)]
-            place = values.index(policy[which]) + step
-            policy[which] = values[min(max(place, 0), len(values) - 1)]
-        if tuple(policy) not in known:
-            found[tuple(policy)] = None
-    return list(found)

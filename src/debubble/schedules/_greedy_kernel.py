@@ -9,7 +9,7 @@ NEVER = 1e300
 """Time of what does not happen; the score of a policy that was given up."""
 
 PARAMETERS = 7
-"""Numbers in a policy, see :data:`debubble.schedules._greedy.LEVELS`."""
+"""Numbers in a policy, see :data:`debubble.schedules._greedy_policies.LEVELS`."""
 
 SCORES = 4
 """Numbers that come back: makespan, largest stage time, largest share of a limit, steps."""

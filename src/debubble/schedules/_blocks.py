@@ -1,0 +1,240 @@
+"""Building blocks: repeat the passes of one microbatch, then close the gaps at both ends.
+
+A *block* says in which slot each of a microbatch's passes runs: forwards of stages 0 to S − 1, then
+backwards for input of stages S − 1 to 0, each on the rank of its stage. Microbatch b runs T·b slots
+later, where T = 3v slots are what a rank needs for one microbatch. No two passes of a rank may have
+the same slot modulo T; the slots they leave free are for backwards for weights, in the order these
+become due. A stage whose forward and backward for weights are l slots apart holds about l/T
+activations, so the slots decide the memory.
+
+Repeated as it is, a block idles at both ends, where neighbours are missing. So everything before
+the first microbatch is back at stage 0, and everything after the last one has entered it, moves to
+the earliest free slot that its inputs allow, one after the other, as long as no rank holds more
+than before. At the end a backward for input may also change places with a backward for weights,
+for which only its own rank waits. In between, the order is simulated with equal times, which closes
+the gaps that no reordering can.
+
+All this concerns few microbatches, in proportion to the ranks. More of them repeat the steady part
+in the middle, which is an array operation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    MICROBATCH_SHIFT,
+    Kind,
+    Program,
+    kinds_of,
+    microbatches_of,
+    pack,
+    stages_of,
+)
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.core.sequence import as_kind, sequence
+from debubble.engine.jit import Array, kernel
+from debubble.engine.timeline import simulate
+
+IDLE, WEIGHT, FORWARD, INPUT = range(4)
+"""What runs in a slot of a rank."""
+
+
+def repeat_block(
+    placement: Placement, block: NDArray[np.int64], microbatches: int
+) -> list[Program]:
+    """The order of all ranks that a block leads to, the same for all costs.
+
+    Parameters
+    ----------
+    placement
+        One copy of the model, equally many stages on every rank.
+    block
+        Slots of the passes of microbatch 0, shape ``(2 * stages,)``.
+    microbatches
+        Any number.
+
+    Returns
+    -------
+    list of Program
+        F, I and W actions of every rank.
+    """
+    period = 3 * placement.chunks
+    # Both ends are about a round trip long, and no longer than this in any block that is used.
+    few = min(microbatches, 3 * placement.ranks + 4)
+    slots = block[:, None] + period * np.arange(few)
+    grid = _Grid(placement, slots)
+    grid.fill(0, slots[-1, 0] - 1)
+    grid = _Grid(placement, grid.squeezed())
+    grid.fill(grid.slots[0, -1] + 1, grid.width, displace=True)
+    return [_stretched(program, microbatches - few, period) for program in grid.programs()]
+
+
+def _stretched(program: Program, more: int, period: int) -> Program:
+    """The same program for more microbatches: what runs per period in its middle, repeated."""
+    if more == 0:
+        return program
+    middle = len(program) // 2
+    steady = program[middle : middle + period]
+    later = np.arange(more)[:, None] << MICROBATCH_SHIFT
+    rest = program[middle:] + (more << MICROBATCH_SHIFT)
+    return sequence(program[:middle], (steady + later).ravel(), rest)
+
+
+class _Grid:
+    """Passes in slots of their ranks, and backwards for weights in the gaps between them."""
+
+    def __init__(self, placement: Placement, slots: NDArray[np.int64]) -> None:
+        self.placement = placement
+        self.slots = slots
+        self.microbatches = slots.shape[1]
+        homes = placement.ranks_of_stages
+        self.ranks_of = np.concatenate([homes, homes[::-1]])
+        self.width = int(slots.max()) + placement.chunks * self.microbatches + 2
+        self.cells = np.full((placement.ranks, self.width), IDLE, dtype=np.int32)
+        self.cells[self.ranks_of[:, None], slots] = np.repeat([[FORWARD], [INPUT]], len(homes), 0)
+        assert np.count_nonzero(self.cells) == slots.size, "two passes in one slot"
+        for row in self.cells:
+            due = np.flatnonzero(row == INPUT)
+            free = np.flatnonzero(row == IDLE)
+            # The k-th takes the first free slot behind its own pass and behind the one before.
+            count = np.arange(len(due))
+            taken = np.maximum.accumulate(np.searchsorted(free, due) - count) + count
+            row[free[taken]] = WEIGHT
+
+    def fill(self, first: int, last: int, displace: bool = False) -> None:
+        """Move what is in slots from `first` to `last` to earlier ones, see :func:`fill_gaps`."""
+        weight = (self.cells == WEIGHT).astype(np.int32)
+        held = np.cumsum((self.cells == FORWARD) - weight, axis=1, dtype=np.int32)
+        due = np.cumsum((self.cells == INPUT) - weight, axis=1, dtype=np.int32)
+        cells, slots = self.cells.ravel(), self.slots.ravel()
+
+        ranks, at = np.nonzero(weight)
+        owners = np.concatenate([np.repeat(self.ranks_of, self.microbatches), ranks])
+        when = np.concatenate([slots, at])
+        events = np.concatenate([np.arange(len(slots)), len(slots) + ranks * self.width + at])
+        order = np.lexsort([owners, when])
+        events = events[order[(when[order] >= first) & (when[order] <= last)]]
+        fill_gaps.run(
+            len(events) * self.placement.ranks, events, self.ranks_of, self.microbatches,
+            self.width, int(held.max()), displace, slots, cells, held.ravel(), due.ravel(),
+        )  # fmt: skip
+        self.slots = slots.reshape(self.slots.shape)
+        self.cells = cells.reshape(self.cells.shape)
+
+    def squeezed(self) -> NDArray[np.int64]:
+        """Slots of all passes when every action runs as soon as its rank and its input allow."""
+        placement = self.placement
+        order = Schedule.from_programs("block", placement, self.microbatches, self.programs())
+        kinds, stages = kinds_of(order.actions), stages_of(order.actions)
+        which = np.where(kinds == Kind.F, stages, 2 * placement.stages - 1 - stages)
+        passes = kinds != Kind.W
+        slots = np.empty_like(self.slots)
+        starts = simulate(order).start.astype(np.int64)
+        slots[which[passes], microbatches_of(order.actions)[passes]] = starts[passes]
+        return slots
+
+    def programs(self) -> list[Program]:
+        """What every rank runs, slot by slot."""
+        homes = self.placement.ranks_of_stages
+        numbers = np.arange(self.microbatches)
+        forward, backward = np.split(self.slots, 2)
+        actions = np.zeros(self.cells.shape, dtype=np.int64)
+        for kind, slots in ((Kind.F, forward), (Kind.I, backward[::-1])):
+            actions[homes[:, None], slots] = pack(kind, np.arange(len(homes))[:, None], numbers)
+        programs = []
+        for rank in range(self.placement.ranks):
+            row, cells = actions[rank], self.cells[rank]
+            row[cells == WEIGHT] = as_kind(row[cells == INPUT], Kind.W)
+            programs.append(row[cells != IDLE])
+        return programs
+
+
+@kernel(writes=("slots", "cells"))
+def fill_gaps(
+    events: Array,
+    ranks_of: Array,
+    microbatches: int,
+    width: int,
+    most: int,
+    displace: bool,
+    slots: Array,
+    cells: Array,
+    held: Array,
+    due: Array,
+) -> None:
+    """Move passes and backwards for weights to the earliest slot that is free.
+
+    Parameters
+    ----------
+    events
+        What to move, in this order: passes as ``pass * microbatches + microbatch``, backwards for
+        weights as the number of all passes plus their cell.
+    ranks_of
+        Rank of every pass.
+    width
+        Slots per rank; rank r has the cells from r·width.
+    most
+        Activations a rank may hold.
+    displace
+        Whether a backward for input may change places with one for weights.
+    slots
+        Slot of every pass.
+    cells, held, due
+        What runs in every slot; after it, the activations that the rank holds and its backwards for
+        weights that could run.
+    """
+    passes = len(ranks_of) * microbatches
+    for event in events:
+        if event < passes:
+            which = event // microbatches
+            forward = 2 * which < len(ranks_of)
+            begin = ranks_of[which] * width
+            old = begin + slots[event]
+            ready = begin
+            if which > 0:
+                ready = begin + slots[event - microbatches] + 1
+            if event % microbatches > 0:
+                ready = max(ready, begin + slots[event - 1] + 1)
+            # An earlier forward holds its activation longer; so does a weight pass put off.
+            new = old
+            room = True
+            at = old - 1
+            while at >= ready and (room or not forward):
+                room = room and held[at] < most
+                cell = cells[at]
+                if forward:
+                    if cell == IDLE and room:
+                        new = at
+                elif cell == IDLE or (cell == WEIGHT and displace and room):
+                    new = at
+                at -= 1
+            swap = cells[new] == WEIGHT
+            if new < old:
+                slots[event] = new - begin
+                cells[new] = FORWARD if forward else INPUT
+                cells[old] = WEIGHT if swap else IDLE
+            for at in range(new, old):
+                if forward or swap:
+                    held[at] += 1
+                if not forward:
+                    due[at] += 2 if swap else 1
+        else:
+            old = event - passes
+
+        if cells[old] == WEIGHT:
+            # No rank starts with something due, so this ends within the rank.
+            new = old
+            at = old - 1
+            while at > 0 and due[at] > 0 and due[at - 1] > 0:
+                if cells[at] == IDLE:
+                    new = at
+                at -= 1
+            if new < old:
+                cells[new] = WEIGHT
+                cells[old] = IDLE
+            for at in range(new, old):
+                held[at] -= 1
+                due[at] -= 1

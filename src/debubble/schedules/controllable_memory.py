@@ -1,0 +1,312 @@
+"""V-Min, V-Half and V-ZB: building blocks on a V that bound the memory of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from debubble.core.actions import Program
+from debubble.core.costs import Costs, CostTable
+from debubble.core.placement import Placement
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+@dataclass(frozen=True)
+class VBlock:
+    """A block whose passes go down the V, up, down and up again at two paces.
+
+    Parameters
+    ----------
+    down, up
+        Slots from one rank to the next, away from rank 0 and back to it.
+    pauses
+        Function of p: slots without a pass at the three turns. They keep the passes of a rank in
+        different slots modulo 6.
+    memory
+        Function of p: the most microbatches a rank holds.
+    """
+
+    down: int
+    up: int
+    pauses: Callable[[int], tuple[int, int, int]]
+    memory: Callable[[int], int]
+
+    def slots(self, ranks: int) -> NDArray[np.int64]:
+        """Slots of the 4p passes of one microbatch."""
+        down, up = [self.down] * (ranks - 1), [self.up] * (ranks - 1)
+        at_last, at_first, again = (1 + pause for pause in self.pauses(ranks))
+        return np.cumsum([0, *down, at_last, *up, at_first, *down, again, *up], dtype=np.int64)
+
+    def programs(self, ranks: int, microbatches: int) -> list[Program]:
+        """The order of all ranks, whatever the costs."""
+        from debubble.schedules._blocks import repeat_block
+
+        return repeat_block(Placement.v(ranks), self.slots(ranks), microbatches)
+
+
+V_ZB = VBlock(4, 2, lambda _: (0, 0, 0), lambda p: p)
+V_HALF = VBlock(2, 1, lambda p: (0, 0 if p % 2 else 3, 1), lambda p: (p + 2) // 2)
+V_MIN = VBlock(1, 1, lambda p: (0, 0 if p % 3 else 2, 0), lambda p: (p + 4) // 3)
+
+MOST_RANKS = 512
+"""Blocks are laid out in a grid that grows with the square of the ranks."""
+
+
+def largest_block(table: CostTable, memory: ArrayLike) -> VBlock | None:
+    """The block that makes the most of a memory limit; None when none fits."""
+    ranks = table.placement.ranks
+    limit = np.min(memory) / max(2 * float(table.activation.max()), np.finfo(float).tiny)
+    fitting = (
+        block for block in (V_ZB, V_HALF, V_MIN) if block.memory(ranks) <= limit * (1 + 1e-9)
+    )
+    return next(fitting, None) if ranks <= MOST_RANKS else None
+
+
+def scheduled(
+    block: VBlock,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None,
+    memory: float | Sequence[float] | None,
+    objective: str,
+    published: bool,
+) -> list[Program]:
+    """The order of a block, or one computed for costs and memory that is no slower."""
+    from debubble.schedules import _greedy
+
+    order = block.programs(ranks, microbatches)
+    if published:
+        return order
+    table = (costs or Costs()).resolve(Placement.v(ranks))
+    if memory is None:
+        memory = 2 * block.memory(ranks) * float(table.activation.max())
+    other = largest_block(table, memory)
+    orders = [order] if other in (block, None) else [order, other.programs(ranks, microbatches)]
+    return _greedy.schedule(
+        table.placement, table, microbatches, memory, objective=objective, published=orders
+    )
+
+
+SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
+
+RANKS = Constraint(
+    "ranks",
+    f"at most {MOST_RANKS} ranks: a block is laid out in a grid that grows with their square",
+    lambda k: k.ranks <= MOST_RANKS,
+)
+
+
+def _forms(
+    block: VBlock, memory: str, wait: Callable[[int], int], waits: str, *, inside: bool = True
+) -> tuple[ClosedForm, ...]:
+    """Closed forms of a block's order, which bound what is computed in its place.
+
+    With equal costs F, ranks wait `wait(p)`·F in all; `inside` says whether that is between their
+    own first and last action.
+    """
+
+    def work(k: Any) -> float:
+        return float(2 * k.m * (k.F + k.I + k.W))
+
+    def longest(k: Any) -> float:
+        return work(k) + wait(k.p) * float(k.F)
+
+    def equal(k: Any) -> bool:
+        return bool(k.F == k.I == k.W and k.c == 0 and k.p >= 3 and k.m >= 2 * k.p)
+
+    def timed(quantity: str, value: Callable[[Any], float]) -> Iterator[ClosedForm]:
+        text = "2m(F + I + W)" + (f" + {waits}" if value is longest else "")
+        objective = quantity.replace("_", "-")
+        condition = "F = I = W, no latency, p ≥ 3, m ≥ 2p"
+        yield ClosedForm(
+            quantity,
+            text,
+            value,
+            holds=lambda k: equal(k) and k.published,
+            condition=f"{condition}, published order",
+        )
+        yield ClosedForm(
+            quantity,
+            text,
+            value,
+            accuracy="upper bound",
+            holds=lambda k: (
+                equal(k) and not k.published and k.memory is None and k.objective == objective
+            ),
+            condition=f"{condition}, default memory, objective {objective}",
+        )
+
+    return (
+        *timed("makespan", longest),
+        *timed("stage_time", longest if inside else work),
+        ClosedForm(
+            "peak_activation",
+            f"{memory}, at most m",
+            lambda k: 2 * min(block.memory(k.p), k.m) * k.unit,
+            holds=lambda k: k.published and k.kept == k.unit,
+            condition="published order, kept_for_weight = 1",
+        ),
+        ClosedForm(
+            "peak_activation",
+            f"{memory}, or the memory limit",
+            lambda k: 2 * block.memory(k.p) * k.unit if k.memory is None else k.memory,
+            accuracy="upper bound",
+            holds=lambda k: not k.published,
+        ),
+    )
+
+
+@register(
+    "v-half",
+    title="V placement and split backward in half the memory of 1F1B",
+    year=2024,
+    source=f"{SOURCE}; search: debubble",
+    placement=Placement.wave,
+    chunks=2,
+    constraints=(RANKS,),
+    forms=_forms(
+        V_HALF,
+        "⌊p/2⌋ + 1",
+        lambda p: 3 * p - (4 if p % 2 else 7),
+        "(3p − 7)F, or (3p − 4)F for odd p",
+    ),
+)
+def v_half(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+    published: bool = False,
+) -> list[Program]:
+    """A microbatch takes two slots from rank to rank on the way down the V, one on the way up.
+
+    A stage that keeps a microbatch for l of the 6 slots a rank needs per microbatch holds l/6
+    activations. On the V long lifespans of the first stages meet short ones of the last, so that
+    every rank holds the same: at δ slots from rank to rank down and δ' up, (δ + δ')/6 of what 1F1B
+    holds on rank 0. The paces (2, 1) make a half.
+
+    In the order published for it ranks wait (3p − 7)F for even p ≥ 4 and (3p − 4)F for odd ones
+    when F = I = W (found by simulating it for p from 3 to 32), where 1F1B waits 6(p − 1)F. When
+    costs differ, the steady part loses nothing as long as W + 2I ≥ 2F and W + 2F ≥ 2I.
+
+    That order is taken only where nothing better is found for the costs of all ranks and links; see
+    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.schedules._greedy` for the
+    search.
+
+    p = 4, m = 4::
+
+        r0 | F0 F1 F2 F3 .  .  .  f0 i0 w0 f1 i1 w1 f2 i2 w2 I0 W0 .  f3 i3 I1 w3 I2 W1 W2 .  I3 W3
+        r1 | .  F0 F1 F2 F3 .  f0 .  f1 i0 w0 f2 i1 w1 .  I0 i2 W0 f3 w2 I1 i3 I2 W1 w3 W2 I3 W3 .
+        r2 | .  .  F0 F1 F2 f0 .  f1 .  f2 i0 w0 F3 i1 I0 w1 W0 f3 i2 I1 w2 I2 i3 W1 W2 I3 w3 W3 .
+        r3 | .  .  .  F0 f0 F1 f1 F2 f2 .  .  i0 I0 w0 W0 F3 f3 i1 I1 i2 I2 w1 W1 i3 I3 w2 W2 w3 W3
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p, at most 512, and microbatches m, any number.
+    costs
+        What actions cost; the default is one unit of time for each F, I and W of a chunk.
+    memory
+        Limit for the activations on a rank, or one for each rank, in the unit of
+        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
+        is the published memory, ⌊p/2⌋ + 1 with the largest activation of a chunk.
+    objective
+        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
+    published
+        Take the fixed order whatever it costs.
+
+    Raises
+    ------
+    ParameterError
+        When the memory is too small, or the objective unknown.
+    """
+    return scheduled(V_HALF, ranks, microbatches, costs, memory, objective, published)
+
+
+@register(
+    "v-min",
+    title="V placement and split backward in a third of the memory of 1F1B",
+    year=2024,
+    source=f"{SOURCE}; search: debubble",
+    placement=Placement.wave,
+    chunks=2,
+    constraints=(RANKS,),
+    forms=_forms(
+        V_MIN,
+        "⌊(p + 4)/3⌋",
+        lambda p: 4 * p - (5 if p % 3 else 7),
+        "(4p − 5)F, or (4p − 7)F when 3 divides p",
+    ),
+)
+def v_min(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+    published: bool = False,
+) -> list[Program]:
+    """A microbatch goes down and up the V as fast as it can, one slot from rank to rank.
+
+    No block has shorter lifespans. It takes (1 + 1)/6 of what 1F1B holds on rank 0, or
+    ⌊(p + 4)/3⌋ microbatches. In the order published for it ranks wait (4p − 5)F, or (4p − 7)F when
+    3 divides p, with F = I = W (found by simulating it for p from 3 to 32).
+
+    **When F, I and W differ they wait again for every microbatch**: at 3, 4, 2 for 6 on top of 18,
+    as there is no spare activation to bridge the difference. The order that is computed from the
+    costs loses less. Parameters are those of :func:`v_half`.
+
+    p = 3, m = 4::
+
+        r0 | F0 F1 F2 .  .  f0 i0 w0 f1 .  .  I0 i1 W0 w1 f2 F3 I1 i2 W1 w2 f3 i3 I2 w3 W2 .  I3 W3
+        r1 | .  F0 F1 .  f0 .  f1 i0 w0 .  I0 F2 W0 i1 f2 w1 I1 F3 W1 i2 f3 w2 I2 i3 W2 w3 I3 W3 .
+        r2 | .  .  F0 f0 F1 f1 .  .  i0 I0 w0 W0 F2 f2 i1 I1 w1 W1 F3 f3 i2 I2 w2 W2 i3 I3 w3 W3 .
+    """
+    return scheduled(V_MIN, ranks, microbatches, costs, memory, objective, published)
+
+
+@register(
+    "v-zb",
+    title="V placement and split backward without bubble, in the memory of 1F1B",
+    year=2024,
+    source=f"{SOURCE}; block and search: debubble",
+    placement=Placement.wave,
+    chunks=2,
+    aliases=("vzb",),
+    constraints=(RANKS,),
+    forms=_forms(V_ZB, "p", lambda p: p - 1, "(p − 1)F", inside=False),
+)
+def v_zb(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+    published: bool = False,
+) -> list[Program]:
+    """A microbatch takes four slots from rank to rank on the way down the V, two on the way up.
+
+    The idea of ZB-V as a building block, with paces of the paper and turns of our own: modulo 6,
+    four slots down are two slots up, so that a microbatch's passes come in the same cyclic order on
+    all ranks, and none of the turns needs a pause. From rank to rank the lifespan of the first
+    stage shrinks by a period of 6 slots and that of the last one grows by a period; together they
+    are p microbatches.
+
+    With F = I = W nobody waits between first and last action from m = 2p on (found by simulating
+    the order for p from 3 to 32). Parameters are those of :func:`v_half`.
+
+    p = 3, m = 4::
+
+        r0 | F0 F1 F2 F3 .  f0 i0 w0 f1 i1 w1 f2 i2 I0 w2 W0 f3 i3 I1 w3 I2 W1 I3 W2 W3 .
+        r1 | .  F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 I0 w1 i2 f3 W0 I1 w2 i3 I2 W1 I3 w3 W2 W3 .
+        r2 | .  .  F0 f0 F1 f1 F2 f2 i0 I0 w0 W0 F3 f3 i1 I1 i2 I2 w1 i3 I3 W1 w2 W2 w3 W3
+    """
+    return scheduled(V_ZB, ranks, microbatches, costs, memory, objective, published)

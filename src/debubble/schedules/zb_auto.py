@@ -1,0 +1,191 @@
+"""ZB-1p and ZB-2p: one stage per rank, split backward, ordered for the costs and a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.costs import Costs
+from debubble.core.placement import Placement
+from debubble.schedules.registry import ClosedForm, register
+from debubble.schedules.zero_bubble import zb_h1, zb_h2
+
+SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241; search: debubble"
+
+
+def scheduled(
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None,
+    memory: float | Sequence[float] | None,
+    objective: str,
+    default: int,
+) -> list[Program]:
+    """The best order found; the default limit is `default` microbatches."""
+    from debubble.schedules import _greedy
+
+    placement = Placement.linear(ranks)
+    table = (costs or Costs()).resolve(placement)
+    limit = default * table.activation.max() if memory is None else memory
+
+    def handcrafted() -> Iterator[list[Program]]:
+        yield list(zb_h1(ranks=ranks, microbatches=microbatches))
+        if microbatches >= 2 * ranks - 1:
+            yield list(zb_h2(ranks=ranks, microbatches=microbatches))
+
+    return _greedy.schedule(
+        placement, table, microbatches, limit, objective=objective, published=handcrafted()
+    )
+
+
+def _work(k: Any) -> float:
+    return float(k.m * (k.F + k.I + k.W))
+
+
+def _plain(k: Any) -> bool:
+    return k.c == 0 and k.memory is None and k.m >= k.p
+
+
+BOUND = ClosedForm(
+    "makespan",
+    "m(F + I + W) + (p − 1)(F + c)",
+    lambda k: _work(k) + (k.p - 1) * (k.F + k.c),
+    accuracy="lower bound",
+    condition="the last rank works all the time once the first microbatch is there",
+)
+REACHED = ClosedForm(
+    "makespan",
+    "m(F + I + W) + (p − 1)F",
+    lambda k: _work(k) + (k.p - 1) * k.F,
+    holds=lambda k: _plain(k) and k.F == k.I == k.W and k.objective == "makespan",
+    condition="F = I = W, no latency, m ≥ p, default memory, objective makespan",
+)
+
+
+@register(
+    "zb-auto",
+    title="Split backward, ordered for the costs in the memory of 1F1B or any other",
+    year=2023,
+    source=SOURCE,
+    placement=Placement.loop,
+    chunks=1,
+    forms=(
+        BOUND,
+        REACHED,
+        ClosedForm(
+            "stage_time",
+            "m(F + I + W) + (p − 1)(F + I − W)",
+            lambda k: _work(k) + (k.p - 1) * (k.F + k.I - k.W),
+            accuracy="upper bound",
+            holds=lambda k: _plain(k) and min(k.F, k.I) >= k.W and k.objective == "stage-time",
+            condition="no latency, m ≥ p, W ≤ F and I, default memory, objective stage-time",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min(p, m), or the memory limit",
+            lambda k: min(k.p, k.m) * k.unit if k.memory is None else k.memory,
+            accuracy="upper bound",
+        ),
+    ),
+)
+def zb_auto(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+) -> list[Program]:
+    """ZB-1p of the paper, and with other memory all that is between one microbatch and ZB-2p.
+
+    As many forwards as memory holds fill the time until the first gradient is back; then forwards
+    and backwards for input alternate, and backwards for weights fill gaps and make room. How this
+    is best done depends on the costs of all ranks, on latency and on memory, so the order is looked
+    for (see :mod:`debubble.schedules._greedy`). It is never slower than ZB-H1, nor than ZB-H2 where
+    the memory allows that.
+
+    p = 4, m = 5::
+
+        r0 | F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4
+        r1 | .  F0 F1 F2 .  .  I0 F3 I1 W0 F4 I2 W1 I3 W2 I4 W3 W4
+        r2 | .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 F4 I3 W1 I4 W2 W3 W4
+        r3 | .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p and microbatches m, any numbers.
+    costs
+        What actions cost; the default is one unit of time for each F, I and W.
+    memory
+        Limit for the activations on a rank, or one for each rank, in the unit of
+        ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
+        is p times the largest activation, what 1F1B and ZB-H1 hold; 2p makes ZB-2p. One activation
+        is the smallest that works.
+    objective
+        ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
+        which the paper minimises.
+
+    Raises
+    ------
+    ParameterError
+        When the memory is too small, or the objective unknown.
+    """
+    return scheduled(ranks, microbatches, costs, memory, objective, ranks)
+
+
+@register(
+    "zb-2p",
+    title="Split backward, ordered for the costs in twice the memory of 1F1B",
+    year=2023,
+    source=SOURCE,
+    placement=Placement.loop,
+    chunks=1,
+    aliases=("zb2p",),
+    forms=(
+        BOUND,
+        REACHED,
+        ClosedForm(
+            "stage_time",
+            "m(F + I + W) + (p − 1)(F + I − 2W)",
+            lambda k: _work(k) + (k.p - 1) * (k.F + k.I - 2 * k.W),
+            accuracy="upper bound",
+            holds=lambda k: (
+                _plain(k)
+                and k.m >= 2 * k.p - 1
+                and min(k.F, k.I) >= k.W
+                and k.objective == "stage-time"
+            ),
+            condition="no latency, m ≥ 2p − 1, W ≤ F and I, default memory, objective stage-time",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min(2p, m), or the memory limit",
+            lambda k: min(2 * k.p, k.m) * k.unit if k.memory is None else k.memory,
+            accuracy="upper bound",
+        ),
+    ),
+)
+def zb_2p(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    objective: str = "makespan",
+) -> list[Program]:
+    """ZB-Auto in twice the memory, enough to bridge most round trips.
+
+    More memory seldom helps: rank 0 needs [(p − 1)(F + I + 2c) + pF]/F microbatches to work on
+    until the first gradient is back (the paper's estimate), about 2p. In stage time this is what
+    makes the bubble vanish; in makespan at most (p − 1)(F + c) is lost, which no memory can save.
+    Parameters are those of :func:`zb_auto`.
+
+    p = 3, m = 6::
+
+        r0 | F0 F1 F2 F3 F4 I0 W0 F5 I1 W1 I2 W2 I3 W3 I4 W4 I5 W5 .  .
+        r1 | .  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 .
+        r2 | .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
+    """
+    return scheduled(ranks, microbatches, costs, memory, objective, 2 * ranks)
