@@ -235,8 +235,9 @@ def test_policies_for_many_microbatches_are_compared_on_few() -> None:
     assert few == many
 
 
-def test_more_effort_does_not_make_it_worse() -> None:
-    case = Case(Placement.v(4), Costs.per_rank(**REAL), 8, np.full(4, 3.0))
+@pytest.mark.parametrize(("p", "m", "memory"), [(6, 12, 4.0), (8, 16, 8.0)])
+def test_more_effort_makes_it_better(p: int, m: int, memory: float) -> None:
+    case = Case(Placement.v(p), Costs.per_rank(**REAL), m, np.full(p, memory))
     assert case.time(effort=8).makespan < case.time().makespan < case.time(effort=0.02).makespan
 
 

@@ -120,12 +120,14 @@ def test_stage_time_in_the_memory_of_v_min_and_v_half_is_better_than_theirs(
 
 # Best makespan any published scheduler reaches with this peak memory; rank costs.
 FRONTIER = [
+    (4, 8, REAL, 2, 1353.74),
     (4, 8, REAL, 3, 1151.24),
     (4, 8, REAL, 4, 1078.38),
     (4, 8, REAL, 8, 1059.49),
     (4, 8, UNIT, 2, 29.5),
     (4, 8, UNIT, 3, 26.5),
     (4, 8, UNIT, 4, 25.5),
+    (4, 16, REAL, 2, 2483.5),
     (4, 16, REAL, 3, 2130.8),
     (4, 16, REAL, 4, 2057.94),
     (4, 16, REAL, 8, 2039.05),
@@ -133,6 +135,7 @@ FRONTIER = [
     (4, 16, UNIT, 3, 50.5),
     (4, 16, UNIT, 4, 49.5),
     (8, 16, REAL, 4, 2713.7),
+    (8, 16, REAL, 5, 2436.41),
     (8, 16, REAL, 6, 2412.67),
     (8, 16, REAL, 8, 2189.7),
     (8, 16, REAL, 15.5, 2147.15),
@@ -140,19 +143,13 @@ FRONTIER = [
     (8, 16, UNIT, 5, 56.5),
     (8, 16, UNIT, 8, 51.5),
     (8, 32, REAL, 4, 4973.22),
+    (8, 32, REAL, 5, 4395.53),
     (8, 32, REAL, 6, 4371.79),
     (8, 32, REAL, 8, 4148.82),
     (8, 32, REAL, 15.5, 4106.27),
     (8, 32, UNIT, 4, 107.5),
     (8, 32, UNIT, 5, 104.5),
     (8, 32, UNIT, 8, 99.5),
-]
-# Here fixed patterns are still ahead, by less than half a percent.
-BEHIND = [
-    (4, 8, REAL, 2, 1353.74),
-    (4, 16, REAL, 2, 2483.5),
-    (8, 16, REAL, 5, 2436.41),
-    (8, 32, REAL, 5, 4395.53),
 ]
 
 
@@ -161,16 +158,7 @@ def test_no_published_scheduler_is_faster_in_the_same_memory(
     p: int, m: int, times: dict[str, float], memory: float, best: float
 ) -> None:
     timeline = solved(p, m, db.Costs.per_rank(**times), memory=memory)
-    assert timeline.makespan <= best
-    assert timeline.peak_activation.max() <= memory + 1e-9
-
-
-@pytest.mark.parametrize(("p", "m", "times", "memory", "best"), BEHIND)
-def test_where_a_fixed_pattern_is_faster_the_gap_is_small(
-    p: int, m: int, times: dict[str, float], memory: float, best: float
-) -> None:
-    timeline = solved(p, m, db.Costs.per_rank(**times), memory=memory)
-    assert timeline.makespan <= 1.005 * best
+    assert round(timeline.makespan, 2) <= best
     assert timeline.peak_activation.max() <= memory + 1e-9
 
 

@@ -61,15 +61,20 @@ def repeat_block(
     list of Program
         F, I and W actions of every rank.
     """
-    period = 3 * placement.chunks
     # Both ends are about a round trip long, and no longer than this in any block that is used.
     few = min(microbatches, 3 * placement.ranks + 4)
-    slots = block[:, None] + period * np.arange(few)
+    programs = _laid_out(placement, block, few)
+    return [_stretched(program, microbatches - few, 3 * placement.chunks) for program in programs]
+
+
+def _laid_out(placement: Placement, block: NDArray[np.int64], microbatches: int) -> list[Program]:
+    """The order with all passes in a grid of slots."""
+    slots = block[:, None] + 3 * placement.chunks * np.arange(microbatches)
     grid = _Grid(placement, slots)
     grid.fill(0, slots[-1, 0] - 1)
     grid = _Grid(placement, grid.squeezed())
     grid.fill(grid.slots[0, -1] + 1, grid.width, displace=True)
-    return [_stretched(program, microbatches - few, period) for program in grid.programs()]
+    return grid.programs()
 
 
 def _stretched(program: Program, more: int, period: int) -> Program:

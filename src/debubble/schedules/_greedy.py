@@ -75,10 +75,10 @@ SMALLEST_BUDGET = 50_000
 """Actions placed in a search, at least: a quarter of a second without compiled code."""
 
 LARGE = 7500
-COMPILED_BUDGET = 200_000
-"""The least for schedules of so many actions, which pay for compiled code: 20 milliseconds."""
+COMPILED_BUDGET = 150_000
+"""The least for so many actions, which pay for compiled code: 10 to 20 milliseconds."""
 
-BUDGET_PER_ACTION = 6
+BUDGET_PER_ACTION = 2
 """Actions placed in a search per action of the schedule."""
 
 MOST_PASSES = 128

@@ -35,6 +35,7 @@ ONE_STAGE: tuple[Policy, ...] = (
     (-99, -235.26, -1.25, -0.36, 1.1, 0.97, 0.1),
     (0.11, 4.42, -1.51, 0.78, 1.79, 0.52, 0),
     (-1.99, 1.46, -4.09, -0.47, 0, 0.04, 0),
+    (-99, 0, -0.1, -0.29, -0.14, 0, 0.2),
     (4.39, 0.43, -1.4, 0.29, 0.85, 0.57, 0.09),
     (-99, -10.38, 2.67, -0.12, 0.11, 0.4, 0.61),
     (3, 3, 0.5, -0.1, 0.25, 0.6, 0.15),
@@ -48,7 +49,6 @@ ONE_STAGE: tuple[Policy, ...] = (
     (-99, -2.99, 1.72, 1.39, 0, 0.87, 0.07),
     (-99, -5185.62, 0.01, -0.41, 0, 0, 0.02),
     (-99, -1.12, -3.74, 99, 0.11, 0.89, 0.02),
-    (-12.52, 18.61, 2.35, 0.3, 0, 0.07, 0.64),
 )
 SEVERAL_STAGES: tuple[Policy, ...] = (
     (4, 2, 0, 0.4, 2, 0.6, 0.02),
@@ -88,7 +88,8 @@ def first_policies(placement: Placement) -> tuple[Policy, ...]:
     Two greedy covers, so that every prefix is about as good as its length allows: of 170 problems
     with one stage per rank, 2 to 32 ranks, and of 279 on a V of 2 to 16 ranks; even and uneven
     costs, tight and loose memory, both objectives. What was covered is the best of several hundred
-    policies, random ones and those that a search found for each problem.
+    policies, random ones and those that a search found for each problem. The one with zero as its
+    gap and a backward stretch of zero was added for 32 ranks in the memory of ZB-2p.
     """
     return ONE_STAGE if placement.chunks == 1 else SEVERAL_STAGES
 

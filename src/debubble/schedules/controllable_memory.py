@@ -49,6 +49,7 @@ class VBlock:
 
 
 V_ZB = VBlock(4, 2, lambda _: (0, 0, 0), lambda p: p)
+V_TWO_THIRDS = VBlock(2, 2, lambda p: (0, 2 if p % 3 == 2 else 0, 0), lambda p: 2 * p // 3 + 1)
 V_HALF = VBlock(2, 1, lambda p: (0, 0 if p % 2 else 3, 1), lambda p: (p + 2) // 2)
 V_MIN = VBlock(1, 1, lambda p: (0, 0 if p % 3 else 2, 0), lambda p: (p + 4) // 3)
 
@@ -59,10 +60,10 @@ MOST_RANKS = 512
 def largest_block(table: CostTable, memory: ArrayLike) -> VBlock | None:
     """The block that makes the most of a memory limit; None when none fits."""
     ranks = table.placement.ranks
-    limit = np.min(memory) / max(2 * float(table.activation.max()), np.finfo(float).tiny)
-    fitting = (
-        block for block in (V_ZB, V_HALF, V_MIN) if block.memory(ranks) <= limit * (1 + 1e-9)
-    )
+    limit = np.min(memory) * (1 + 1e-9)
+    held = 2 * float(table.activation.max())
+    blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
+    fitting = (block for block in blocks if block.memory(ranks) * held <= limit)
     return next(fitting, None) if ranks <= MOST_RANKS else None
 
 

@@ -11,6 +11,7 @@ from debubble.core.actions import Program, microbatches_of
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
+from debubble.schedules.controllable_memory import largest_block
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -139,11 +140,10 @@ def zb_v(
         return list(published_order(ranks, microbatches))
     placement = Placement.v(ranks)
     table = (costs or Costs()).resolve(placement)
+    limit = 2 * ranks * table.activation.max() if memory is None else memory
+    orders = [list(published_order(ranks, microbatches))]
+    if block := largest_block(table, limit):
+        orders.append(block.programs(ranks, microbatches))
     return _greedy.schedule(
-        placement,
-        table,
-        microbatches,
-        2 * ranks * table.activation.max() if memory is None else memory,
-        objective=objective,
-        published=[list(published_order(ranks, microbatches))],
+        placement, table, microbatches, limit, objective=objective, published=orders
     )
