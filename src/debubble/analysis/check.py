@@ -134,7 +134,6 @@ def _survey(schedule: Schedule) -> tuple[bool, bool]:
             plain = False
         if kinds.max() > Kind.B:
             steps = steps or bool((kinds == Kind.OPT).any())
-            plain = plain and not (kinds == Kind.R).any()
     # Every cell takes two actions. With fewer the order is incomplete, and the cells of a file
     # that merely claims a billion microbatches would not fit in memory.
     return plain and 2 * schedule.stages * schedule.units <= len(schedule), steps

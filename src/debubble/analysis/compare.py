@@ -7,12 +7,13 @@ from typing import Any, TypeAlias
 
 from debubble.analysis.check import TOLERANCE, check
 from debubble.analysis.comparison import Comparison, Row
-from debubble.analysis.metrics import p2p_volume, parameter_copies
+from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
+from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute, place_of
 from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -32,6 +33,8 @@ def compare(
     p2p_mode: P2PMode = "overlapped",
     iterations: int | None = None,
     sync: str | None = None,
+    recompute: Stages | None = None,
+    recompute_at: RecomputeAt | None = None,
     options: Mapping[str, Any] | None = None,
     time_unit: str = "",
     memory_unit: str = "",
@@ -48,6 +51,8 @@ def compare(
         What named schedules are made for; needed when there is a name.
     sync
         What optimizer steps of named schedules wait for, see :func:`debubble.make`.
+    recompute, recompute_at
+        Which stages of all schedules recompute their forward, and where, see :func:`debubble.make`.
     chunks, options
         Apply to the named schedules that leave a choice of chunks, or have such an option.
     costs
@@ -85,6 +90,7 @@ def compare(
     costs = costs or Costs()
     if memory is not None and not memory > 0:
         raise ParameterError(f"memory is {memory}; a limit is a positive number")
+    place_of(recompute, recompute_at)
     items = [_read(item) for item in schedules]
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
@@ -113,6 +119,9 @@ def compare(
                     memory=memory,
                     **_fitting(item, chunks, options or {}, own),
                 )
+            schedule = add_recompute(
+                schedule, recompute, at=recompute_at, costs=costs, memory=memory, p2p_mode=p2p_mode
+            )
             timeline = simulate(schedule, costs, p2p_mode)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)
@@ -244,6 +253,11 @@ def _notes(rows: list[Row], costs: Costs) -> tuple[str, ...]:
         notes.append(
             "the clusters differ: ranks are "
             + ", ".join(f"{row.name} {row.schedule.ranks}" for row in rows)
+        )
+    if len({recompute_text(row.schedule) for row in rows}) > 1:
+        notes.append(
+            "the recomputes differ: "
+            + ", ".join(f"{row.name} {recompute_text(row.schedule) or 'none'}" for row in rows)
         )
     asynchronous = [row.name for row in rows if row.weight_versions > 1]
     if asynchronous:

@@ -15,6 +15,8 @@ from debubble.analysis.metrics import (
     memory_text,
     number,
     percent,
+    recompute_text,
+    recompute_words,
     table,
     times_text,
 )
@@ -82,6 +84,7 @@ class Row:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "iterations": schedule.iterations,
+            "recompute": recompute_text(schedule) or None,
             "makespan": self.makespan,
             "ratio": self.ratio,
             "bubble_ratio": self.bubble_ratio,
@@ -167,7 +170,7 @@ class Comparison:
         words = {
             "times": times_text(self.costs),
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",
-            "memory": memory_text(self.costs),
+            "memory": memory_text(self.costs, *(row.schedule for row in self.rows)),
             "ratio": "makespan / makespan of the first row, the fastest within memory if any is",
             "p2p_volume": "transfers of one boundary activation or gradient between ranks",
         }
@@ -178,6 +181,9 @@ class Comparison:
         names = ("makespan", "bubble_ratio", "stage_bubble_rate", "overhead", "parameter_copies")
         words |= {name: MEASURES[name] for name in names}
         words["peak_activation"] = "of the fullest rank"
+        found = [recompute_words(row.schedule).get("recompute", "") for row in self.rows]
+        if any(found):
+            words["recompute"] = " / ".join(dict.fromkeys(text or "none" for text in found))
         return words
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,8 +298,8 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("times", "p2p", "p2p_volume", "memory")
-        return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown]
+        shown = ("times", "p2p", "p2p_volume", "memory", "recompute")
+        return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
     def _limit(self) -> str:
         return "" if self.memory is None else f"within {self._amount(self.memory)}"

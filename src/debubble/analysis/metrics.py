@@ -8,6 +8,7 @@ from debubble.core.actions import KIND_MASK, Kind, kinds_of, microbatches_of, st
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
+from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
 MEASURES = {
@@ -96,7 +97,8 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         "times": times_text(costs, schedule.chunks),
         "p2p": p2p,
         **steps,
-        "memory": memory_text(costs),
+        "memory": memory_text(costs, schedule),
+        **recompute_words(schedule),
         "p2p_volume": volume,
         **MEASURES,
     }
@@ -112,8 +114,57 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     return f"per rank ÷ {'' if divisor is None else f'{divisor} '}chunks{more}"
 
 
-def memory_text(costs: Costs) -> str:
-    """Unit and convention of activation memory."""
+def recompute_text(schedule: Schedule) -> str:
+    """Which stages recompute their forward, empty when none does.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> recompute_text(db.make("1f1b", ranks=8, microbatches=8, recompute=[0, 1, 2, 5]))
+    'recompute on stages 0–2, 5'
+    """
+    where = _recomputing(schedule)
+    if where == "full":
+        return "full recompute"
+    return f"recompute on {where}" if where else ""
+
+
+def recompute_words(schedule: Schedule) -> dict[str, str]:
+    """The convention of recomputes, nothing for a schedule without."""
+    where = _recomputing(schedule)
+    if not where:
+        return {}
+    waits = {"forward": "its own forward only", "gradient": "the gradient, as its backward does"}
+    wait = waits[schedule.recompute_after]
+    return {"recompute": f"{where}; R waits for {wait}, and counts as work"}
+
+
+def _recomputing(schedule: Schedule) -> str:
+    share = recompute_share(schedule)
+    if np.all(share >= 1):
+        return "full"
+    stages = recomputed_stages(schedule)
+    if not stages:
+        return ""
+    some = "some microbatches of " if np.any((share > 0) & (share < 1)) else ""
+    return f"{some}stage{'s' if len(stages) > 1 else ''} {ranges(stages)}"
+
+
+def ranges(numbers: list[int]) -> str:
+    """Rising whole numbers, with the ends of runs only.
+
+    Examples
+    --------
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7–8'
+    """
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    runs = [run.tolist() for run in np.split(np.asarray(numbers), cuts)]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def memory_text(costs: Costs, *schedules: Schedule) -> str:
+    """Unit and convention of activation memory, for schedules that recompute also theirs."""
     unit = (
         "activation units (what one microbatch leaves on one rank)"
         if costs.activation is None
@@ -121,7 +172,12 @@ def memory_text(costs: Costs) -> str:
     )
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
-    return f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+    text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+    if not any(recompute_share(schedule).any() for schedule in schedules):
+        return text
+    kept = costs.recompute_kept
+    share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
+    return f"{text}; recomputed: {share} taken when F starts, the rest when R does"
 
 
 def amount_text(amount: float, costs: Costs, unit: str = "") -> str:

@@ -18,6 +18,7 @@ from debubble.analysis.metrics import (
 )
 from debubble.core.actions import Kind, kinds_of
 from debubble.core.schedule import Schedule
+from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules.registry import FormValue, closed_forms
 
@@ -26,6 +27,9 @@ LISTED_RANKS = 16
 
 ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
+
+_SHOWN = ("times", "p2p", "memory", "recompute")
+"""Conventions that stand below a text report."""
 
 _TIMES = ("makespan", "stage_time", "busy", "ideal", "bubble_ratio", "overhead")
 
@@ -44,12 +48,12 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     Returns
     -------
     dict
-        Sizes of the schedule; ``makespan``, ``ideal`` and the measures that say how much time is
-        lost; ``stage_time``, ``busy`` and ``peak_activation`` with one number per rank;
-        ``p2p_transfers`` and ``p2p_volume``; ``parameter_copies``; ``closed_forms``, a list of
-        formulas with their `value`, the `simulated` one and the `difference` (simulated − value;
-        differences that are rounding are 0); and ``conventions``, which says in words what each
-        number means.
+        Sizes of the schedule; ``recompute``, the stages that do, ``"full"`` for all; ``makespan``,
+        ``ideal`` and the measures that say how much time is lost; ``stage_time``, ``busy`` and
+        ``peak_activation`` with one number per rank; ``p2p_transfers`` and ``p2p_volume``;
+        ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, the
+        `simulated` one and the `difference` (simulated − value; differences that are rounding are
+        0); and ``conventions``, which says in words what each number means.
 
     Examples
     --------
@@ -87,6 +91,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "iterations": schedule.iterations,
         "weight_versions": max(schedule.versions),
         "options": dict(schedule.options),
+        "recompute": _recompute(schedule),
         "actions": len(schedule),
         **measures,
         "closed_forms": [_compared(form, measures) for form in forms],
@@ -112,7 +117,7 @@ def report(timeline: Timeline, *, time_unit: str = "") -> str:
     if data["closed_forms"]:
         lines += ["", *_formulas(data["closed_forms"])]
     words = data["conventions"]
-    lines += ["", *(f"{key}: {words[key]}" for key in ("times", "p2p", "memory"))]
+    lines += ["", *(f"{key}: {words[key]}" for key in _SHOWN if key in words)]
     if "closed_forms" in words:
         lines.append(f"closed forms: {words['closed_forms']}")
     return "\n".join(lines)
@@ -144,6 +149,8 @@ def _forms(timeline: Timeline, words: dict[str, str]) -> list[FormValue]:
     costs = timeline.table.costs
     schedule = timeline.schedule
     forms = closed_forms(schedule, costs, costs.transfer)
+    if not forms and recomputed_stages(schedule):
+        words["closed_forms"] = "none for these recomputes"
     why = ""
     if timeline.mode != "overlapped" and timeline.table.link.any():
         why = f"p2p {timeline.mode}"
@@ -153,6 +160,13 @@ def _forms(timeline: Timeline, words: dict[str, str]) -> list[FormValue]:
         return forms
     words["closed_forms"] = f"those of times do not count {why} and are left out"
     return [form for form in forms if form.form.quantity not in _TIMES]
+
+
+def _recompute(schedule: Schedule) -> str | list[int] | None:
+    """The stages that recompute, ``"full"`` for all microbatches of all, None for none."""
+    if np.all(recompute_share(schedule) >= 1):
+        return "full"
+    return recomputed_stages(schedule) or None
 
 
 def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         step(f"checking {len(made):,} actions")
         report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=inputs.mode)
     if as_json:
-        words = {"p2p": _transfers(inputs.mode), "memory": memory_text(inputs.costs)}
+        words = {"p2p": _transfers(inputs.mode), "memory": memory_text(inputs.costs, made)}
         print_json(
             report.to_dict()
             | {"p2p_mode": inputs.mode, "memory_limit": inputs.memory, "conventions": words}
@@ -36,7 +36,7 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
     else:
         print(report)
         print(f"p2p: {_transfers(inputs.mode)}")
-        print(f"memory: {memory_text(inputs.costs)}")
+        print(f"memory: {memory_text(inputs.costs, made)}")
     if not report.ok:
         raise typer.Exit(PROBLEMS)
 

@@ -56,6 +56,8 @@ def compare(
             p2p_mode=inputs.mode,
             iterations=inputs.iterations,
             sync=inputs.sync,
+            recompute=inputs.recompute,
+            recompute_at=inputs.recompute_at,
             options=inputs.options(named),
             time_unit=inputs.time_unit,
             progress=lambda label, index, count: step(f"{label} ({index + 1} of {count})"),
@@ -90,7 +92,10 @@ def _items(
         # The number of chunks is for schedules that leave a choice, and a file does not.
         chunks = None if is_file_name(name) else inputs.chunks
         try:
-            items.append(replace(inputs, chunks=chunks).schedule(name))
+            # The comparison recomputes all schedules in one way.
+            items.append(
+                replace(inputs, chunks=chunks, recompute=None, recompute_at=None).schedule(name)
+            )
         except ParameterError as error:
             skipped.append((name, str(error)))
     return items, skipped

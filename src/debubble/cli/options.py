@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
     from debubble.engine.timeline import Timeline
     from debubble.interchange.cost_files import CostFile
+    from debubble.lowering.recompute import RecomputeAt
 
 ScheduleName = Annotated[
     str,
@@ -91,6 +93,17 @@ class Setup:
             help="Activation memory per rank, in activation units or the cost file's unit.",
         ),
     ] = None
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGES",
+            help="Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
+        ),
+    ] = None
+    recompute_at: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Where: just-in-time, bubbles or with-backward."),
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of the schedule; may be repeated."),
@@ -131,9 +144,20 @@ class Setup:
             sync=self.sync,
             memory=memory,
             mode=mode,
+            recompute=None if self.recompute is None else _stages(self.recompute),
+            recompute_at=self._place(),
             pairs=tuple(pairs),
             file=file,
         )
+
+    def _place(self) -> RecomputeAt | None:
+        if self.recompute_at is None:
+            return None
+        if self.recompute is None:
+            raise ParameterError("--recompute-at needs stages; add --recompute full")
+        from debubble.lowering.recompute import place_of
+
+        return place_of(self.recompute, self.recompute_at)
 
     def _costs(self) -> tuple[Costs, CostFile | None]:
         named = {"--times": self.times, "--rank-times": self.rank_times, "--costs": self.costs}
@@ -158,6 +182,22 @@ def _whole(flag: str, text: str | None) -> int | None:
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", text):
         raise ParameterError(f"{flag} is '{text}'; give a whole number")
     return int(text)
+
+
+def _stages(text: str) -> str | list[int]:
+    """``"full"``, or the stages in a text such as ``0,1,4-7``."""
+    if text.strip() == "full":
+        return "full"
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= MAX_STAGES:
+            raise ParameterError(
+                f"--recompute is '{text}'; give full, or stages from 0 on such as 0,1,4-7"
+            )
+        found += range(first, last + 1)
+    return found
 
 
 def _limit(text: str | None) -> float | None:
@@ -186,6 +226,8 @@ class Inputs:
         What optimizer steps wait for, None where nothing was typed.
     mode
         How transfers are treated.
+    recompute, recompute_at
+        Which stages recompute their forwards, None for none, and where.
     pairs
         ``KEY=VALUE`` texts of options.
     file
@@ -200,6 +242,8 @@ class Inputs:
     memory: float | None
     sync: str | None
     mode: P2PMode
+    recompute: str | list[int] | None
+    recompute_at: RecomputeAt | None
     pairs: tuple[str, ...]
     file: CostFile | None
 
@@ -245,7 +289,7 @@ class Inputs:
         """The schedule that a text names, made for these parameters."""
         from debubble.interchange.files import resolve
 
-        return resolve(
+        made = resolve(
             target,
             ranks=self.ranks,
             microbatches=self.microbatches,
@@ -257,6 +301,14 @@ class Inputs:
             defaults=self.defaults,
             **self.options([target]),
         )
+        if self.recompute is None:
+            return made
+        from debubble.lowering.recompute import add_recompute
+
+        return add_recompute(
+            made, self.recompute, at=self.recompute_at, costs=self.costs, memory=self.memory,
+            p2p_mode=self.mode,
+        )  # fmt: skip
 
     def simulate(self, schedule: Schedule, target: str) -> Timeline:
         """The timeline of a schedule with these costs.

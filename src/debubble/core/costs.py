@@ -63,6 +63,10 @@ class Costs:
         What the first stage (embedding) or the last (head and loss; multi-token prediction) does in
         addition: a mapping with F, I, W, B, R and activation, each one number, for one microbatch.
         Never divided by the number of chunks.
+    recompute_kept
+        Share of the activation that a forward leaves when an R brings back the rest before the
+        backward: the stage's input, over everything the stage stores. The default 0 takes it for
+        nothing; one input per layer is 2/34 of a transformer (arXiv 2205.05198, without scores).
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -91,6 +95,7 @@ class Costs:
     embedding: Part | None = None
     head: Part | None = None
     mtp: Part | None = None
+    recompute_kept: Value = 0.0
     basis: str = "action"
     chunks: int | None = None
 
@@ -109,12 +114,12 @@ class Costs:
             raise CostError(f"chunks is {self.chunks}; it is at least 1")
         if self.bandwidth == 0:
             raise CostError("bandwidth is 0; give a positive number")
-        if not isinstance(self.kept_for_weight, Mapping) and np.any(
-            np.asarray(self.kept_for_weight) > 1
-        ):
-            raise CostError(
-                f"kept_for_weight is {self.kept_for_weight}; it is a share between 0 and 1"
-            )
+        for name in ("kept_for_weight", "recompute_kept"):
+            share = getattr(self, name)
+            if np.any(
+                np.asarray(list(share.values()) if isinstance(share, Mapping) else share) > 1
+            ):
+                raise CostError(f"{name} is {share}; it is a share between 0 and 1")
 
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
@@ -169,6 +174,8 @@ class CostTable:
     activation, kept
         Memory after the forward, and the part of it that stays until W ends; shape
         ``(copies * stages,)``.
+    checkpoint
+        The part of the activation that stays from the forward to a recompute; the same shape.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
     link
@@ -182,6 +189,7 @@ class CostTable:
     duration: NDArray[np.float64]
     activation: NDArray[np.float64]
     kept: NDArray[np.float64]
+    checkpoint: NDArray[np.float64]
     optimizer: NDArray[np.float64]
     link: NDArray[np.float64]
     ends: NDArray[np.float64]
@@ -212,9 +220,12 @@ class CostTable:
         parts = {name: getattr(costs, name) for name in ENDS}
         ends = add_ends(parts, placement.stages, duration, activation)
         kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
+        checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
         link = _links(costs, placement.ranks)
-        return cls(duration, activation, kept, optimizer, link, ends, costs, placement)
+        return cls(
+            duration, activation, kept, checkpoint, optimizer, link, ends, costs, placement
+        )  # fmt: skip
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""

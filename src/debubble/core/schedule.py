@@ -18,6 +18,7 @@ from debubble.core.placement import Placement
 FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
 SYNCS = ("global", "local", "post-validation")
+RECOMPUTE_AFTER = ("forward", "gradient")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,6 +48,9 @@ class Schedule:
         rank's and the partial norm that is handed from rank to rank, with which a rank steps at
         once and undoes the step in the rare case that the full norm, known later, says so
         (arXiv 2401.10241).
+    recompute_after
+        What an ``R`` action waits for: ``"forward"``, nothing but its own forward, so that it can
+        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
     weight_versions
         Versions of the weights the training rule keeps at the same time: one number, or one for
         each rank.
@@ -62,6 +66,7 @@ class Schedule:
     iterations: int = 1
     slices: int = 1
     sync: str = "global"
+    recompute_after: str = "forward"
     weight_versions: int | tuple[int, ...] = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     derived: dict[Any, Any] = field(default_factory=dict, init=False)
@@ -79,6 +84,10 @@ class Schedule:
             )
         if self.sync not in SYNCS:
             raise ParameterError(f"sync is '{self.sync}'; use one of {', '.join(SYNCS)}")
+        if self.recompute_after not in RECOMPUTE_AFTER:
+            raise ParameterError(
+                f"recompute_after is '{self.recompute_after}'; use 'forward' or 'gradient'"
+            )
         for name in ("actions", "offsets"):
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.setflags(write=False)
@@ -184,8 +193,9 @@ class Schedule:
             return NotImplemented
         return (
             self.placement.table == other.placement.table
-            and (self.microbatches, self.iterations, self.slices, self.sync)
-            == (other.microbatches, other.iterations, other.slices, other.sync)
+            and (self.microbatches, self.iterations, self.slices)
+            == (other.microbatches, other.iterations, other.slices)
+            and (self.sync, self.recompute_after) == (other.sync, other.recompute_after)
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.actions, other.actions)
         )
@@ -216,6 +226,7 @@ class Schedule:
                 if isinstance(self.weight_versions, int)
                 else list(self.weight_versions)
             ),
+            "recompute_after": self.recompute_after,
             "options": dict(self.options),
             "placement": {
                 "name": self.placement.name,

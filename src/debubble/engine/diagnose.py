@@ -96,16 +96,20 @@ def dependencies(schedule: Schedule, action: Action) -> list[Action]:
     stage, kind, unit = action
     if kind == Kind.F:
         return [Action(stage - 1, Kind.F, unit)] if stage else []
-    if kind in (Kind.I, Kind.B):
-        own = [Action(stage, Kind.F, unit)]
-        if stage < schedule.stages - 1:
-            own.append(Action(stage + 1, Kind.I, unit))
-        return own
     if kind == Kind.W:
         return [Action(stage, Kind.I, unit)]
-    if kind == Kind.R:
-        return [Action(stage, Kind.F, unit)]
-    return []
+    if kind not in (Kind.I, Kind.B, Kind.R):
+        return []
+    found = [Action(stage, Kind.F, unit)]
+    if takes_gradient(schedule, kind) and stage < schedule.stages - 1:
+        found.append(Action(stage + 1, Kind.I, unit))
+    return found
+
+
+def takes_gradient(schedule: Schedule, kind: Kind) -> bool:
+    """Whether actions of a kind wait for the gradient of the next stage."""
+    late = kind == Kind.R and schedule.recompute_after == "gradient"
+    return late or kind in (Kind.I, Kind.B)
 
 
 class _Waits:

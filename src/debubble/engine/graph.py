@@ -242,6 +242,7 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         copies,
         SYNCS.index(schedule.sync),
         schedule.iterations,
+        schedule.recompute_after == "gradient",
         channels,
         np.zeros(2 * cells, dtype=np.int32),
         np.zeros(cells, dtype=np.uint8),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     Kind,
+    Program,
     kinds_of,
     microbatches_of,
     stages_of,
@@ -16,6 +17,10 @@ from debubble.core.actions import (
 from debubble.core.costs import CostTable
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels.memory import peak_memory
+from debubble.engine.recompute import recompute_share, recomputed_forwards
+
+RECOMPUTED_F = len(Kind)
+"""What a forward counts as when its microbatch is recomputed and others of its stage are not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +34,22 @@ class MemoryUse:
     left
         What is left when every rank is done; zero for a complete schedule.
     at_start, at_end
-        Memory that an action of kind k on place c adds, shape ``(kinds, places)``.
+        Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
+    actions
+        The schedule's actions, with the kinds that these tables mean.
     """
 
     peak: NDArray[np.float64]
     left: NDArray[np.float64]
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
+    actions: Program
 
     def deltas(
         self, schedule: Schedule, rank: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Memory each action of a rank adds at its start and at its end."""
-        program = schedule.program(rank)
+        program = self.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
         places = stages_of(program)
         if schedule.placement.copies > 1:
             places = places + schedule.copies_of(microbatches_of(program)) * schedule.stages
@@ -50,10 +58,20 @@ class MemoryUse:
 
 
 def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
-    """Memory of every rank: F takes the activation, I keeps the share for W, W and B free it."""
-    at_start = np.zeros((len(Kind), len(table.activation)))
+    """Memory of every rank: F takes the activation, I keeps the share for W, W and B free it.
+
+    Where a microbatch is recomputed, F takes the checkpoint and R the rest.
+    """
+    share = recompute_share(schedule)
+    actions = schedule.actions
+    if np.any((share > 0) & (share < 1)):
+        # The kind of a forward is 0.
+        actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
+    at_start = np.zeros((len(Kind) + 1, len(table.activation)))
     at_end = np.zeros_like(at_start)
-    at_start[Kind.F] = table.activation
+    at_start[Kind.F] = np.where(share >= 1, table.checkpoint, table.activation)
+    at_start[RECOMPUTED_F] = table.checkpoint
+    at_start[Kind.R] = table.activation - table.checkpoint
     at_end[Kind.I] = table.kept - table.activation
     at_end[Kind.W] = -table.kept
     at_end[Kind.B] = -table.activation
@@ -61,7 +79,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     left = np.zeros(schedule.ranks)
     peak_memory.run(
         len(schedule),
-        schedule.actions,
+        actions,
         schedule.offsets,
         schedule.stages,
         schedule.microbatches * schedule.slices,
@@ -71,4 +89,4 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         peak,
         left,
     )
-    return MemoryUse(peak, left, at_start, at_end)
+    return MemoryUse(peak, left, at_start, at_end, actions)

@@ -95,6 +95,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         copies,
         SYNCS.index(schedule.sync),
         schedule.iterations,
+        schedule.recompute_after == "gradient",
         mode == "channel",
         blocking,
         zeros(2 * cells),

@@ -159,9 +159,9 @@ def _needs(stopped: Stopped, action: Action, rank: int) -> list[tuple[Action, ..
 
     if kind == Kind.F:
         return [input_of(stage - 1, Kind.RECV_F, Kind.F)] if stage > 0 else []
-    if kind in (Kind.I, Kind.B):
+    if kind in (Kind.I, Kind.B, Kind.R):
         needs = [here(stage, Kind.F)]
-        if stage < stopped.schedule.stages - 1:
+        if diagnose.takes_gradient(stopped.schedule, kind) and stage < stopped.schedule.stages - 1:
             needs.append(input_of(stage + 1, Kind.RECV_B, Kind.I, Kind.B))
         return needs
     if kind == Kind.W:
@@ -237,7 +237,8 @@ def _waits(stopped: Stopped, rank: int) -> list[_Wait]:
     for position in range(here, here + 1 + paired):
         stage, own, microbatch = stopped.action(position)
         step, send = (-1, Kind.SEND_F) if own == Kind.F else (1, Kind.SEND_B)
-        if own in (Kind.W, Kind.R) or not 0 <= stage + step < schedule.stages:
+        waits_for_none = own != Kind.F and not diagnose.takes_gradient(schedule, own)
+        if waits_for_none or not 0 <= stage + step < schedule.stages:
             continue
         found = wait(position, Action(stage + step, send, microbatch))
         done = found.spot is not None and found.spot < stopped.next_action[found.rank]

@@ -87,6 +87,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         home,
         schedule.stages,
         schedule.units,
+        schedule.recompute_after == "gradient",
         np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
         consumer,
     )

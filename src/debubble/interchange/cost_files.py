@@ -94,7 +94,7 @@ def load_costs(path: str | Path) -> CostFile:
     times |= _parts(model)
     memory = {
         key: getattr(model.memory, key)
-        for key in ("activation", "kept_for_weight")
+        for key in ("activation", "kept_for_weight", "recompute_kept")
         if key in model.memory.model_fields_set
     }
     try:
@@ -124,6 +124,7 @@ def _check_sizes(model: CostModel, where: str) -> None:
     values = {f"times.{key}": getattr(model.times, key) for key in _SPREAD}
     values["memory.activation"] = model.memory.activation
     values["memory.kept_for_weight"] = model.memory.kept_for_weight
+    values["memory.recompute_kept"] = model.memory.recompute_kept
     sizes = {key: len(v) for key, v in values.items() if isinstance(v, tuple | Mapping)}
     per_rank = {key: len(v) for key, v in (("times.OPT", model.times.OPT),
                 ("times.p2p", model.times.p2p)) if isinstance(v, tuple | Mapping)}  # fmt: skip

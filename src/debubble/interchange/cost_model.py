@@ -142,6 +142,7 @@ def _basis(value: Any) -> str:
 
 
 PerStage = Annotated[Any, BeforeValidator(_per_stage)]
+Share = Annotated[Any, BeforeValidator(_share_per_stage)]
 Number = Annotated[Any, BeforeValidator(_number)]
 Positive = Annotated[Any, BeforeValidator(_positive)]
 Label = Annotated[Any, BeforeValidator(_label)]
@@ -185,7 +186,8 @@ class Memory(_Strict):
 
     unit: Label = ""
     activation: PerStage = None
-    kept_for_weight: Annotated[Any, BeforeValidator(_share_per_stage)] = None
+    kept_for_weight: Share = None
+    recompute_kept: Share = None
     limit: Positive = None
     embedding: Number = None
     head: Number = None

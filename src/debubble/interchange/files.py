@@ -234,6 +234,9 @@ def _agree(key: str, given: object, found: object, path: str) -> None:
 _MEMORY = Option("memory", "float | None", None)
 """What a schedule made with a memory limit has among its options."""
 
+_RECOMPUTE = ("recompute", "recompute_at")
+"""What a schedule that recomputes has among its options."""
+
 
 def _honest(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
@@ -246,9 +249,10 @@ def _honest(schedule: Schedule) -> Schedule:
     from debubble.interchange.options import fits
 
     declared = {option.name: option for option in (*entry.options, _MEMORY)}
-    options = schedule.options
+    options = {key: value for key, value in schedule.options.items() if key not in _RECOMPUTE}
+    recompute = {key: schedule.options[key] for key in _RECOMPUTE if key in schedule.options}
     if all(key in declared and fits(value, declared[key]) for key, value in options.items()):
-        if entry.uses_costs:
+        if entry.uses_costs or recompute.get("recompute_at") == "bubbles":
             return schedule
         steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
         try:
@@ -259,6 +263,7 @@ def _honest(schedule: Schedule) -> Schedule:
                 chunks=None if entry.chunks else schedule.chunks,
                 iterations=schedule.iterations if steps or schedule.iterations > 1 else None,
                 sync=schedule.sync if steps else None,
+                **recompute,
                 **options,
             )
         except DebubbleError:

@@ -13,12 +13,12 @@ import numpy as np
 
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
-from debubble.core.schedule import FORMAT, FORMAT_VERSION, SYNCS, Schedule
+from debubble.core.schedule import FORMAT, FORMAT_VERSION, RECOMPUTE_AFTER, SYNCS, Schedule
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import check_keys, check_label, shown
 
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
-OPTIONAL = ("name", "iterations", "slices", "sync", "weight_versions", "options")
+OPTIONAL = ("name", "iterations", "slices", "sync", "recompute_after", "weight_versions", "options")
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
            "ranks": MAX_RANKS}  # fmt: skip
 MAX_VERSIONS = 1 << 16
@@ -86,9 +86,6 @@ def from_json(text: str, where: str) -> Schedule:
             raise FormatError(f"{where}: programs[{rank}] is {shown(program)}; give a list of text")
     units = counts["microbatches"] * counts["iterations"] * counts["slices"]
     check_size(sum(map(len, programs)), placement.stages, units, where)
-    sync = data.get("sync", "global")
-    if sync not in SYNCS:
-        raise FormatError(f"{where}: sync is {shown(sync)}; use one of {', '.join(SYNCS)}")
     return Schedule.from_programs(
         check_label(data.get("name", "custom"), f"{where}: name"),
         placement,
@@ -96,7 +93,8 @@ def from_json(text: str, where: str) -> Schedule:
             read_cells(program, partial(_place, where, rank))
             for rank, program in enumerate(programs)
         ],
-        sync=sync,
+        sync=_choice(data, "sync", SYNCS, where),
+        recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
         options=_options(data.get("options", {}), where),
         weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
         **counts,
@@ -159,6 +157,14 @@ def _versions(value: Any, ranks: int, where: str) -> int | tuple[int, ...]:
         _count(item, f"weight_versions[{rank}]", where, MAX_VERSIONS)
         for rank, item in enumerate(value)
     )
+
+
+def _choice(data: Mapping[str, Any], key: str, known: tuple[str, ...], where: str) -> str:
+    """One of a few words, the first when the key is not there."""
+    value = data.get(key, known[0])
+    if value not in known:
+        raise FormatError(f"{where}: {key} is {shown(value)}; use one of {', '.join(known)}")
+    return str(value)
 
 
 def _placement(data: Any, ranks: int, where: str) -> Placement:

@@ -24,7 +24,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute
 from debubble.schedules._entry import ClosedForm, Constraint, Entry, Option
+from debubble.schedules._recomputed import with_recompute
 
 __all__ = [
     "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
@@ -163,6 +165,8 @@ def make(
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
     sync: str | None = None,
+    recompute: Stages | None = None,
+    recompute_at: RecomputeAt | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -180,11 +184,15 @@ def make(
         there is one iteration and no OPT action.
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
-        the unit of ``costs.activation``; one for all ranks or one for each); ignored by the
-        others.
+        the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
+        bubbles; ignored by the others.
     sync
         What the OPT actions wait for: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
+    recompute, recompute_at
+        Which stages recompute their forward before the backward, ``"full"`` for all, and where;
+        see :func:`debubble.lowering.recompute.add_recompute`. The order stays that of the schedule
+        without.
     **options
         Options of the schedule, for instance ``group_size``.
 
@@ -226,7 +234,9 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    return _build(entry, case, sync)
+    return add_recompute(
+        _build(entry, case, sync), recompute, at=recompute_at, costs=costs, memory=memory
+    )
 
 
 def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
@@ -322,7 +332,8 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     Parameters
     ----------
     schedule
-        A schedule made by :func:`make`.
+        A schedule made by :func:`make`. With recomputes, what still holds is said by
+        :func:`debubble.schedules._recomputed.with_recompute`.
     costs
         What actions cost; forms hold for costs that are the same on all stages and, where the
         order is computed from costs, that it was computed from.
@@ -343,4 +354,5 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
         unit=float(table.activation[0]), kept=float(table.kept[0]),
     )  # fmt: skip
-    return [FormValue(form, form.value(case)) for form in entry.forms if form.holds(case)]
+    forms = with_recompute(entry.forms, case, schedule, table)
+    return [FormValue(form, form.value(case)) for form in forms if form.holds(case)]

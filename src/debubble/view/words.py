@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.analysis.metrics import MEASURES, MODES, memory_text, number, percent, times_text
+from debubble.analysis.metrics import (
+    MEASURES,
+    MODES,
+    memory_text,
+    number,
+    percent,
+    recompute_text,
+    recompute_words,
+    times_text,
+)
 from debubble.core.actions import Kind
 from debubble.engine.timeline import Timeline
 
@@ -34,6 +43,8 @@ def setting(timeline: Timeline) -> str:
         parts.append(_count(schedule.slices, "slice"))
     if schedule.iterations > 1:
         parts.append(_count(schedule.iterations, "iteration"))
+    if recompute_text(schedule):
+        parts.append(recompute_text(schedule))
     return ", ".join(parts)
 
 
@@ -78,7 +89,11 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
         where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""
         lines.append(f"p2p: transfers take no time{where}")
     lines.append(f"bubble ratio: {MEASURES['bubble_ratio']}")
-    lines += [f"memory: {memory_text(timeline.table.costs)}" for timeline in timelines]
+    lines += [
+        f"memory: {memory_text(timeline.table.costs, timeline.schedule)}" for timeline in timelines
+    ]
+    for timeline in timelines:
+        lines += [f"{key}: {text}" for key, text in recompute_words(timeline.schedule).items()]
     return list(dict.fromkeys(lines))
 
 

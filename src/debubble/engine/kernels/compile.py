@@ -31,6 +31,7 @@ def compile_compute(
     copies: int,
     sync: int,
     iterations: int,
+    late_recompute: bool,
     channels: bool,
     table: Array,
     seen: Array,
@@ -159,6 +160,8 @@ def compile_compute(
                 if done & 1 == 0 or done & 10 != 0:
                     state[OUTCOME] = ORDER
                     return
+                if late_recompute and stage < stages - 1:
+                    wanted = cells + (stage + 1) * units + unit
             if wanted >= 0 and table[wanted] <= 0:
                 table[wanted] = -(rank + 1)
                 blocked = True
@@ -275,7 +278,7 @@ def compile_compute(
                 if stage > 0:
                     wanted = (stage - 1) * units + unit
                     source = place - 1
-            elif (kind == 1 or kind == 3) and stage < stages - 1:
+            elif kind != 2 and (kind != 4 or late_recompute) and stage < stages - 1:
                 wanted = cells + (stage + 1) * units + unit
                 source = place + 1
             first[n] = last_node[rank]

@@ -26,6 +26,7 @@ def compile_transfers(
     copies: int,
     sync: int,
     iterations: int,
+    late_recompute: bool,
     channels: bool,
     blocking: bool,
     table: Array,
@@ -350,6 +351,9 @@ def compile_transfers(
                 if done & 10 != 0:
                     state[sweep.OUTCOME] = sweep.ORDER
                     return
+                received = 9
+                if late_recompute and stage < stages - 1:
+                    step = 1
             if done & never != 0:
                 state[sweep.OUTCOME] = sweep.DUPLICATE
                 return

@@ -14,12 +14,19 @@ from debubble.engine.jit import Array, kernel
 
 @kernel(writes=("consumer",))
 def find_transfers(
-    actions: Array, home: Array, stages: int, units: int, needs: Array, consumer: Array
+    actions: Array,
+    home: Array,
+    stages: int,
+    units: int,
+    late_recompute: bool,
+    needs: Array,
+    consumer: Array,
 ) -> int:
     """Match producers with consumers; returns how many stand on different ranks.
 
     ``home`` is the rank of every position. ``needs[key] − 1`` is the position that needs a result,
-    whose key is s·U + u for a forward of stage s and (S + s)·U + u for a backward.
+    whose key is s·U + u for a forward of stage s and (S + s)·U + u for a backward. A gradient that
+    a recompute waits for, too, is needed there, before its backward.
     """
     cells = stages * units
     for position in range(len(actions)):
@@ -28,8 +35,9 @@ def find_transfers(
         key = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
         if kind == 0 and key >= units:
             needs[key - units] = position + 1
-        elif (kind == 1 or kind == 3) and key < cells - units:
-            needs[cells + key + units] = position + 1
+        elif (kind == 1 or kind == 3 or (kind == 4 and late_recompute)) and key < cells - units:
+            if needs[cells + key + units] == 0:
+                needs[cells + key + units] = position + 1
     count = 0
     for position in range(len(actions)):
         consumer[position] = -1

@@ -1,0 +1,65 @@
+"""Which microbatches of a schedule are recomputed before their backward."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    KIND_MASK,
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+)
+from debubble.core.schedule import Schedule
+
+SHARE = "recompute_share"
+"""Key under which a schedule remembers its shares."""
+
+
+def recompute_share(schedule: Schedule) -> NDArray[np.float64]:
+    """Share of its microbatches that every stage recomputes, shape ``(copies · stages,)``."""
+    if SHARE not in schedule.derived:
+        schedule.derived[SHARE] = _share(schedule)
+    share: NDArray[np.float64] = schedule.derived[SHARE]
+    return share
+
+
+def recomputed_stages(schedule: Schedule) -> list[int]:
+    """The stages that recompute some of their microbatches."""
+    share = recompute_share(schedule).reshape(-1, schedule.stages)
+    found: list[int] = np.flatnonzero(share.any(axis=0)).tolist()
+    return found
+
+
+def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
+    """Which actions are forwards whose microbatch is recomputed, shape ``(n,)``."""
+    kinds = kinds_of(schedule.actions)
+    cells = schedule.actions >> STAGE_SHIFT
+    found: NDArray[np.bool_] = (kinds == Kind.F) & np.isin(cells, cells[kinds == Kind.R])
+    return found
+
+
+def _share(schedule: Schedule) -> NDArray[np.float64]:
+    places = schedule.placement.copies * schedule.stages
+    recomputes = _count(schedule, Kind.R, places)
+    if not recomputes.any():
+        return recomputes
+    forwards = _count(schedule, Kind.F, places)
+    return np.divide(recomputes, forwards, out=np.zeros(places), where=forwards > 0)
+
+
+def _count(schedule: Schedule, kind: Kind, places: int) -> NDArray[np.float64]:
+    """How many actions of a kind every place has."""
+    counts = np.zeros(places)
+    # Block by block, so that a schedule without such actions takes no memory.
+    for begin in range(0, len(schedule), 65536):
+        block = schedule.actions[begin : begin + 65536]
+        found: Program = block[(block & KIND_MASK) == kind]
+        if len(found):
+            place = schedule.copies_of(microbatches_of(found)) * schedule.stages + stages_of(found)
+            counts += np.bincount(place, minlength=places)
+    return counts

@@ -1,0 +1,258 @@
+"""Lower a schedule to one that stores less and recomputes it before the backward.
+
+A forward that is recomputed leaves only its input (:attr:`debubble.Costs.recompute_kept`); an
+action R runs the forward again before the backward and brings back what that needs. What R costs
+depends on where it stands and on what it waits for:
+
+``"with-backward"``
+    R starts when the gradient has arrived, as in frameworks whose checkpoints recompute inside the
+    backward (Megatron-LM, ``torch.utils.checkpoint``). Every backward is longer by R: all formulas
+    for times hold with I + R for I and B + R for B.
+``"just-in-time"``
+    The same place, but R only needs its own forward and runs while the gradient is under way. What
+    is left is the work itself: GPipe and 1F1B with equal stages take (m + p − 1)(F + B) + m·R
+    where the above takes (m + p − 1)(F + B + R).
+``"bubbles"``
+    R also moves further ahead, into time in which its rank waits, as in Mario (PPoPP'25). That
+    keeps activations for longer, within the memory of the place above or a given limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    kinds_of,
+    pairs_of,
+    stages_of,
+)
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode
+from debubble.engine.kernels.recompute import fill_waits
+from debubble.engine.recompute import recomputed_stages
+from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.transfers import first_transfer
+
+RecomputeAt: TypeAlias = Literal["just-in-time", "bubbles", "with-backward"]
+RECOMPUTE_AT = ("just-in-time", "bubbles", "with-backward")
+
+Stages: TypeAlias = str | Iterable[int] | Mapping[int, bool]
+"""``"full"`` for all stages, the stages, or a mapping that says of every stage whether."""
+
+ROUNDS = 8
+"""How often waits are looked for again: filling some moves others."""
+
+PART = 0.5
+"""Share of a recompute that has to fit into a wait when none has room for all of it."""
+
+ROUNDING = 1e-9
+"""Share of a limit by which sums of floats may exceed it."""
+
+
+def add_recompute(
+    schedule: Schedule,
+    stages: Stages | None = "full",
+    *,
+    at: RecomputeAt | None = None,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    p2p_mode: P2PMode = "overlapped",
+) -> Schedule:
+    """Recompute the forwards of some stages before their backwards.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of compute actions.
+    stages
+        Which stages recompute: ``"full"`` for all, None for none, their numbers, or a mapping from
+        every stage to True or False. All microbatches of a stage do. The last stage's backward
+        often follows its forward at once, so that recomputing it saves nothing; ``"full"`` includes
+        it, as frameworks do, and ``range(schedule.stages - 1)`` leaves it out. A stage that
+        recomputes only some of its layers (AdaPipe, ASPLOS'24) has a smaller ``Costs.R`` and a
+        larger ``Costs.recompute_kept``.
+    at
+        Where R stands: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
+        :mod:`debubble.lowering.recompute`.
+    costs, p2p_mode
+        What ``"bubbles"`` simulates with; ignored by the others.
+    memory
+        Limit for ``"bubbles"``, for all ranks or one for each. What ``"just-in-time"`` holds is
+        always allowed, and is the limit when none is given.
+
+    Returns
+    -------
+    Schedule
+        With an R before every I or B of these stages, before the whole pair when that is half of
+        one; with ``"bubbles"`` never slower than ``"just-in-time"`` for these costs.
+
+    Raises
+    ------
+    ParameterError
+        When a stage or a way does not exist, or the schedule has transfers or recomputes already.
+    ScheduleError
+        When ``"bubbles"`` has to simulate an order that cannot run.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> from debubble.lowering.recompute import add_recompute
+    >>> for row in add_recompute(db.make("1f1b", ranks=2, microbatches=2), [0]).rows():
+    ...     print(" ".join(row))
+    0F0 0F1 0R0 0B0 0R1 0B1
+    1F0 1B0 1F1 1B1
+    """
+    at = place_of(stages, at)
+    if stages is None:
+        return schedule
+    chosen = _chosen(stages, schedule.stages)
+    if not chosen.any():
+        return schedule
+    _refuse_lowered(schedule)
+    names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
+    programs = [_just_in_time(schedule.program(rank), chosen) for rank in range(schedule.ranks)]
+    found = replace(
+        schedule,
+        actions=np.concatenate(programs),
+        offsets=np.cumsum([0, *map(len, programs)]),
+        recompute_after="gradient" if at == "with-backward" else "forward",
+        options={**schedule.options, "recompute": names, "recompute_at": at},
+    )
+    return _in_bubbles(found, costs or Costs(), memory, p2p_mode) if at == "bubbles" else found
+
+
+def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
+    """Where recomputes stand; ``"just-in-time"`` when nobody says.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such place, or no stage to recompute.
+    """
+    if at is None:
+        return "just-in-time"
+    if at not in RECOMPUTE_AT:
+        raise ParameterError(f"recompute_at is '{at}'; {did_you_mean(str(at), RECOMPUTE_AT)}")
+    if stages is None:
+        raise ParameterError(f"recompute_at is '{at}' and no stage recomputes; give recompute=full")
+    return cast("RecomputeAt", at)
+
+
+def _chosen(stages: Stages, count: int) -> NDArray[np.bool_]:
+    """Which stages recompute, shape ``(stages,)``."""
+    if isinstance(stages, str):
+        if stages != "full":
+            raise ParameterError(f"recompute is '{stages}'; give 'full' or stages: [0, 1]")
+        return np.ones(count, dtype=bool)
+    if isinstance(stages, Mapping):
+        missing = [stage for stage in range(count) if stage not in stages]
+        if missing:
+            raise ParameterError(
+                f"recompute says nothing of stage {missing[0]}; give True or False"
+            )
+    if not isinstance(stages, Iterable):
+        raise ParameterError(f"recompute is {stages!r}; give 'full' or stages: [0, 1]")
+    found = np.zeros(count, dtype=bool)
+    for stage in stages:
+        if isinstance(stage, bool) or not isinstance(stage, int | np.integer):
+            raise ParameterError(
+                f"recompute has the stage {stage!r}; give whole numbers, or 'full'"
+            )
+        if not 0 <= stage < count:
+            raise ParameterError(
+                f"recompute has the stage {stage}; stages go from 0 to {count - 1}"
+            )
+        found[stage] = stages[stage] if isinstance(stages, Mapping) else True
+    return found
+
+
+def _refuse_lowered(schedule: Schedule) -> None:
+    if recomputed_stages(schedule):
+        raise ParameterError(
+            f"'{schedule.name}' recomputes stages already: {recomputed_stages(schedule)}; "
+            "recompute one without"
+        )
+    if first_transfer(schedule) is not None:
+        raise ParameterError(f"'{schedule.name}' has transfers; recompute first, then add them")
+
+
+def _just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
+    """The program with an R before every backward of the chosen stages, or before its pair."""
+    kinds, stages = kinds_of(program), stages_of(program)
+    backward = (kinds == Kind.I) | (kinds == Kind.B)
+    # Stages that do not exist are for the checks to report.
+    backward &= chosen[np.minimum(stages, len(chosen) - 1)]
+    spots = np.flatnonzero(backward)
+    cells = program[spots] >> STAGE_SHIFT << STAGE_SHIFT
+    return np.insert(program, spots - (pairs_of(program[spots]) == 2), cells | int(Kind.R))
+
+
+def _in_bubbles(
+    schedule: Schedule, costs: Costs, memory: float | Sequence[float] | None, mode: P2PMode
+) -> Schedule:
+    """Recomputes moved into waits, without more memory, or within the limit if that is faster."""
+    start = simulate(schedule, costs, mode)
+    limits = [start.peak_activation]
+    if memory is not None:
+        limits.append(np.maximum(limits[0], np.asarray(memory, dtype=np.float64)))
+    found = [_moved(start, limit * (1 + ROUNDING), costs) for limit in limits]
+    return min(found, key=lambda timeline: timeline.makespan).schedule
+
+
+def _moved(start: Timeline, limit: NDArray[np.float64], costs: Costs) -> Timeline:
+    """Recomputes moved into waits, round by round, as long as that makes it faster.
+
+    A recompute that fits into a wait delays nothing: every action can still start when it did. One
+    that only fits in part may pay off or not, which the next simulation says.
+    """
+    best = current = start
+    for _ in range(ROUNDS):
+        before = best.makespan
+        for share in (1.0, PART):
+            order = _filled(current, limit, share)
+            if order is None:
+                continue
+            found = simulate(replace(current.schedule, actions=order), costs, current.mode)
+            if found.makespan <= current.makespan:
+                current = found
+            if found.makespan < best.makespan * (1 - ROUNDING):
+                best = found
+        if best.makespan == before:
+            break
+    return best
+
+
+def _filled(timeline: Timeline, limit: NDArray[np.float64], share: float) -> Program | None:
+    """The actions with recomputes moved into waits; None when there is none to move."""
+    schedule = timeline.schedule
+    count = len(schedule)
+    deltas = [timeline.memory.deltas(schedule, rank) for rank in range(schedule.ranks)]
+    place = np.zeros(count, dtype=np.int64)
+    moved = fill_waits.run(
+        20 * count,
+        schedule.actions,
+        schedule.offsets,
+        timeline.start,
+        timeline.end,
+        np.concatenate([added for added, _ in deltas]),
+        np.concatenate([freed for _, freed in deltas]),
+        limit,
+        share,
+        np.zeros(count),
+        np.zeros(count),
+        place,
+    )
+    if not moved:
+        return None
+    stays = place == np.arange(count)
+    return schedule.actions[np.argsort(2 * place + stays, kind="stable")]
