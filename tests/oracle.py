@@ -51,6 +51,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 )
         elif kind == Kind.W:
             sources = [(Action(stage, Kind.I, microbatch),)]
+        elif kind == Kind.R:
+            sources = [(Action(stage, Kind.F, microbatch),)]
+            if stage < stages - 1 and schedule.recompute_after == "gradient":
+                sources.append(
+                    (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
+                )
         latest = 0.0
         for alternatives in sources:
             known = [finished[source] for source in alternatives if source in finished]
@@ -122,3 +128,37 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     if any(heads[rank] < len(program) for rank, program in enumerate(programs)):
         raise CannotRunError
     return Outcome(start, end, max(end.values()))
+
+
+def peaks(schedule: Schedule, costs: Costs) -> list[float]:
+    """Largest memory of every rank: what is held while each action, or pair of actions, runs."""
+    table = costs.resolve(schedule.placement)
+    found = []
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank).tolist()
+        actions = [unpack(code) for code in program]
+        again = {(stage, unit) for stage, kind, unit in actions if kind == Kind.R}
+        held: dict[tuple[int, int], float] = {}
+        most = 0.0
+        index = 0
+        while index < len(actions):
+            paired = (program[index] >> PAIR_SHIFT) & 3 == 1
+            group = actions[index : index + 1 + paired]
+            index += len(group)
+            for stage, kind, unit in group:
+                place = copy_of(schedule, unit) * schedule.stages + stage
+                if kind == Kind.F:
+                    light = (stage, unit) in again
+                    held[stage, unit] = (table.checkpoint if light else table.activation)[place]
+                elif kind == Kind.R:
+                    held[stage, unit] = table.activation[place]
+            most = max(most, sum(held.values()))
+            for stage, kind, unit in group:
+                if kind == Kind.I:
+                    place = copy_of(schedule, unit) * schedule.stages + stage
+                    held[stage, unit] = table.kept[place]
+                elif kind in (Kind.W, Kind.B):
+                    del held[stage, unit]
+        assert not held
+        found.append(most)
+    return found

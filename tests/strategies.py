@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from debubble import Costs, Schedule, make, schedules
+from debubble import Costs, Kind, Schedule, make, schedules
+from debubble.core.actions import kinds_of
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import SYNCS
+from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
 from debubble.schedules.registry import Entry
 
 ENTRIES = schedules()
@@ -48,6 +53,24 @@ def made(
 
 
 @st.composite
+def recomputing(draw: st.DrawFn, schedule: Schedule, some: bool = True) -> Schedule:
+    """The same schedule with recomputes of all stages, some, or some microbatches."""
+    stages = st.sets(st.integers(0, schedule.stages - 1), min_size=1)
+    chosen = draw(st.just("full") | stages)
+    found = add_recompute(schedule, chosen, at=draw(st.sampled_from(RECOMPUTE_AT)))
+    if not some or draw(st.booleans()):
+        return found
+    R = np.flatnonzero(kinds_of(found.actions) == Kind.R)
+    drop = R[draw(st.integers(0, 2)) :: draw(st.integers(1, 5))]
+    rows = [
+        np.delete(found.program(rank), drop[(drop >= begin) & (drop < end)] - begin)
+        for rank, (begin, end) in enumerate(pairwise(found.offsets.tolist()))
+    ]
+    offsets = np.cumsum([0, *map(len, rows)])
+    return replace(found, actions=np.concatenate(rows), offsets=offsets)
+
+
+@st.composite
 def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
     """Costs that differ from stage to stage, with or without latency and overlap gain."""
     if draw(st.booleans()):
@@ -62,7 +85,9 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
         I=draw(per_stage),
         W=draw(per_stage),
         O=draw(st.none() | TIMES),
+        R=draw(st.none() | per_stage),
         OPT=draw(TIMES),
         p2p=draw(TIMES | links) if ranks <= 6 else draw(TIMES),
         kept_for_weight=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        recompute_kept=draw(st.sampled_from([0.0, 0.25, 1.0])),
     )

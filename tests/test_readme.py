@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,16 @@ from debubble.schedules import registry
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line
+LINES = [
+    line.strip()
     for block in re.findall(r"(?:^    .*\n)+", TEXT.replace("\\\n", " "), re.M)
-    for line in block.strip().splitlines()
-    if line.strip().startswith("debubble ")
+    for line in block.splitlines()
 ]
+COMMANDS = [line for line in LINES if line.startswith("debubble ")]
+SHOWN = [
+    (command, output) for command, output in pairwise(LINES)
+    if command in COMMANDS and not output.startswith(("debubble ", "make "))
+]  # fmt: skip
 
 
 def test_the_recipes_are_found() -> None:
@@ -37,6 +42,14 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {path.name for path in tmp_path.iterdir()} == {
         "examples", "compare.html", "interleaved.svg", "zbv.csv",
     }  # fmt: skip
+
+
+def test_outputs_are_what_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert SHOWN
+    for command, output in SHOWN:
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        assert output in result.output.splitlines(), command
 
 
 def test_python_runs(

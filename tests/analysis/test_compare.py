@@ -365,3 +365,11 @@ def test_notebooks_show_a_table_with_everything_escaped_and_the_pictures(
     assert html.count("<tr>") == 2
     assert html.endswith("<svg>1 pictures</svg>")
     assert "<td>6</td>" in html
+
+
+def test_recomputes_that_differ_are_noted() -> None:
+    plain = db.make("1f1b", ranks=4, microbatches=8)
+    result = db.compare([plain, db.make("1f1b", ranks=4, microbatches=8, recompute=[0])])
+    assert "the recomputes differ: 1f1b none, 1f1b #2 recompute on stage 0" in result.notes
+    with pytest.raises(db.ParameterError, match="recompute_at is 'bubble'; did you mean 'bubbles'"):
+        db.compare([plain], recompute="full", recompute_at="bubble")

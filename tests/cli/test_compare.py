@@ -125,3 +125,27 @@ def test_options_go_to_the_schedules_that_have_them(run: Run) -> None:
 )
 def test_what_cannot_be_compared_is_refused(refused: Run, words: list[str], message: str) -> None:
     assert refused("compare", *words).startswith(message)
+
+
+def test_recomputes_apply_to_all_schedules(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    db.make("1f1b", ranks=4, microbatches=8).save(path)
+    words = ["compare", "1f1b", "zb-h1", path, "-p", 4, "-m", 8, "--recompute", "full"]
+    data = run(*words, "--recompute-at", "with-backward", "--json").data
+    rows = {row["name"]: (row["makespan"], row["recompute"]) for row in data["rows"]}
+    assert rows == {
+        "1f1b": (44, "full recompute"),
+        "1f1b #2": (44, "full recompute"),
+        "zb-h1": (38, "full recompute"),
+    }
+    assert data["conventions"]["recompute"].startswith("full; R waits for the gradient")
+    assert "\nrecompute: full; R waits for its own forward only" in run(*words).out
+
+
+def test_stages_that_only_some_schedules_have_are_listed_with_the_reason(run: Run) -> None:
+    words = ["compare", "1f1b", "interleaved-1f1b", "-p", 4, "-m", 8, "--recompute", "4-7"]
+    data = run(*words, "--json").data
+    assert [row["recompute"] for row in data["rows"]] == ["recompute on stages 4–7"]
+    assert data["skipped"] == [
+        {"name": "1f1b", "reason": "recompute has the stage 4; stages go from 0 to 3"}
+    ]

@@ -114,9 +114,53 @@ def test_a_memory_limit_is_judged_per_rank(run: Run, costs: Path) -> None:
     assert last("1f1b", "--costs", costs) == "memory limit 10 GB: exceeded on rank 0"
 
 
+def test_recomputes_are_simulated_and_said(run: Run) -> None:
+    words = ["1f1b", "-p", 4, "-m", 8, "--times", "F=1,B=2,R=0.5", "--recompute"]
+    data = run("simulate", *words, "full", "--recompute-at", "with-backward", "--json").data
+    assert (data["makespan"], data["recompute"]) == (38.5, "full")
+    assert data["peak_activation"] == [1, 1, 1, 1]
+    assert data["conventions"]["recompute"].startswith("full; R waits for the gradient")
+    assert [form["difference"] for form in data["closed_forms"]] == [0, [0, 0, 0, 0]]
+    data = run("simulate", *words, "0,2-3", "--json").data
+    assert data["recompute"] == data["options"]["recompute"] == [0, 2, 3]
+    assert data["options"]["recompute_at"] == "just-in-time"
+    assert data["closed_forms"] == []
+    assert data["conventions"]["closed_forms"] == "none for these recomputes"
+    assert run("simulate", "1f1b", "-p", 4, "-m", 8, "--json").data["recompute"] is None
+
+
+def test_recomputes_apply_to_files_and_look_at_mode_and_limit(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    db.make("interleaved-1f1b", ranks=8, microbatches=16).save(path)
+    words = ["simulate", path, "--times", "F=10,I=11,W=7,p2p=5", "--recompute", "full"]
+    found = [
+        run(*words, "--recompute-at", *more, "--json").data["makespan"]
+        for more in (["with-backward"], ["just-in-time"], ["bubbles"], ["bubbles", "--memory", 9])
+    ]
+    assert found == [1632, 1522, 1522, 1482]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["1f1b", "-p", "4", "-m", "8", "--recompute", "3-1"],
+            "--recompute is '3-1'; give full, or stages from 0 on such as 0,1,4-7",
+        ),
+        (["1f1b", "-p", "4", "-m", "8", "--recompute", "all"], "--recompute is 'all'; give full"),
+        (["1f1b", "-p", "4", "-m", "8", "--recompute", "0-9999999"], "--recompute is '0-9999999'"),
+        (
+            ["1f1b", "-p", "4", "-m", "8", "--recompute", "4"],
+            "recompute has the stage 4; stages go from 0 to 3",
+        ),
+        (
+            ["1f1b", "-p", "4", "-m", "8", "--recompute", "0", "--recompute-at", "bubble"],
+            "recompute_at is 'bubble'; did you mean 'bubbles'",
+        ),
+        (
+            ["1f1b", "-p", "4", "-m", "8", "--recompute-at", "bubbles"],
+            "--recompute-at needs stages; add --recompute full",
+        ),
         (["gpip", "-p", "4", "-m", "8"], "unknown schedule 'gpip'; did you mean 'gpipe'"),
         (["1f1b"], "'1f1b' needs ranks; give -p, such as -p 8"),
         (["1f1b", "-p", "4"], "'1f1b' needs microbatches; give -m, such as -m 32"),

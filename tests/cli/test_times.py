@@ -16,6 +16,7 @@ from debubble.core.errors import CostError
         ("F=1/1/2/1, B = 2", Costs(F=[1, 1, 2, 1], B=2)),
         ("F=1e-3,OPT=3,R=1", Costs(F=0.001, OPT=3, R=1)),
         ("activation=2,kept_for_weight=0.5", Costs(activation=2, kept_for_weight=0.5)),
+        ("R=0.5,recompute_kept=0/0.5", Costs(R=0.5, recompute_kept=[0, 0.5])),
         ("message=5,bandwidth=10,overlap_factor=0.9",
          Costs(message=5, bandwidth=10, overlap_factor=0.9)),
     ],

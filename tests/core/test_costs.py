@@ -59,6 +59,9 @@ def test_activation_counts_in_units_of_a_rank_by_default() -> None:
     table = Costs.per_rank(activation=8, kept_for_weight=0.25).resolve(V)
     assert table.activation.tolist() == [4.0] * 4
     assert table.kept.tolist() == [1.0] * 4
+    assert table.checkpoint.tolist() == [0.0] * 4
+    table = Costs.per_rank(activation=8, recompute_kept=[0.25, 0.5]).resolve(V)
+    assert table.checkpoint.tolist() == [1.0, 2.0, 2.0, 1.0]
 
 
 def test_transfers_take_latency_and_size_over_bandwidth() -> None:
@@ -88,7 +91,9 @@ def test_scaled_times_leave_memory_alone() -> None:
         ({"F": True}, "F is True; give a number"),
         ({"F": [1, -2]}, r"F\[1\] is -2"),
         ({"F": []}, "F is an empty list"),
-        ({"kept_for_weight": 1.5}, "share between 0 and 1"),
+        ({"kept_for_weight": 1.5}, "kept_for_weight is 1.5; it is a share between 0 and 1"),
+        ({"kept_for_weight": {0: 0, 1: 2}}, "share between 0 and 1"),
+        ({"recompute_kept": [0, 1.5]}, "recompute_kept is .* share between 0 and 1"),
         ({"bandwidth": 0}, "bandwidth is 0"),
         ({"p2p": [[0, -1], [0, 0]]}, r"p2p\[0\]\[1\] is -1"),
         ({"basis": "stage"}, "use 'action' or 'rank'"),

@@ -94,12 +94,13 @@ def test_values_per_stage_are_lists_or_mappings(tmp_path: Path) -> None:
       message: 5
       overlap_factor: 0.9
       R: 1
-    memory: {activation: [1, 2], kept_for_weight: {0: 0, 1: 1}}
+    memory: {activation: [1, 2], kept_for_weight: {0: 0, 1: 1}, recompute_kept: 0.125}
     """
     assert read(tmp_path, text).costs == db.Costs(
         F=[1, 2], B={0: 3, 1: 4}, O={(0, 1): 2.5, (1, 0): 3}, p2p=[[0, 0.5], [0.25, 0]],
         OPT=[7, 8], bandwidth=100, message=5, overlap_factor=0.9, R=1, activation=[1, 2],
         kept_for_weight={0: 0, 1: 1},
+        recompute_kept=0.125,
     )  # fmt: skip
 
 
@@ -184,6 +185,9 @@ REFUSED = {
     "times: {F: 1}\nname: 3": "name is 3; give text on one line, at most 200 characters",
     'times: {F: 1}\nname: "a\\eb"': (
         r"name is 'a\x1bb'; give text on one line, at most 200 characters"
+    ),
+    "times: {F: 1}\nmemory: {recompute_kept: [0, 2]}": (
+        "memory.recompute_kept is 2.0; it is a share between 0 and 1"
     ),
     "times: {F: 1}\nmemory: {kept_for_weight: 1.5}": (
         "memory.kept_for_weight is 1.5; it is a share between 0 and 1"

@@ -69,6 +69,38 @@ def test_a_published_name_with_another_order_is_marked(
     assert schedule.name == changes.get("name", "interleaved-1f1b") + " (changed)"
 
 
+@pytest.mark.parametrize("at", ["just-in-time", "bubbles", "with-backward"])
+def test_recomputes_survive_a_file(tmp_path: Path, at: str) -> None:
+    schedule = db.make("zb-h1", ranks=2, microbatches=4, recompute=[1], recompute_at=at)
+    schedule.save(tmp_path / "x.json")
+    again = load(tmp_path / "x.json")
+    assert again == schedule
+    assert again.name == "zb-h1"
+    assert again.options == {"recompute": [1], "recompute_at": at}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"recompute": "full"},
+        {"recompute": [0, 9]},
+        {"recompute": 1},
+        {"recompute": [1.5]},
+        {"recompute": "ful"},
+        {"recompute": [0], "recompute_at": "with-backward"},
+        {"recompute": [0], "recompute_at": 3},
+        {"recompute_at": "just-in-time"},
+    ],
+)
+def test_recomputes_that_options_do_not_say_are_marked(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    db.make("1f1b", ranks=2, microbatches=4, recompute=[0]).save(tmp_path / "x.json")
+    rewrite(tmp_path / "x.json", options=options)
+    assert load(tmp_path / "x.json").name == "1f1b (changed)"
+
+
 def test_iterations_survive_a_file(tmp_path: Path) -> None:
     for name in ("1f1b", "pipedream-2bw"):
         for iterations in (1, 3):

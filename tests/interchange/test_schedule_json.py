@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.core.errors import FormatError
 from debubble.interchange.schedule_json import from_json, to_json
-from tests.strategies import ENTRIES, made
+from tests.strategies import ENTRIES, made, recomputing
 
 
 def data(**changes: Any) -> str:
@@ -28,6 +28,8 @@ def data(**changes: Any) -> str:
 @given(data=st.data())
 def test_every_registered_schedule_reads_back_equal(entry: Any, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))
+    if data.draw(st.booleans()):
+        schedule = data.draw(recomputing(schedule))
     again = from_json(to_json(schedule), "x.json")
     assert again == schedule
     assert again.name == schedule.name
@@ -96,6 +98,7 @@ REFUSED = {
     data(slices=1.0): "x.json: slices is 1.0; give a whole number from 1 to 1,024",
     data(sync="none"): "x.json: sync is 'none'; use one of global, local, post-validation",
     data(sync=["global"]): "x.json: sync is a list; use one of global, local, post-validation",
+    data(recompute_after="F"): "x.json: recompute_after is 'F'; use one of forward, gradient",
     data(name="a\nb"): r"x.json: name is 'a\nb'; give text on one line",
     data(name="\ud800"): r"x.json: name is '\ud800'; give text on one line",
     data(name="a" * 201): "x.json: name has 201 characters; the limit is 200",

@@ -21,6 +21,19 @@ def test_the_setting_counts_what_there_is():
     assert words.setting(timeline) == "2 ranks, 4 microbatches, 2 chunks"
 
 
+def test_the_setting_says_what_recomputes():
+    timeline = run("1f1b", 4, 8, recompute="full")
+    assert words.setting(timeline) == "4 ranks, 8 microbatches, full recompute"
+    timeline = run("1f1b", 4, 8, recompute=[0, 1, 3], recompute_at="with-backward")
+    assert words.setting(timeline).endswith(", recompute on stages 0–1, 3")
+    lines = words.conventions([timeline])
+    assert lines[-1] == (
+        "recompute: stages 0–1, 3; R waits for the gradient, as its backward does, and counts as "
+        "work"
+    )
+    assert lines[-2].endswith("; recomputed: 0 % taken when F starts, the rest when R does")
+
+
 def test_the_result_names_every_number():
     assert words.result(run("1f1b", 4, 8)) == (
         "makespan 33, bubble ratio 27.27 %, peak activation 4"

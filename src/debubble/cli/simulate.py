@@ -85,6 +85,7 @@ app = command(
     [
         "simulate 1f1b -p 8 -m 32",
         "simulate interleaved-1f1b -p 8 -m 32 -v 2 --rank-times F=2,I=2,W=2,p2p=0.1",
+        "simulate 1f1b -p 8 -m 32 --recompute full --recompute-at with-backward",
         "simulate zb-h1 --costs examples/zero-bubble/gpt-28.3b-m96.yaml --json",
     ],
 )

@@ -9,7 +9,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from debubble.core.actions import Action, Kind, kinds_of, microbatches_of, stages_of, unpack
+from debubble.core.actions import (
+    STAGE_SHIFT,
+    Action,
+    Kind,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+    unpack,
+)
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import compile as sweep
@@ -52,9 +60,16 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
     misplaced = _first_misplaced(schedule)
     if misplaced is not None:
         return explain(schedule, *misplaced)
-    if outcome == sweep.ORDER and action.kind == Kind.R:
+    if outcome == sweep.ORDER and action.kind == Kind.R and _after_backward(schedule, position):
         return ScheduleError(f"{where} recomputes what its backward has used; move it before that")
     return explain_stuck(schedule)
+
+
+def _after_backward(schedule: Schedule, position: int) -> bool:
+    """Whether the rank has run the backward of an action's microbatch before it."""
+    before = schedule.actions[schedule.offsets[schedule.rank_of(position)] : position]
+    kinds = kinds_of(before[before >> STAGE_SHIFT == schedule.actions[position] >> STAGE_SHIFT])
+    return bool(np.isin(kinds, (Kind.I, Kind.B)).any())
 
 
 def _first_misplaced(schedule: Schedule) -> tuple[int, int] | None:

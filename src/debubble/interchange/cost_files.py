@@ -76,7 +76,8 @@ def load_costs(path: str | Path) -> CostFile:
         :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
         basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only the first or
         last stage does stands under ``embedding``, ``head`` and ``mtp``: ``head: {F: 4, B: 8}``
-        among the times, ``head: 0.2`` in the memory section.
+        among the times, ``head: 0.2`` in the memory section. ``memory`` has activation,
+        kept_for_weight, recompute_kept, and the limit and name of their unit.
 
     Raises
     ------

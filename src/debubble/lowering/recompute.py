@@ -1,8 +1,9 @@
 """Lower a schedule to one that stores less and recomputes it before the backward.
 
 A forward that is recomputed leaves only its input (:attr:`debubble.Costs.recompute_kept`); an
-action R runs the forward again before the backward and brings back what that needs. What R costs
-depends on where it stands and on what it waits for:
+action R runs the forward again before the backward and brings back what that needs. Memory that a
+split backward keeps for W is not saved. What R costs depends on where it stands and on what it
+waits for:
 
 ``"with-backward"``
     R starts when the gradient has arrived, as in frameworks whose checkpoints recompute inside the
