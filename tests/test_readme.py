@@ -15,16 +15,17 @@ from debubble.schedules import registry
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-LINES = [
-    line.strip()
+BLOCKS = [
+    [line.strip() for line in block.splitlines()]
     for block in re.findall(r"(?:^    .*\n)+", TEXT.replace("\\\n", " "), re.M)
-    for line in block.splitlines()
 ]
-COMMANDS = [line for line in LINES if line.startswith("debubble ")]
+COMMANDS = [line for block in BLOCKS for line in block if line.startswith("debubble ")]
 SHOWN = [
-    (command, output) for command, output in pairwise(LINES)
-    if command in COMMANDS and not output.startswith(("debubble ", "make "))
-]  # fmt: skip
+    (command, output)
+    for block in BLOCKS
+    for command, output in pairwise(block)
+    if command in COMMANDS and output not in COMMANDS
+]
 
 
 def test_the_recipes_are_found() -> None:

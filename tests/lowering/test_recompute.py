@@ -120,6 +120,7 @@ def test_every_chosen_backward_has_one_recompute_and_the_order_stays(
         ([True], None, "recompute has the stage True"),
         ("all", None, r"recompute is 'all'; give 'full' or stages: \[0, 1\]"),
         (1, None, "recompute is 1; give 'full'"),
+        (iter([0]), None, "recompute is <list_iterator .* give 'full'"),
         ({0: True}, None, "recompute says nothing of stage 1; give True or False"),
         ({0: True, 1: True, 2: True, 3: True}, None, "recompute has the stage 3"),
         ("full", "just-in-tim", "recompute_at is 'just-in-tim'; did you mean 'just-in-time'"),
@@ -133,6 +134,19 @@ def test_stages_and_places_that_do_not_exist_are_refused(
         add_recompute(make("1f1b", ranks=3, microbatches=4), stages, at=at)
     with pytest.raises(ParameterError, match=message):
         make("1f1b", ranks=3, microbatches=4, recompute=stages, recompute_at=at)
+
+
+def test_limits_that_do_not_fit_are_refused() -> None:
+    for memory, message in (([1, 2], "2 limits for 3 ranks"), (0, "a positive number")):
+        with pytest.raises(ParameterError, match=message):
+            add_recompute(make("1f1b", ranks=3, microbatches=4), at="bubbles", memory=memory)
+
+
+def test_stages_that_do_not_exist_are_left_to_the_checks() -> None:
+    order = [["0F0", "0B0", "7F0", "7R0", "7B0"]]
+    found = add_recompute(Schedule.from_text(order, Placement.linear(1), 1))
+    assert rows(found) == ["0F0 0R0 0B0 7F0 7R0 7B0"]
+    assert "7R0 is out of range; stages go to 0" in str(check(found))
 
 
 def test_lowered_schedules_are_refused() -> None:

@@ -21,7 +21,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
-from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.engine.memory import MemoryUse, measure_memory, memory_limits
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -102,26 +102,6 @@ def check(
     if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
         _memory(schedule, measure_memory(schedule, table), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs)
-
-
-def memory_limits(memory: float | Sequence[float] | None, ranks: int) -> NDArray[np.float64] | None:
-    """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
-
-    Raises
-    ------
-    ParameterError
-        When a limit is not a positive number, or there is not one for every rank.
-    """
-    if memory is None:
-        return None
-    limits = np.atleast_1d(np.asarray(memory, dtype=np.float64))
-    if limits.shape not in ((1,), (ranks,)):
-        raise ParameterError(
-            f"memory has {limits.size} limits for {ranks} ranks; give one number, or one per rank"
-        )
-    if not np.all(limits > 0):
-        raise ParameterError(f"memory is {memory}; a limit is a positive number")
-    return np.array(np.broadcast_to(limits, (ranks,)))
 
 
 def _survey(schedule: Schedule) -> tuple[bool, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.costs import CostTable
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
@@ -90,3 +92,23 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         left,
     )
     return MemoryUse(peak, left, at_start, at_end, actions)
+
+
+def memory_limits(memory: float | Sequence[float] | None, ranks: int) -> NDArray[np.float64] | None:
+    """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
+
+    Raises
+    ------
+    ParameterError
+        When a limit is not a positive number, or there is not one for every rank.
+    """
+    if memory is None:
+        return None
+    limits = np.atleast_1d(np.asarray(memory, dtype=np.float64))
+    if limits.shape not in ((1,), (ranks,)):
+        raise ParameterError(
+            f"memory has {limits.size} limits for {ranks} ranks; give one number, or one per rank"
+        )
+    if not np.all(limits > 0):
+        raise ParameterError(f"memory is {memory}; a limit is a positive number")
+    return np.array(np.broadcast_to(limits, (ranks,)))

@@ -59,6 +59,8 @@ def _count(schedule: Schedule, kind: Kind, places: int) -> NDArray[np.float64]:
     for begin in range(0, len(schedule), 65536):
         block = schedule.actions[begin : begin + 65536]
         found: Program = block[(block & KIND_MASK) == kind]
+        # A file may name stages that do not exist; checks report them.
+        found = found[stages_of(found) < schedule.stages]
         if len(found):
             place = schedule.copies_of(microbatches_of(found)) * schedule.stages + stages_of(found)
             counts += np.bincount(place, minlength=places)

@@ -20,7 +20,7 @@ waits for:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias, cast
 
@@ -40,6 +40,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
+from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, simulate
 from debubble.engine.transfers import first_transfer
@@ -47,7 +48,7 @@ from debubble.engine.transfers import first_transfer
 RecomputeAt: TypeAlias = Literal["just-in-time", "bubbles", "with-backward"]
 RECOMPUTE_AT = ("just-in-time", "bubbles", "with-backward")
 
-Stages: TypeAlias = str | Iterable[int] | Mapping[int, bool]
+Stages: TypeAlias = str | Collection[int] | Mapping[int, bool]
 """``"full"`` for all stages, the stages, or a mapping that says of every stage whether."""
 
 ROUNDS = 8
@@ -100,7 +101,8 @@ def add_recompute(
     Raises
     ------
     ParameterError
-        When a stage or a way does not exist, or the schedule has transfers or recomputes already.
+        When a stage or a place does not exist, a limit does not fit, or the schedule has transfers
+        or recomputes already.
     ScheduleError
         When ``"bubbles"`` has to simulate an order that cannot run.
 
@@ -145,7 +147,9 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
     if at not in RECOMPUTE_AT:
         raise ParameterError(f"recompute_at is '{at}'; {did_you_mean(str(at), RECOMPUTE_AT)}")
     if stages is None:
-        raise ParameterError(f"recompute_at is '{at}' and no stage recomputes; give recompute=full")
+        raise ParameterError(
+            f"recompute_at is '{at}' and no stage recomputes; give recompute='full'"
+        )
     return cast("RecomputeAt", at)
 
 
@@ -161,7 +165,7 @@ def _chosen(stages: Stages, count: int) -> NDArray[np.bool_]:
             raise ParameterError(
                 f"recompute says nothing of stage {missing[0]}; give True or False"
             )
-    if not isinstance(stages, Iterable):
+    if not isinstance(stages, Collection):
         raise ParameterError(f"recompute is {stages!r}; give 'full' or stages: [0, 1]")
     found = np.zeros(count, dtype=bool)
     for stage in stages:
@@ -191,8 +195,8 @@ def _just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
     """The program with an R before every backward of the chosen stages, or before its pair."""
     kinds, stages = kinds_of(program), stages_of(program)
     backward = (kinds == Kind.I) | (kinds == Kind.B)
-    # Stages that do not exist are for the checks to report.
-    backward &= chosen[np.minimum(stages, len(chosen) - 1)]
+    # A file may name stages that do not exist; checks report them.
+    backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)
     cells = program[spots] >> STAGE_SHIFT << STAGE_SHIFT
     return np.insert(program, spots - (pairs_of(program[spots]) == 2), cells | int(Kind.R))
@@ -202,10 +206,11 @@ def _in_bubbles(
     schedule: Schedule, costs: Costs, memory: float | Sequence[float] | None, mode: P2PMode
 ) -> Schedule:
     """Recomputes moved into waits, without more memory, or within the limit if that is faster."""
+    given = memory_limits(memory, schedule.ranks)
     start = simulate(schedule, costs, mode)
     limits = [start.peak_activation]
-    if memory is not None:
-        limits.append(np.maximum(limits[0], np.asarray(memory, dtype=np.float64)))
+    if given is not None:
+        limits.append(np.maximum(start.peak_activation, given))
     found = [_moved(start, limit * (1 + ROUNDING), costs) for limit in limits]
     return min(found, key=lambda timeline: timeline.makespan).schedule
 
