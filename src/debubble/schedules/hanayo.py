@@ -37,9 +37,8 @@ def hanayo(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
 
     In slots, microbatch i of p runs F of stage s in slot 2i + s and B in slot 2i + 2S − 1 − s. More
     microbatches form further units of p, joined like Chimera's by direct concatenation: without a
-    gap when F = B, but otherwise every unit but the first loses 2(p − 1)|B − F|. With
-    B = 2F, w waves therefore win over 1F1B for fewer than 3w − 1 units only. The last unit may be
-    short.
+    gap when F = B, but otherwise every unit but the first loses 2(p − 1)|B − F|. With B = 2F, w
+    waves therefore win over 1F1B for fewer than 3w − 1 units only. The last unit may be short.
 
     p = 3, m = 3, B twice as long as F::
 
