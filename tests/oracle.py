@@ -20,15 +20,28 @@ class CannotRunError(Exception):
     """No rank can go on."""
 
 
-def copy_of(schedule: Schedule, microbatch: int) -> int:
-    copies = schedule.placement.copies
-    per_iteration = schedule.microbatches * schedule.slices
-    return (microbatch % per_iteration) * copies // per_iteration
+def copy_of(schedule: Schedule, unit: int) -> int:
+    microbatch = unit // schedule.slices % schedule.microbatches
+    return microbatch * schedule.placement.copies // schedule.microbatches
+
+
+def place_of(schedule: Schedule, action: Action) -> int:
+    part = action.microbatch % schedule.slices
+    group = part * schedule.placement.copies + copy_of(schedule, action.microbatch)
+    return group * schedule.stages + action.stage
+
+
+def link_time(schedule: Schedule, costs: Costs, sender: int, receiver: int, part: int) -> float:
+    """What the transfer of one slice takes."""
+    if sender == receiver:
+        return 0.0
+    latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[sender][receiver]
+    return latency + costs.message * schedule.slicing.shares[part] / costs.bandwidth
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     """Overlapped transfers only; every action waits for its rank and for its data."""
-    table = costs.resolve(schedule.placement)
+    table = costs.resolve(schedule.placement, schedule.slicing)
     stages = schedule.stages
     programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     heads = [0] * schedule.ranks
@@ -57,13 +70,19 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 sources.append(
                     (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
                 )
+        part = microbatch % schedule.slices
+        if kind == Kind.F and part > 0:
+            sources.append((Action(stage, Kind.F, microbatch - 1),))
+        if kind in (Kind.I, Kind.B) and part < schedule.slices - 1:
+            later = microbatch + 1
+            sources.append((Action(stage, Kind.I, later), Action(stage, Kind.B, later)))
         latest = 0.0
         for alternatives in sources:
             known = [finished[source] for source in alternatives if source in finished]
             if not known:
                 return None
             when, where = known[0]
-            latest = max(latest, when + table.link[where, rank])
+            latest = max(latest, when + link_time(schedule, costs, where, rank, part))
         return latest
 
     reduced: list[list[float]] = [[] for _ in programs]
@@ -88,7 +107,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                         if rank and len(norms) == len(reduced[rank]):
                             break
                         if rank:
-                            came = norms[len(reduced[rank])] + table.link[rank - 1, rank]
+                            wait = link_time(schedule, costs, rank - 1, rank, 0)
+                            came = norms[len(reduced[rank])] + wait
                             free[rank] = max(free[rank], came)
                         reduced[rank].append(free[rank])
                     start[rank, index] = free[rank]
@@ -102,10 +122,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 if any(when is None for when in arrivals):
                     break
                 begin = max([free[rank], *(when for when in arrivals if when is not None)])
-                places = [
-                    (int(member.kind), copy_of(schedule, member.microbatch) * stages + member.stage)
-                    for member in group
-                ]
+                places = [(int(member.kind), place_of(schedule, member)) for member in group]
                 if paired:
                     took = table.pair(places[0], places[1])
                 else:

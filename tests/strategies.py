@@ -21,6 +21,9 @@ ENTRIES = schedules()
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
 """Multiples of a quarter: sums are exact, so that engines can be compared with ==."""
 
+SLICES = st.sampled_from([1, 2, 4])
+SHARES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+
 
 @st.composite
 def made(
@@ -35,10 +38,13 @@ def made(
     options: dict[str, Any] = {}
     if any(option.name == "group_size" for option in entry.options) and draw(st.booleans()):
         options["group_size"] = draw(st.integers(p, max(p, m)))
+    sliced = any(option.name == "slices" for option in entry.options)
+    if sliced:
+        options["slices"] = draw(SLICES)
     iterations = draw(st.sampled_from([None, None, 1, 2, 3]))
     sync = draw(st.sampled_from([None, None, *SYNCS])) if iterations else None
     try:
-        return make(
+        schedule = make(
             entry.name,
             ranks=p,
             microbatches=m,
@@ -50,6 +56,17 @@ def made(
     except ParameterError:
         assume(False)
         raise
+    if sliced and draw(st.booleans()):
+        return replace(schedule, cut=draw(cuts(schedule.slices)))
+    return schedule
+
+
+@st.composite
+def cuts(draw: st.DrawFn, slices: int) -> tuple[float, ...]:
+    """Shares of the tokens in sixteenths, which keep sums exact."""
+    ends = draw(st.sets(st.integers(1, 15), min_size=slices - 1, max_size=slices - 1))
+    marks = [0, *sorted(ends), 16]
+    return tuple((b - a) / 16 for a, b in pairwise(marks))
 
 
 @st.composite
@@ -73,8 +90,14 @@ def recomputing(draw: st.DrawFn, schedule: Schedule, some: bool = True) -> Sched
 @st.composite
 def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
     """Costs that differ from stage to stage, with or without latency and overlap gain."""
+    of_slices: dict[str, Any] = {}
+    if schedule.slices > 1:
+        of_slices = {
+            "attention": draw(SHARES), "kv": draw(TIMES), "exchange": draw(TIMES),
+            "message": draw(TIMES), "bandwidth": 4.0,
+        }  # fmt: skip
     if draw(st.booleans()):
-        return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES))
+        return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES), **of_slices)
     per_stage = st.lists(TIMES, min_size=schedule.stages, max_size=schedule.stages)
     ranks = schedule.ranks
     links = st.lists(
@@ -90,4 +113,5 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
         p2p=draw(TIMES | links) if ranks <= 6 else draw(TIMES),
         kept_for_weight=draw(st.sampled_from([0.0, 0.5, 1.0])),
         recompute_kept=draw(st.sampled_from([0.0, 0.25, 1.0])),
+        **of_slices,
     )

@@ -67,6 +67,7 @@ def rebuilt(schedule: Schedule, programs: list[list[int]]) -> Schedule:
         schedule.microbatches,
         arrays,
         iterations=schedule.iterations,
+        slices=schedule.slices,
         sync=schedule.sync,
         weight_versions=schedule.weight_versions,
     )

@@ -17,6 +17,7 @@ from debubble.core.errors import CostError
         ("F=1e-3,OPT=3,R=1", Costs(F=0.001, OPT=3, R=1)),
         ("activation=2,kept_for_weight=0.5", Costs(activation=2, kept_for_weight=0.5)),
         ("R=0.5,recompute_kept=0/0.5", Costs(R=0.5, recompute_kept=[0, 0.5])),
+        ("attention=0.3,kv=1/2,exchange=0.1", Costs(attention=0.3, kv=[1, 2], exchange=0.1)),
         ("message=5,bandwidth=10,overlap_factor=0.9",
          Costs(message=5, bandwidth=10, overlap_factor=0.9)),
     ],

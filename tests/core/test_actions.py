@@ -18,7 +18,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
-from debubble.core.sequence import alternate, as_kind, backward, forward, overlap, show
+from debubble.core.sequence import alternate, as_kind, backward, forward, overlap, sequence, show
 
 actions = st.builds(
     Action, st.integers(0, MAX_STAGES - 1), st.sampled_from(Kind), st.integers(0, 2**31 - 1)
@@ -71,3 +71,28 @@ def test_combinators_write_orders_as_they_read() -> None:
     assert show(alternate(forward(0, [2, 3]), backward(1, [0, 1]))) == "0F2 1B0 0F3 1B1"
     assert show(overlap(forward(0, [5]), backward(3, [4]))) == "(0F5;3B4)OVERLAP_F_B"
     assert show(as_kind(backward([1, 2], 7), Kind.W)) == "1W7 2W7"
+
+
+def test_slices_stand_behind_their_microbatch() -> None:
+    program = sequence(forward(0, [0, 5]), pack(Kind.OPT, 0, 3))
+    assert cells(program, 4) == ["0F0.0", "0F1.1", "0OPT3"]
+    assert [code for cell in cells(program, 4) for code in parse_cell(cell, 4)] == program.tolist()
+    paired = overlap(forward(0, [5]), backward(3, [2]))
+    assert cells(paired, 4) == ["(0F1.1;3B0.2)OVERLAP_F_B"]
+    assert parse_cell("(0F1.1;3B0.2)OVERLAP_F_B", 4) == paired.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "slices", "message"),
+    [
+        ("0F0", 2, r"'0F0' is not an action; write <stage><kind><microbatch>\.<slice>: 3F0\.1"),
+        ("0F0.0", 1, r"'0F0\.0' is not an action; write <stage><kind><microbatch>: 3F0"),
+        ("0F0.2", 2, r"'0F0\.2' is out of range; slices go to 1"),
+        ("0F0.", 2, "is not an action"),
+        ("0OPT0.0", 2, "is not an action"),
+        ("0F1073741824.0", 2, "microbatches to 1073741823"),
+    ],
+)
+def test_slices_are_read_strictly(text: str, slices: int, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        parse_cell(text, slices)

@@ -43,8 +43,9 @@ def test_rows_read_back_for_every_family() -> None:
     for entry in db.schedules():
         schedule = db.make(entry.name, ranks=2, microbatches=8, iterations=2)
         back = Schedule.from_text(
-            schedule.rows(), schedule.placement, 8, iterations=2, sync=schedule.sync
-        )
+            schedule.rows(), schedule.placement, 8, iterations=2, sync=schedule.sync,
+            slices=schedule.slices, exchange=schedule.exchange,
+        )  # fmt: skip
         assert back == schedule, entry.name
 
 

@@ -64,7 +64,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
     assert (timeline.stage_time >= timeline.busy - 1e-9).all()
     table = timeline.table
     row = schedule.placement.table[0]
-    hops = sum(table.link[a, b] + table.link[b, a] for a, b in pairwise(row))
+    hops = sum(table.transfer(a, b) + table.transfer(b, a) for a, b in pairwise(row))
     one_way = table.duration[0, : schedule.stages].sum()
     back = np.minimum(table.duration[1], table.duration[3])[: schedule.stages].sum()
     if costs.O is None:
@@ -182,7 +182,8 @@ def test_many_cost_vectors_at_once_equal_one_by_one(data: st.DataObject) -> None
     entry = data.draw(st.sampled_from(ENTRIES))
     schedule = data.draw(made(entry, ranks=6, microbatches=16))
     graph = compile_graph(schedule)
-    base = graph.cost_vector(data.draw(costs_for(schedule)).resolve(schedule.placement))
+    costs = data.draw(costs_for(schedule))
+    base = graph.cost_vector(costs.resolve(schedule.placement, schedule.slicing))
     factors = np.random.default_rng(0).integers(1, 9, size=(11, len(base)))
     matrix = base * factors
     assert graph.makespans(matrix).tolist() == [graph.evaluate(row).max() for row in matrix]

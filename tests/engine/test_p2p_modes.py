@@ -15,7 +15,7 @@ from debubble.core.actions import PAIR_SHIFT, TRANSFER_KINDS, kinds_of, unpack
 from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.oracle import copy_of
+from tests.oracle import copy_of, link_time, place_of
 from tests.strategies import ENTRIES, TIMES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -27,8 +27,8 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
     Ranks post a whole group, links take transfers in the order of the sends, and whatever can
     happen happens, until nothing is left.
     """
-    table = costs.resolve(schedule.placement)
-    stages, ranks = schedule.stages, schedule.ranks
+    table = costs.resolve(schedule.placement, schedule.slicing)
+    ranks = schedule.ranks
     codes = [schedule.program(rank).tolist() for rank in range(ranks)]
     programs = [[unpack(code) for code in row] for row in codes]
 
@@ -101,11 +101,7 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
                 paired = (codes[rank][index] >> PAIR_SHIFT) & 3 == 1
                 members = [index, index + 1] if paired else [index]
                 places = [
-                    (
-                        int(program[member].kind),
-                        copy_of(schedule, program[member].microbatch) * stages
-                        + program[member].stage,
-                    )
+                    (int(program[member].kind), place_of(schedule, program[member]))
                     for member in members
                 ]
                 if action.kind == Kind.OPT:
@@ -127,7 +123,8 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
             while names and len(posts[names[0]]) == 2:
                 name = names.pop(0)
                 begin = max(*posts[name], link_free[link])
-                over[name] = (begin, begin + table.link[link])
+                took = link_time(schedule, costs, *link, name[1] % schedule.slices)
+                over[name] = (begin, begin + took)
                 link_free[link] = over[name][1]
                 moved = True
     assert all(head[rank] == len(program) for rank, program in enumerate(programs))

@@ -57,6 +57,14 @@ def test_every_action_is_a_complete_event(timeline: db.Timeline) -> None:
     assert found[0]["cat"] == "F"
 
 
+def test_sequence_slices_are_named() -> None:
+    schedule = db.make("seq1f1b", ranks=2, microbatches=2, slices=2, iterations=1)
+    found = events(db.simulate(schedule), "X")
+    assert [event["name"] for event in found] == [text for row in schedule.rows() for text in row]
+    assert found[1]["args"] == {"stage": 0, "kind": "F", "microbatch": 0, "slice": 1}
+    assert found[8]["args"] == {"stage": 0, "kind": "OPT", "microbatch": 0}
+
+
 def test_slices_of_a_thread_do_not_overlap(timeline: db.Timeline) -> None:
     found = sorted(events(timeline, "X"), key=lambda e: (e["pid"], e["tid"], e["ts"]))
     for first, second in itertools.pairwise(found):

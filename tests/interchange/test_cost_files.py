@@ -300,3 +300,14 @@ def test_ends_of_the_model_have_times_and_memory(tmp_path: Path) -> None:
     path.write_text("times: {F: 2, B: 4, head: 3}\n")
     with pytest.raises(db.FormatError, match=r"times.head is 3; give a mapping"):
         load_costs(path)
+
+
+def test_costs_of_sequence_slices(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "times: {F: 1, B: 2, attention: 0.3, exchange: [0.1, 0.2]}\nmemory: {kv: 0.5}\n"
+    )
+    assert load_costs(path).costs == db.Costs(F=1, B=2, attention=0.3, exchange=(0.1, 0.2), kv=0.5)
+    path.write_text("times: {F: 1, B: 2, attention: 1.5}\n")
+    with pytest.raises(FormatError, match=r"attention is 1\.5; it is a share between 0 and 1"):
+        load_costs(path)

@@ -43,6 +43,20 @@ def test_a_file_has_one_line_per_program() -> None:
     assert '    ["2F0", "2B0", "2F1", "2B1"]' in lines
 
 
+def test_cut_and_exchange_are_written_where_there_are_any() -> None:
+    plain = json.loads(to_json(db.make("seq1f1b", ranks=2, microbatches=1, slices=2)))
+    assert plain["slices"] == 2
+    assert "cut" not in plain
+    assert "exchange" not in plain
+    assert plain["programs"][0] == ["0F0.0", "0F0.1", "0B0.1", "0B0.0"]
+    costs = db.Costs(attention=0.5)
+    uneven = db.make("terapipe", ranks=2, microbatches=1, slices=2, costs=costs)
+    assert json.loads(to_json(uneven))["cut"] == list(uneven.cut)
+    assert from_json(to_json(uneven), "x.json") == uneven
+    evened = db.make("slimpipe", ranks=2, microbatches=1)
+    assert json.loads(to_json(evened))["exchange"] is True
+
+
 def test_optional_keys_have_defaults() -> None:
     text = data(name=..., iterations=..., slices=..., sync=..., weight_versions=..., options=...)
     schedule = from_json(text, "x.json")
@@ -99,6 +113,18 @@ REFUSED = {
     data(sync="none"): "x.json: sync is 'none'; use one of global, local, post-validation",
     data(sync=["global"]): "x.json: sync is a list; use one of global, local, post-validation",
     data(recompute_after="F"): "x.json: recompute_after is 'F'; use one of forward, gradient",
+    data(slices=2): (
+        "x.json: rank 0, action 0: '0F0' is not an action; write <stage><kind>"
+        "<microbatch>.<slice>: 3F0.1"
+    ),
+    data(cut=0.5): "x.json: cut is 0.5; give a list with a share per slice",
+    data(cut=[True]): "x.json: cut[0] is true; give a share up to 1",
+    data(cut=[0.5]): "x.json: the shares of the cut add up to 0.5; make it 1",
+    data(cut=[0.5, 0.5]): "x.json: cut has 2 shares for 1 slices; give one for each",
+    data(
+        cut=[10**400]
+    ): "x.json: cut[0] is a number with more than 60 digits; give a share up to 1",
+    data(exchange=1): "x.json: exchange is 1; use true or false",
     data(name="a\nb"): r"x.json: name is 'a\nb'; give text on one line",
     data(name="\ud800"): r"x.json: name is '\ud800'; give text on one line",
     data(name="a" * 201): "x.json: name has 201 characters; the limit is 200",

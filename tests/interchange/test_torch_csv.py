@@ -39,7 +39,7 @@ def test_overlapped_pairs_are_one_cell() -> None:
 def test_schedules_read_back_equal_or_are_refused(entry: Any, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))
     steps = schedule.iterations > 1 or Kind.OPT in {a.kind for row in schedule for a in row}
-    if schedule.placement.copies > 1 or steps:
+    if schedule.placement.copies > 1 or schedule.slices > 1 or steps:
         with pytest.raises(ParameterError):
             to_csv(schedule)
         return
@@ -251,7 +251,7 @@ def explicit(codes: list[list[str]], **fields: Any) -> db.Schedule:
             "a JSON schedule file can say it",
         ),
         (
-            explicit([["0F0", "0B0"]], slices=2),
+            explicit([["0F0.0", "0F0.1", "0B0.1", "0B0.0"]], slices=2),
             False,
             "'mine' cuts sequences into slices, which a CSV cannot say; "
             "a JSON schedule file can say it",

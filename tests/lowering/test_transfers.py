@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import debubble as db
 from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import TRANSFER_KINDS, Action, kinds_of, unpack
 from debubble.core.errors import ParameterError
+from debubble.engine.graph import P2PMode
+from debubble.engine.timeline import Timeline
 from debubble.engine.transfers import UNIT_COSTS
 from debubble.lowering.rendezvous import check_rendezvous, matched
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
@@ -20,6 +23,12 @@ from tests.strategies import ENTRIES, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 each_policy = pytest.mark.parametrize("policy", RECEIVE_POLICIES)
+
+
+def unit_simulation(schedule: Schedule, mode: P2PMode = "overlapped") -> Timeline:
+    """With the times that receives are placed by: a slice takes as long as a microbatch."""
+    costs = replace(UNIT_COSTS.scaled(schedule.slices), OPT=1.0)
+    return simulate(replace(schedule, cut=(), exchange=False), costs, mode)
 
 
 def is_compute(schedule: Schedule) -> np.ndarray:
@@ -204,7 +213,7 @@ def test_receives_stand_as_early_and_as_late_as_the_policy_says(
     entry: Entry, data: st.DataObject
 ) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=12))
-    unit = simulate(schedule, UNIT_COSTS)
+    unit = unit_simulation(schedule)
     when = {
         (action, rank): (begin, end)
         for (rank, action), begin, end in zip(
@@ -249,7 +258,7 @@ def test_late_receives_cost_nothing_in_the_simulation_they_are_made_for(
 ) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
     eager, late = (
-        simulate(add_transfers(schedule, policy=policy), UNIT_COSTS, "blocking").makespan
+        unit_simulation(add_transfers(schedule, policy=policy), "blocking").makespan
         for policy in ("eager", "just-in-time")
     )
     assert late <= eager

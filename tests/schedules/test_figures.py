@@ -11,7 +11,9 @@ import debubble as db
 from debubble.schedules.registry import Entry
 from debubble.view.terminal import grid
 
-CAPTION = re.compile(r"^p = (\d+), m = (\d+)(?:, (\d+) iterations)?.*::\n\n((?:    .*\n?)+)", re.M)
+CAPTION = re.compile(
+    r"^p = (\d+), m = (\d+)(?:, (\d+) iterations)?(?:, s = (\d+))?.*::\n\n((?:    .*\n?)+)", re.M
+)
 
 
 @pytest.mark.parametrize("entry", db.schedules(), ids=lambda entry: entry.name)
@@ -25,12 +27,13 @@ def test_text_shows_a_figure(entry: Entry) -> None:
 def test_figure_is_what_the_schedule_looks_like(entry: Entry) -> None:
     found = CAPTION.search(entry.text)
     assert found is not None
-    ranks, microbatches, iterations, figure = found.groups()
+    ranks, microbatches, iterations, slices, figure = found.groups()
     schedule = db.make(
         entry.name,
         ranks=int(ranks),
         microbatches=int(microbatches),
         iterations=int(iterations) if iterations else None,
+        **({"slices": int(slices)} if slices else {}),
     )
     drawn = grid(db.simulate(schedule))
     shown = textwrap.dedent(figure).rstrip()

@@ -59,7 +59,7 @@ def test_microbatches_start_from_zero_in_every_iteration():
 
 
 def test_slices_are_written_behind_their_microbatch():
-    rows = [["0F0", "0F1", "0B1", "0B0"]]
+    rows = [["0F0.0", "0F0.1", "0B0.1", "0B0.0"]]
     schedule = Schedule.from_text(rows, db.Placement.linear(1), 1, slices=2)
     bars = bars_of(simulate(schedule))
     assert [bars.label(bar) for bar in range(4)] == ["0.0", "0.1", "0.1", "0.0"]

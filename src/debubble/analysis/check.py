@@ -29,7 +29,7 @@ __all__ = ["Problem", "Report", "check"]
 TOLERANCE = 1e-9
 """Share of a memory limit by which sums of activations may miss it through rounding."""
 
-_LINK = re.compile(r"(\d+[A-Z_]+\d+) \(rank (\d+)\)")
+_LINK = re.compile(r"(\d+[A-Z_]+\d+(?:\.\d+)?) \(rank (\d+)\)")
 _BLOCK = 1 << 16
 
 
@@ -82,7 +82,7 @@ def check(
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
     costs = costs or Costs()
     limits = memory_limits(memory, schedule.ranks)
-    table = costs.resolve(schedule.placement)
+    table = costs.resolve(schedule.placement, schedule.slicing)
 
     found = Findings()
     plain, steps = _survey(schedule)
@@ -170,7 +170,7 @@ def _moves(schedule: Schedule, chain: list[tuple[str, int]]) -> list[str]:
 
 
 def _index(schedule: Schedule, rank: int, text: str) -> int:
-    action = Action.parse(text)
+    action = Action.parse(text, schedule.slices)
     program = schedule.program(rank)
     code = pack(action.kind, action.stage, action.microbatch)
     alone = program & ~np.int64(3 << 5)

@@ -17,6 +17,7 @@ from debubble.analysis.metrics import (
     percent,
     recompute_text,
     recompute_words,
+    slices_text,
     table,
     times_text,
 )
@@ -174,6 +175,12 @@ class Comparison:
             "ratio": "makespan / makespan of the first row, the fastest within memory if any is",
             "p2p_volume": "transfers of one boundary activation or gradient between ranks",
         }
+        slices: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.schedule.slices > 1:
+                slices.setdefault(slices_text(row.timeline), []).append(row.name)
+        if slices:
+            words["slices"] = "; ".join(f"{', '.join(n)}: {text}" for text, n in slices.items())
         if self.costs.message > 0:
             words["p2p_volume"] += f", times the message size of {self.costs.message:g}"
         units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}
@@ -298,7 +305,7 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("times", "p2p", "p2p_volume", "memory", "recompute")
+        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute")
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
     def _limit(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import KIND_MASK, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
@@ -32,6 +33,9 @@ SYNCS = {
 }
 """What an optimizer step waits for."""
 
+CUT_SHOWN = 16
+"""Shares of a cut that are spelled out."""
+
 MODES = {
     "overlapped": "a transfer delays its consumer and occupies nobody",
     "channel": "every directed pair of ranks carries one transfer at a time",
@@ -44,8 +48,13 @@ def boundary_transfers(schedule: Schedule) -> int:
     """How many boundary activations and gradients move from one rank to another.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbours on the same rank hand it over for free.
+    before; neighbours on the same rank hand it over for free. Slices move one by one.
     """
+    return int(_transfers_of_slices(schedule).sum())
+
+
+def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
+    """Boundary transfers of every slice, shape ``(slices,)``."""
     placement, stages = schedule.placement, schedule.stages
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
     moves = home[:, 1:] != home[:, :-1]
@@ -53,13 +62,13 @@ def boundary_transfers(schedule: Schedule) -> int:
     by_kind[Kind.F, :, :-1] = moves
     by_kind[[Kind.I, Kind.B], :, 1:] = moves
     crosses = by_kind.reshape(len(Kind), -1)
-    total = 0
+    places = crosses.shape[1]
+    total = np.zeros(schedule.slices, dtype=np.int64)
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
-        place = stages_of(program)
-        if placement.copies > 1:
-            place = place + schedule.copies_of(microbatches_of(program)) * stages
-        total += int(np.count_nonzero(crosses[kinds_of(program), place]))
+        part, place = np.divmod(schedule.places_of(program), places)
+        moved = crosses[kinds_of(program), place]
+        total += np.bincount(part[moved], minlength=schedule.slices)
     return total
 
 
@@ -76,10 +85,15 @@ def parameter_copies(schedule: Schedule) -> float:
 
 
 def p2p_volume(timeline: Timeline) -> float:
-    """Boundary transfers between ranks, times the size of a message where costs name one."""
-    transfers = boundary_transfers(timeline.schedule)
-    message = timeline.table.costs.message
-    return transfers * message if message > 0 else float(transfers)
+    """Boundary transfers between ranks, times the size of a message where costs name one.
+
+    The transfer of a slice counts for its share of the tokens.
+    """
+    counts = _transfers_of_slices(timeline.schedule)
+    message = timeline.table.costs.message or 1.0
+    if len(counts) == 1:
+        return float(counts[0] * message)
+    return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
 
 
 def conventions(timeline: Timeline) -> dict[str, str]:
@@ -92,9 +106,11 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     if costs.message > 0:
         volume += f", times the message size of {costs.message:g}"
     schedule = timeline.schedule
+    slices = slices_text(timeline)
     steps = {"optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}"} if has_steps(schedule) else {}
     return {
         "times": times_text(costs, schedule.chunks),
+        **({"slices": slices} if slices else {}),
         "p2p": p2p,
         **steps,
         "memory": memory_text(costs, schedule),
@@ -163,6 +179,27 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
+def slices_text(timeline: Timeline) -> str:
+    """How microbatches are cut, and what that does to times; empty when they are not."""
+    schedule, costs = timeline.schedule, timeline.table.costs
+    if schedule.slices == 1:
+        return ""
+    shares = ", ".join(f"{100 * share:.3g}" for share in schedule.cut[:CUT_SHOWN])
+    more = ", …" if len(schedule.cut) > CUT_SHOWN else ""
+    cut = f"of {shares}{more} % of the tokens" if schedule.cut else "of equal length"
+    text = f"{schedule.slices:,} {cut}, each with its share of a microbatch's times"
+    if costs.attention != 0:
+        share = costs.attention
+        name = f"attention ({percent(share)} of F)" if isinstance(share, float) else "attention"
+        text += f", {name} by {'tokens' if schedule.exchange else 'causal area'}"
+    if schedule.exchange:
+        price = costs.exchange
+        text += "; ranks exchange attention context"
+        if isinstance(price, float) and price > 0:
+            text += f" for {number(price)}"
+    return text
+
+
 def memory_text(costs: Costs, *schedules: Schedule) -> str:
     """Unit and convention of activation memory, for schedules that recompute also theirs."""
     unit = (
@@ -173,6 +210,8 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
     text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+    if costs.kv != 0:
+        text += "; keys, values and their gradients beside it until I or B ends"
     if not any(recompute_share(schedule).any() for schedule in schedules):
         return text
     kept = costs.recompute_kept

@@ -125,7 +125,7 @@ class Report:
         """Largest activation memory of every rank; None when some action does not exist."""
         if any(problem.code == "out-of-range" for problem in self.problems):
             return None
-        table = self.costs.resolve(self.schedule.placement)
+        table = self.costs.resolve(self.schedule.placement, self.schedule.slicing)
         return measure_memory(self.schedule, table).peak
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,21 +211,21 @@ def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
     return wanted + np.searchsorted(before, wanted, side="right"), absent
 
 
-def action_text(code: int) -> str:
+def action_text(code: int, slices: int = 1) -> str:
     """The text of a packed action, also of one that does not exist."""
     kind = code & KIND_MASK
     stage = (code >> STAGE_SHIFT) & STAGE_MASK
     microbatch = code >> MICROBATCH_SHIFT
     if kind >= len(Kind):
         return f"{stage}<kind {kind}>{microbatch}"
-    return str(Action(stage, Kind(kind), microbatch))
+    return Action(stage, Kind(kind), microbatch).text(slices)
 
 
 def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
     """Rank, index in its program, the action's text, and all three as a sentence's start."""
     rank = schedule.rank_of(position)
     index = position - int(schedule.offsets[rank])
-    text = action_text(int(schedule.actions[position]))
+    text = action_text(int(schedule.actions[position]), schedule.slices)
     return rank, index, text, f"rank {rank}, action {index}: {text}"
 
 

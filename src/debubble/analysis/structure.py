@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
 from debubble.core.actions import (
+    WHOLE_STAGE_KINDS,
     Action,
     Kind,
     kinds_of,
@@ -25,9 +26,6 @@ from debubble.core.schedule import Schedule
 
 WORK_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 """Kinds that a (stage, microbatch) has at most once."""
-
-WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
-"""Kinds that belong to a stage, whatever the microbatch they carry."""
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
@@ -82,7 +80,8 @@ def _range(columns: Columns, found: Findings) -> None:
             what, fix = "has a kind that does not exist", "write one of F, I, W, B, …"
         else:
             what = "is out of range"
-            fix = f"stages go to {schedule.stages - 1}, microbatches to {schedule.units - 1}"
+            last = schedule.units // schedule.slices - 1
+            fix = f"stages go to {schedule.stages - 1}, microbatches to {last}"
         return Problem("out-of-range", f"{where} {what}", rank, index, (text,), fix)
 
     found.add("out-of-range", np.flatnonzero(~columns.real), describe)
@@ -107,8 +106,8 @@ def _home(columns: Columns, found: Findings) -> None:
         if placement.copies > 1:
             half = "first" if copy[item] == 0 else "second"
             lives = (
-                f"microbatch {columns.unit[real[item]]} is in the {half} half of its iteration "
-                f"and runs through copy {copy[item]}, whose {lives}"
+                f"microbatch {columns.unit[real[item]] // schedule.slices} is in the {half} half "
+                f"of its iteration and runs through copy {copy[item]}, whose {lives}"
             )
         return Problem(
             "wrong-rank",
@@ -169,7 +168,7 @@ def _cells(columns: Columns, found: Findings) -> None:
     at[keys & 7, index] = work[first]
     _mixed(schedule, cells, at, units, found)
     _missing(schedule, cells, at, units, found)
-    _order(columns, at, found)
+    _order(columns, cells, at, found)
 
 
 def _duplicates(
@@ -211,7 +210,7 @@ def _mixed(
     def describe(cell: int) -> Problem:
         stage, unit = divmod(int(cells[cell]), units)
         texts = tuple(
-            str(Action(stage, kind, unit))
+            schedule.text(Action(stage, kind, unit))
             for kind in (Kind.B, Kind.I, Kind.W)
             if at[kind, cell] >= 0
         )
@@ -222,7 +221,8 @@ def _mixed(
             rank,
             index,
             texts,
-            f"keep {texts[0]}, or {stage}I{unit} and {stage}W{unit}",
+            f"keep {texts[0]}, or "
+            + " and ".join(schedule.text(Action(stage, kind, unit)) for kind in (Kind.I, Kind.W)),
         )
 
     found.add("mixed-backward", np.flatnonzero(both), describe)
@@ -243,7 +243,7 @@ def _missing(
         stage, unit = divmod(cell, units)
         copy = int(schedule.copies_of(np.array([unit]))[0])
         rank = schedule.placement.table[copy][stage]
-        texts = tuple(str(Action(stage, kind, unit)) for kind in kinds)
+        texts = tuple(schedule.text(Action(stage, kind, unit)) for kind in kinds)
         verb = "is" if len(texts) == 1 else "are"
         return Problem(
             "missing",
@@ -269,12 +269,13 @@ def _missing(
     found.omit("missing", absent - len(gaps))
 
 
-def _order(columns: Columns, at: NDArray[np.int64], found: Findings) -> None:
-    """Actions that stand before one of the same cell they need, on the same rank."""
+def _order(
+    columns: Columns, cells: NDArray[np.int64], at: NDArray[np.int64], found: Findings
+) -> None:
+    """Actions that stand before one of the same stage and microbatch they need, on its rank."""
     schedule, rank = columns.schedule, columns.rank
 
-    def early(kind: Kind, needed: Kind) -> None:
-        one, other = at[kind], at[needed]
+    def early(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
         swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
 
         def describe(cell: int) -> Problem:
@@ -291,9 +292,15 @@ def _order(columns: Columns, at: NDArray[np.int64], found: Findings) -> None:
 
         found.add("order", swapped[np.argsort(one[swapped])], describe)
 
-    early(Kind.I, Kind.F)
-    early(Kind.B, Kind.F)
-    early(Kind.W, Kind.I)
-    early(Kind.R, Kind.F)
-    early(Kind.I, Kind.R)
-    early(Kind.B, Kind.R)
+    for kind, needed in (
+        (Kind.I, Kind.F), (Kind.B, Kind.F), (Kind.W, Kind.I), (Kind.R, Kind.F), (Kind.I, Kind.R),
+        (Kind.B, Kind.R),
+    ):  # fmt: skip
+        early(at[kind], at[needed])
+    if schedule.slices > 1:
+        # Cells next to each other that are slices of one microbatch on one stage.
+        units = min(schedule.units, MOST_UNITS)
+        next_slice = (np.diff(cells) == 1) & (cells[1:] % units % schedule.slices > 0)
+        backward = np.maximum(at[Kind.I], at[Kind.B])
+        early(at[Kind.F, 1:][next_slice], at[Kind.F, :-1][next_slice])
+        early(backward[:-1][next_slice], backward[1:][next_slice])

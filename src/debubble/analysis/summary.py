@@ -28,7 +28,7 @@ LISTED_RANKS = 16
 ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
 
-_SHOWN = ("times", "p2p", "memory", "recompute")
+_SHOWN = ("times", "slices", "optimizer", "p2p", "memory", "recompute")
 """Conventions that stand below a text report."""
 
 _TIMES = ("makespan", "stage_time", "busy", "ideal", "bubble_ratio", "overhead")
@@ -140,7 +140,9 @@ def heading(schedule: Schedule) -> str:
         kept = f"{max(versions)} weight versions"
         parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
     parts.append(_count(len(schedule), "action"))
-    options = ", ".join(f"{key} {value}" for key, value in schedule.options.items())
+    options = ", ".join(
+        f"{key} {value}" for key, value in schedule.options.items() if key != "slices"
+    )
     return f"{schedule.name}: {', '.join(parts)}{f' · {options}' if options else ''}"
 
 

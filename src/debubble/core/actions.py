@@ -11,6 +11,9 @@ pair        2    0 alone, 1 first and 2 second action of an overlapped pair
 stage       20   model stage, 0..S-1
 microbatch  36   counted through all iterations: iteration k holds k·m .. (k+1)·m-1
 =========== ==== =====================================================================
+
+Where microbatches are cut into s slices, every slice counts as a microbatch of its own, a *unit*:
+slice j of microbatch b is unit b·s + j. Text says ``0F3.1`` for slice 1 of microbatch 3.
 """
 
 from __future__ import annotations
@@ -69,6 +72,9 @@ COMPUTE_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
 TRANSFER_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 """Kinds that move data between two ranks."""
 
+WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
+"""Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
+
 
 class Action(NamedTuple):
     """One piece of work: a stage, what is done there, and for which microbatch."""
@@ -80,9 +86,18 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         return f"{self.stage}{self.kind.name}{self.microbatch}"
 
+    def text(self, slices: int = 1) -> str:
+        """The action as text where microbatches are cut into `slices`: ``3I0``, or ``3I0.1``."""
+        if slices == 1 or self.kind in WHOLE_STAGE_KINDS:
+            return str(self)
+        number, part = divmod(self.microbatch, slices)
+        return f"{self.stage}{self.kind.name}{number}.{part}"
+
     @classmethod
-    def parse(cls, text: str) -> Action:
+    def parse(cls, text: str, slices: int = 1) -> Action:
         """Read ``<stage><kind><microbatch>``, for instance ``3I0``.
+
+        Where microbatches are cut into `slices`, the microbatch is followed by a dot and a slice.
 
         Raises
         ------
@@ -90,19 +105,27 @@ class Action(NamedTuple):
             When the text is anything else, even by one character.
         """
         match = _ACTION.fullmatch(text.strip())
-        if match is None:
-            raise FormatError(f"'{text}' is not an action; write <stage><kind><microbatch>: 3F0")
-        stage, kind, microbatch = match.groups()
-        if int(stage) >= MAX_STAGES or int(microbatch) >= MAX_MICROBATCHES:
+        whole = match is None or slices <= 1 or Kind[match[2]] in WHOLE_STAGE_KINDS
+        if match is None or (match[4] is None) != whole:
+            form = "<stage><kind><microbatch>: 3F0"
+            if slices > 1:
+                form = "<stage><kind><microbatch>.<slice>: 3F0.1"
+            raise FormatError(f"'{text}' is not an action; write {form}")
+        stage, unit, part = int(match[1]), int(match[3]), int(match[4] or 0)
+        if not whole:
+            if part >= slices:
+                raise FormatError(f"'{text}' is out of range; slices go to {slices - 1}")
+            unit = unit * slices + part
+        if stage >= MAX_STAGES or unit >= MAX_MICROBATCHES:
             raise FormatError(
                 f"'{text}' is out of range; stages go to {MAX_STAGES - 1}, "
-                f"microbatches to {MAX_MICROBATCHES - 1}"
+                f"microbatches to {MAX_MICROBATCHES // max(slices, 1) - 1}"
             )
-        return cls(int(stage), Kind[kind], int(microbatch))
+        return cls(stage, Kind[match[2]], unit)
 
 
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
-_ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})", re.ASCII)
+_ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})(?:\.(\d{{1,9}}))?", re.ASCII)
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 
 
@@ -147,8 +170,10 @@ def microbatches_of(packed: Program) -> NDArray[np.int64]:
     return packed >> MICROBATCH_SHIFT
 
 
-def parse_cell(text: str) -> list[int]:
+def parse_cell(text: str, slices: int = 1) -> list[int]:
     """Packed actions of one cell of text: one action, or the two of an overlapped pair.
+
+    `slices` are those of a microbatch, as in :meth:`Action.parse`.
 
     Examples
     --------
@@ -157,25 +182,25 @@ def parse_cell(text: str) -> list[int]:
     """
     text = text.strip()
     if not text.startswith("("):
-        action = Action.parse(text)
+        action = Action.parse(text, slices)
         return [int(pack(action.kind, action.stage, action.microbatch)[0])]
     match = _PAIR.fullmatch(text)
     if match is None:
         raise FormatError(f"'{text}' is not a pair; write (0F3;3B1)OVERLAP_F_B")
     codes = []
     for place, part in enumerate(match.groups(), start=1):
-        action = Action.parse(part)
+        action = Action.parse(part, slices)
         code = int(pack(action.kind, action.stage, action.microbatch)[0])
         codes.append(code | place << PAIR_SHIFT)
     return codes
 
 
-def cells(program: Program) -> list[str]:
+def cells(program: Program, slices: int = 1) -> list[str]:
     """The text of a program, one cell an action or overlapped pair; reads back the same."""
     texts: list[str] = []
     first = ""
     for code, place in zip(program.tolist(), pairs_of(program).tolist(), strict=True):
-        text = str(unpack(code))
+        text = unpack(code).text(slices)
         if place == 1:
             first = text
         elif place == 2:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
-from debubble.core.ends import ENDS, Part, add_ends, check_part
+from debubble.core.ends import ENDS, Part, check_part, ends_of
 from debubble.core.errors import CostError, did_you_mean
 from debubble.core.placement import Placement
+from debubble.core.slicing import WHOLE, Slicing
 
 Value: TypeAlias = float | Sequence[float] | Mapping[int, float]
 """One number for all stages, one per stage (or rank), or a mapping that names every one."""
@@ -31,6 +32,10 @@ class Costs:
 
     Every value is per action (one stage, one microbatch) unless made by :meth:`per_rank`. A value
     is one number, a sequence with one number per stage, or a mapping from every stage to one.
+
+    Where a schedule cuts microbatches into slices, each slice has its share of everything but
+    `p2p`: its share of the tokens, for attention its share of the causal area. All slices together
+    take the time and the memory of one whole microbatch.
 
     Parameters
     ----------
@@ -67,6 +72,17 @@ class Costs:
         Share of the activation that a forward leaves when an R brings back the rest before the
         backward: the stage's input, over everything the stage stores. The default 0 takes it for
         nothing; one input per layer is 2/34 of a transformer (arXiv 2205.05198, without scores).
+    attention
+        Share of F, R and the full backward that is causal attention, which takes later slices of a
+        sequence longer. Weights have no part in it: in a split backward all of it is in I, at most
+        the whole of I. Matters for schedules with slices only.
+    kv
+        Memory of one microbatch's keys and values on a stage, beside `activation`. A slice's share
+        is held from the start of its F to the end of its I or B, because later slices attend to
+        it; their gradients, of the same size, from the start of the microbatch's first backward.
+    exchange
+        Time that one forward of a microbatch takes to exchange attention context with other ranks,
+        in schedules that do; I and B take twice that, for what the forward sent and its gradients.
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -96,6 +112,9 @@ class Costs:
     head: Part | None = None
     mtp: Part | None = None
     recompute_kept: Value = 0.0
+    attention: Value = 0.0
+    kv: Value = 0.0
+    exchange: Value = 0.0
     basis: str = "action"
     chunks: int | None = None
 
@@ -114,7 +133,7 @@ class Costs:
             raise CostError(f"chunks is {self.chunks}; it is at least 1")
         if self.bandwidth == 0:
             raise CostError("bandwidth is 0; give a positive number")
-        for name in ("kept_for_weight", "recompute_kept"):
+        for name in ("kept_for_weight", "recompute_kept", "attention"):
             share = getattr(self, name)
             if np.any(
                 np.asarray(list(share.values()) if isinstance(share, Mapping) else share) > 1
@@ -134,7 +153,10 @@ class Costs:
     @property
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
-        values = (self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation)
+        values = (
+            self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation, self.attention,
+            self.kv, self.exchange,
+        )  # fmt: skip
         ends = any(getattr(self, name) is not None for name in ENDS)
         return not ends and all(value is None or isinstance(value, float) for value in values)
 
@@ -147,7 +169,7 @@ class Costs:
 
     def scaled(self, factor: float) -> Costs:
         """The same costs with every time multiplied by `factor`; memory stays."""
-        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p")
+        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p", "exchange")
         changes = {name: _times(getattr(self, name), factor) for name in timed}
         for name in ENDS:
             part = getattr(self, name)
@@ -158,31 +180,38 @@ class Costs:
         values["bandwidth"] = self.bandwidth / factor
         return Costs(**values)
 
-    def resolve(self, placement: Placement) -> CostTable:
-        """Costs of every (kind, stage) under a placement."""
-        return CostTable.of(self, placement)
+    def resolve(self, placement: Placement, slicing: Slicing = WHOLE) -> CostTable:
+        """Costs of every (kind, stage) under a placement, for every slice of a microbatch."""
+        return CostTable.of(self, placement, slicing)
 
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """Costs spelled out for one placement.
+    """Costs spelled out for one placement and one way to cut sequences.
 
     Parameters
     ----------
     duration
-        Time of an action of kind k on stage s of copy c: ``duration[k, c * stages + s]``.
+        Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
+        ``place = (j * copies + c) * stages + s``.
     activation, kept
-        Memory after the forward, and the part of it that stays until W ends; shape
-        ``(copies * stages,)``.
+        Memory after the forward, and the part of it that stays until W ends; shape ``(places,)``.
     checkpoint
-        The part of the activation that stays from the forward to a recompute; the same shape.
+        The part of the activation that stays from the forward to a recompute; shape ``(places,)``.
+    kv
+        Memory of keys and values; shape ``(places,)``.
+    attention
+        Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
     link
-        Transfer time from rank to rank; shape ``(ranks, ranks)``, zero on the diagonal.
+        Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
+        zero on the diagonal.
+    excess
+        What a slice's transfer takes longer than the average one's; shape ``(slices,)``.
     ends
         What of `duration` is the embedding's, the head's and so on.
-    costs, placement
+    costs, placement, slicing
         What the table was made from.
     """
 
@@ -190,15 +219,19 @@ class CostTable:
     activation: NDArray[np.float64]
     kept: NDArray[np.float64]
     checkpoint: NDArray[np.float64]
+    kv: NDArray[np.float64]
+    attention: NDArray[np.float64]
     optimizer: NDArray[np.float64]
     link: NDArray[np.float64]
+    excess: NDArray[np.float64]
     ends: NDArray[np.float64]
     costs: Costs
     placement: Placement
+    slicing: Slicing
 
     @classmethod
-    def of(cls, costs: Costs, placement: Placement) -> CostTable:
-        """Spell out `costs` for every stage of `placement`."""
+    def of(cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE) -> CostTable:
+        """Spell out `costs` for every slice and stage of `placement`."""
         divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
         spread = _Spread(placement, costs.basis)
 
@@ -208,24 +241,46 @@ class CostTable:
         W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
         B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
         R = F if costs.R is None else spread(costs.R, "R", 0.0)
-
-        duration = np.zeros((len(Kind), len(F)))
-        for kind, values in zip(TIMED_KINDS[:5], (F, I, W, B, R), strict=True):
-            duration[kind] = values / divisor
         activation = (
             np.full(len(F), placement.ranks / placement.stages)
             if costs.activation is None
             else spread(costs.activation, "activation", 0.0) / divisor
         )
-        parts = {name: getattr(costs, name) for name in ENDS}
-        ends = add_ends(parts, placement.stages, duration, activation)
-        kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
-        checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
+        kv = spread(costs.kv, "kv", 0.0) / divisor
+        ends, end_memory = ends_of({name: getattr(costs, name) for name in ENDS}, placement)
+        activation = activation + end_memory
+        attention = spread(costs.attention, "attention", 0.0)
+        times = np.array([F, I, W, B, R])
+        if slicing != WHOLE:
+            exchange = spread(costs.exchange, "exchange", 0.0)
+            times = _sliced(times, attention, exchange, slicing)
+            activation, kv = (np.outer(slicing.shares, m).ravel() for m in (activation, kv))
+            ends = np.hstack([share * ends for share in slicing.shares])
+
+        duration = ends.copy()
+        duration[list(TIMED_KINDS[:5])] += times / divisor
+        kept, checkpoint = (
+            activation * np.tile(spread(share, name, 0.0), len(slicing.shares))
+            for share, name in (
+                (costs.kept_for_weight, "kept_for_weight"),
+                (costs.recompute_kept, "recompute_kept"),
+            )
+        )
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
-        link = _links(costs, placement.ranks)
+        message = costs.message / costs.bandwidth
+        shares = np.asarray(slicing.shares)
+        link = _links(costs, placement.ranks, message / len(shares))
+        excess = message * (shares - 1 / len(shares))
         return cls(
-            duration, activation, kept, checkpoint, optimizer, link, ends, costs, placement
+            duration, activation, kept, checkpoint, kv, attention, optimizer, link, excess, ends,
+            costs, placement, slicing,
         )  # fmt: skip
+
+    def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
+        """Time in which a slice gets from one rank to another, 0 on the same rank."""
+        if sender == receiver:
+            return 0.0
+        return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""
@@ -237,12 +292,44 @@ class CostTable:
         factor = self.costs.overlap_factor
         ends = float(self.ends[first] + self.ends[second]) * factor
         if isinstance(O, float):
-            return O / divisor + ends
+            return O / divisor * self._share_of_pair(first, second) + ends
         if O is not None:
             key = (first[1] % stages, second[1] % stages)
             if key in O:
-                return O[key] / divisor + ends
+                return O[key] / divisor * self._share_of_pair(first, second) + ends
         return float(self.duration[first] + self.duration[second]) * factor
+
+    def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
+        """What two slices take apart, as a share of what their whole microbatches take."""
+        places = self.placement.stages * self.placement.copies
+        if self.duration.shape[1] == places:
+            return 1.0
+        plain = self.duration - self.ends
+        whole = sum(
+            float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
+        )
+        return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
+
+
+def _sliced(
+    times: NDArray[np.float64],
+    attention: NDArray[np.float64],
+    exchange: NDArray[np.float64],
+    slicing: Slicing,
+) -> NDArray[np.float64]:
+    """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
+    F, I, W, B, R = times
+    # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
+    of_grad = np.minimum(attention * (I + W), I)
+    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
+    causal = np.array([attention * F, of_grad, 0 * W, of_full, attention * R])
+    tokens, area = np.asarray(slicing.shares), slicing.attention
+    pieces = tokens[:, None] * (times - causal)[:, None, :] + area[:, None] * causal[:, None, :]
+    if slicing.exchange:
+        sent = np.array([1, 2, 0, 2, 1])[:, None, None] * exchange
+        pieces = pieces + tokens[:, None] * sent
+    sliced: NDArray[np.float64] = pieces.reshape(len(times), -1)
+    return sliced
 
 
 class _Spread:
@@ -293,12 +380,12 @@ def _spread_ranks(value: Value, ranks: int) -> NDArray[np.float64]:
     return np.array(numbers)
 
 
-def _links(costs: Costs, ranks: int) -> NDArray[np.float64]:
+def _links(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
     matrix = np.asarray(costs.p2p, dtype=float)
     if matrix.ndim == 2 and matrix.shape != (ranks, ranks):
         rows, columns = matrix.shape
         raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
-    link = np.array(np.broadcast_to(matrix, (ranks, ranks))) + costs.message / costs.bandwidth
+    link = np.array(np.broadcast_to(matrix, (ranks, ranks))) + message
     np.fill_diagonal(link, 0.0)
     return link
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.errors import CostError, did_you_mean
+from debubble.core.placement import Placement
 
 FIRST, LAST = 0, -1
 ENDS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
@@ -44,34 +45,24 @@ def times_of(part: Part) -> NDArray[np.float64]:
     return times
 
 
-def add_ends(
-    parts: Mapping[str, Part | None],
-    stages: int,
-    duration: NDArray[np.float64],
-    activation: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Add parts to the first and last stage of every copy, in place.
-
-    Parameters
-    ----------
-    parts
-        Parts by name.
-    stages
-        Stages of a copy.
-    duration, activation
-        Time of every kind, and memory, on every place: ``(kinds, places)`` and ``(places,)``.
+def ends_of(
+    parts: Mapping[str, Part | None], placement: Placement
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What parts add to the first and the last stage of every copy.
 
     Returns
     -------
-    ndarray
-        What was added to `duration`.
+    duration, activation
+        Time of every kind, and memory, on every stage; shape ``(kinds, copies * stages)`` and
+        ``(copies * stages,)``.
     """
-    added = np.zeros_like(duration)
+    stages = placement.stages
+    duration = np.zeros((len(Kind), placement.copies * stages))
+    activation = np.zeros(placement.copies * stages)
     for name, part in parts.items():
         if part is None:
             continue
         where = slice(0 if ENDS[name] == FIRST else stages - 1, None, stages)
-        added[:, where] += times_of(part)[:, None]
+        duration[:, where] += times_of(part)[:, None]
         activation[where] += part.get("activation", 0.0)
-    duration += added
-    return added
+    return duration, activation

@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, Program, cells, parse_cell, unpack
+from debubble.core.actions import (
+    Action,
+    Program,
+    cells,
+    microbatches_of,
+    parse_cell,
+    stages_of,
+    unpack,
+)
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
+from debubble.core.slicing import Slicing, check_cut
 
 FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
@@ -42,6 +52,13 @@ class Schedule:
         How many times `microbatches` run; microbatches are counted through.
     slices
         Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
+        On every stage the forwards of a microbatch run in the order of its slices, the backwards
+        in reverse: keys and values of earlier slices, and their gradients, stay on the rank.
+    cut
+        Share of the tokens in each slice; empty for equal slices.
+    exchange
+        Whether ranks even out causal attention among each other, so that slices of the same length
+        take the same time; see :attr:`debubble.core.costs.Costs.exchange`.
     sync
         What an ``OPT`` action waits for: ``"global"``, every rank's work of the iteration (a
         gradient norm over all ranks); ``"local"``, its own rank's; ``"post-validation"``, its own
@@ -65,6 +82,8 @@ class Schedule:
     offsets: NDArray[np.int64]
     iterations: int = 1
     slices: int = 1
+    cut: tuple[float, ...] = ()
+    exchange: bool = False
     sync: str = "global"
     recompute_after: str = "forward"
     weight_versions: int | tuple[int, ...] = 1
@@ -82,6 +101,7 @@ class Schedule:
                 f"weight_versions is {self.weight_versions}; give one number from 1 up, or one for "
                 f"each of {self.placement.ranks} ranks"
             )
+        object.__setattr__(self, "cut", check_cut(self.cut, self.slices))
         if self.sync not in SYNCS:
             raise ParameterError(f"sync is '{self.sync}'; use one of {', '.join(SYNCS)}")
         if self.recompute_after not in RECOMPUTE_AFTER:
@@ -125,12 +145,13 @@ class Schedule:
         **fields: Any,
     ) -> Schedule:
         """Build a schedule from cells of text, for instance ``[["0F0", "0B0"]]``."""
+        slices = fields.get("slices", 1)
         arrays = []
         for rank, texts in enumerate(programs):
             codes: list[int] = []
             for index, text in enumerate(texts):
                 try:
-                    codes.extend(parse_cell(text))
+                    codes.extend(parse_cell(text, slices))
                 except FormatError as error:
                     raise FormatError(f"rank {rank}, action {index}: {error}") from None
             arrays.append(np.array(codes, dtype=np.int64))
@@ -162,11 +183,33 @@ class Schedule:
         """Microbatches (or slices of them) over all iterations."""
         return self.microbatches * self.iterations * self.slices
 
-    def copies_of(self, microbatch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The copy of the model each microbatch runs through, by the rule of the placement."""
+    @cached_property
+    def slicing(self) -> Slicing:
+        """How sequences are cut, for :meth:`debubble.core.costs.Costs.resolve`."""
+        return Slicing(self.cut or (1 / self.slices,) * self.slices, self.exchange)
+
+    def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The copy of the model each unit's microbatch runs through, as the placement says."""
         # A file may claim more microbatches than actions can name, or arrays can hold.
-        period = min(self.microbatches * self.slices, 1 << 40)
-        return microbatch % period * self.placement.copies // period
+        period = min(self.microbatches, 1 << 40)
+        return unit // self.slices % period * self.placement.copies // period
+
+    def places_of(self, actions: Program) -> NDArray[np.int64]:
+        """The places of actions: stage, of which copy, and for which slice.
+
+        Costs are looked up by place: ``(slice · copies + copy) · stages + stage``.
+        """
+        places = stages_of(actions)
+        copies = self.placement.copies
+        if copies * self.slices > 1:
+            units = microbatches_of(actions)
+            group = units % self.slices * copies + self.copies_of(units)
+            places = group * self.stages + places
+        return places
+
+    def text(self, action: Action) -> str:
+        """An action of this schedule as text, with its slice where there are slices."""
+        return action.text(self.slices)
 
     def program(self, rank: int) -> Program:
         """The packed actions of one rank."""
@@ -174,7 +217,7 @@ class Schedule:
 
     def rows(self) -> list[list[str]]:
         """The programs as text, a list of cells per rank."""
-        return [cells(self.program(rank)) for rank in range(self.ranks)]
+        return [cells(self.program(rank), self.slices) for rank in range(self.ranks)]
 
     def rank_of(self, position: int) -> int:
         """The rank whose program holds ``actions[position]``."""
@@ -193,8 +236,8 @@ class Schedule:
             return NotImplemented
         return (
             self.placement.table == other.placement.table
-            and (self.microbatches, self.iterations, self.slices)
-            == (other.microbatches, other.iterations, other.slices)
+            and (self.microbatches, self.iterations, self.slicing)
+            == (other.microbatches, other.iterations, other.slicing)
             and (self.sync, self.recompute_after) == (other.sync, other.recompute_after)
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.actions, other.actions)
@@ -204,7 +247,8 @@ class Schedule:
         return hash((self.placement.table, self.microbatches, self.actions.tobytes()))
 
     def __repr__(self) -> str:
-        several = f", {self.iterations} iterations" if self.iterations > 1 else ""
+        several = f", {self.slices} slices" if self.slices > 1 else ""
+        several += f", {self.iterations} iterations" if self.iterations > 1 else ""
         return (
             f"<Schedule {self.name}: {self.ranks} ranks, {self.stages} stages, "
             f"{self.microbatches} microbatches{several}, {len(self):,} actions>"
@@ -220,6 +264,8 @@ class Schedule:
             "microbatches": self.microbatches,
             "iterations": self.iterations,
             "slices": self.slices,
+            **({"cut": list(self.cut)} if self.cut else {}),
+            **({"exchange": True} if self.exchange else {}),
             "sync": self.sync,
             "weight_versions": (
                 self.weight_versions

@@ -117,6 +117,6 @@ def interleaved_table(
     return lanes, numbers
 
 
-def show(program: Program) -> str:
+def show(program: Program, slices: int = 1) -> str:
     """A program as text, for documentation and error messages."""
-    return " ".join(cells(program))
+    return " ".join(cells(program, slices))

@@ -34,11 +34,12 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
     """The error for a sweep that ended with `outcome` at ``actions[position]``."""
     action = unpack(int(schedule.actions[position])) if len(schedule) else Action(0, Kind.F, 0)
     rank = schedule.rank_of(position) if len(schedule) else 0
-    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {action}"
+    text = schedule.text(action)
+    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text}"
     if outcome == sweep.OUT_OF_RANGE:
         return ScheduleError(
             f"{where} is out of range; stages go to {schedule.stages - 1}, "
-            f"microbatches to {schedule.units - 1}"
+            f"microbatches to {schedule.units // schedule.slices - 1}"
         )
     if outcome == sweep.WRONG_RANK:
         homes = sorted({row[action.stage] for row in schedule.placement.table})
@@ -91,9 +92,10 @@ def explain_stuck(schedule: Schedule) -> ScheduleError:
     waits = _Waits(schedule)
     if waits.missing is not None:
         waiting, wanted = waits.missing
+        text = schedule.text(wanted)
         return ScheduleError(
-            f"{waits.text(waiting)} waits for {wanted}, which no rank runs; add {wanted}",
-            (str(waits.actions[waiting]), str(wanted)),
+            f"{waits.text(waiting)} waits for {text}, which no rank runs; add {text}",
+            (schedule.text(waits.actions[waiting]), text),
         )
     cycle = waits.shortest_cycle()
     steps = []
@@ -107,10 +109,17 @@ def explain_stuck(schedule: Schedule) -> ScheduleError:
 
 
 def dependencies(schedule: Schedule, action: Action) -> list[Action]:
-    """What the data of an action comes from; a backward may come from I or from B."""
+    """What the data of an action comes from; a backward may come from I or from B.
+
+    A slice's forward attends to the slice before it, and its backward collects gradients from the
+    slice behind it.
+    """
     stage, kind, unit = action
     if kind == Kind.F:
-        return [Action(stage - 1, Kind.F, unit)] if stage else []
+        found = [Action(stage - 1, Kind.F, unit)] if stage else []
+        if unit % schedule.slices > 0:
+            found.append(Action(stage, Kind.F, unit - 1))
+        return found
     if kind == Kind.W:
         return [Action(stage, Kind.I, unit)]
     if kind not in (Kind.I, Kind.B, Kind.R):
@@ -118,6 +127,8 @@ def dependencies(schedule: Schedule, action: Action) -> list[Action]:
     found = [Action(stage, Kind.F, unit)]
     if takes_gradient(schedule, kind) and stage < schedule.stages - 1:
         found.append(Action(stage + 1, Kind.I, unit))
+    if kind != Kind.R and (unit + 1) % schedule.slices > 0:
+        found.append(Action(stage, Kind.I, unit + 1))
     return found
 
 
@@ -146,7 +157,7 @@ class _Waits:
         self.done = self._run()
 
     def text(self, position: int) -> str:
-        return f"{self.actions[position]} (rank {self.ranks[position]})"
+        return f"{self.schedule.text(self.actions[position])} (rank {self.ranks[position]})"
 
     def _sources(self, position: int) -> list[int]:
         """Positions of the actions whose data an action waits for."""

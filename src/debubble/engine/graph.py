@@ -5,7 +5,7 @@ Every node has at most two predecessors, so a graph is four integer arrays: ``fi
 costs. A node with more to wait for is preceded by joins of no duration. Evaluating is one linear
 walk: ``end[n] = max(end[first[n]], end[second[n]] + costs[lag[n]]) + costs[cost[n]]``.
 
-Layout of the cost vector, for P = copies · stages places and p ranks::
+Layout of the cost vector, for P = slices · copies · stages places and p ranks::
 
     0            nothing, costs 0
     1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
@@ -54,8 +54,9 @@ class EventGraph:
         Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
         when transfers occupy nobody.
     dynamic_kind, dynamic_a, dynamic_b
-        What the last cost indices stand for: a link from rank a to rank b, or a pair of a forward
-        on place a and a backward of that kind on place b.
+        What the last cost indices stand for: a link from rank a to rank b, for slice j from
+        a + j · ranks where slices differ in length; or a pair of a forward on place a and a
+        backward of that kind on place b.
     completed
         How many (stage, microbatch) have all of their backward.
     """
@@ -78,8 +79,14 @@ class EventGraph:
 
     @property
     def places(self) -> int:
-        """Stages of all copies."""
-        return self.schedule.placement.copies * self.schedule.stages
+        """Stages of all copies, for every slice."""
+        schedule = self.schedule
+        return schedule.slices * schedule.placement.copies * schedule.stages
+
+    @property
+    def lanes(self) -> int:
+        """How many transfer times a pair of ranks has: one, or one for each uneven slice."""
+        return lanes_of(self.schedule)
 
     @property
     def dynamic_costs(self) -> int:
@@ -88,6 +95,7 @@ class EventGraph:
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
+        assert table.duration.shape[1] == self.places, "costs are not of this schedule's slices"
         dynamic = np.empty(len(self.dynamic_kind))
         for index, (kind, a, b) in enumerate(
             zip(
@@ -97,18 +105,31 @@ class EventGraph:
                 strict=True,
             )
         ):
-            dynamic[index] = table.link[a, b] if kind == LINK else table.pair((0, a), (kind, b))
+            if kind == LINK:
+                part, sender = divmod(a, self.schedule.ranks)
+                dynamic[index] = table.transfer(sender, b, part)
+            else:
+                dynamic[index] = table.pair((0, a), (kind, b))
         return np.concatenate(
             [[0.0], table.duration[:TIMED_KINDS].ravel(), table.optimizer, dynamic]
         )
 
     def cost_names(self) -> list[str]:
         """What every entry of a cost vector is, as text."""
-        stages = self.schedule.stages
+        schedule = self.schedule
+        stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
 
         def where(place: int) -> str:
-            copy = f" of copy {place // stages}" if self.places > stages else ""
-            return f"stage {place % stages}{copy}"
+            group, stage = divmod(place, stages)
+            copy = f" of copy {group % copies}" if copies > 1 else ""
+            return f"stage {stage}{copy}{of_slice(group // copies)}"
+
+        def of_slice(part: int) -> str:
+            return f", slice {part}" if slices > 1 else ""
+
+        def link(a: int, b: int) -> str:
+            part, sender = divmod(a, schedule.ranks)
+            return f"p2p {sender} → {b}{of_slice(part) if self.lanes > 1 else ''}"
 
         names = ["nothing"]
         names += [
@@ -116,10 +137,10 @@ class EventGraph:
             for kind in range(TIMED_KINDS)
             for place in range(self.places)
         ]
-        names += [f"OPT of rank {rank}" for rank in range(self.schedule.ranks)]
+        names += [f"OPT of rank {rank}" for rank in range(schedule.ranks)]
         for kind, a, b in zip(self.dynamic_kind, self.dynamic_a, self.dynamic_b, strict=True):
             names.append(
-                f"p2p {a} → {b}"
+                link(int(a), int(b))
                 if kind == LINK
                 else f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}"
             )
@@ -163,6 +184,11 @@ class EventGraph:
         order = np.full(len(self.first), -1, dtype=np.int32)
         order[self.node] = np.arange(len(self.node), dtype=np.int32)
         return order
+
+
+def lanes_of(schedule: Schedule) -> int:
+    """The number of different lengths that slices may have."""
+    return schedule.slices if schedule.cut else 1
 
 
 def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGraph:
@@ -216,10 +242,11 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
     channels = mode == "channel"
     chained = schedule.sync == "post-validation"
     cells = stages * schedule.units
+    slices, lanes = schedule.slices, lanes_of(schedule)
     pairs = bool(np.any(schedule.actions & (PAIR_MASK << PAIR_SHIFT)))
-    places = copies * stages
-    most_dynamic = ranks * ranks + (3 * places * places if pairs else 0)
-    most_dynamic = min(most_dynamic, 2 * count + 1)
+    places = slices * copies * stages
+    most_dynamic = lanes * min(ranks * ranks, 2 * copies * stages)
+    most_dynamic += min(3 * places * places, count) if pairs else 0
 
     barriers = ranks * schedule.iterations
     size = 1 + count + barriers + (count if channels else 0)
@@ -235,10 +262,12 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         5 * count,
         schedule.actions,
         schedule.offsets,
-        placement.ranks_of_stages,
+        np.tile(placement.ranks_of_stages, slices),
         stages,
         schedule.units,
-        schedule.microbatches * schedule.slices,
+        schedule.microbatches,
+        slices,
+        lanes,
         copies,
         SYNCS.index(schedule.sync),
         schedule.iterations,

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    Kind,
-    Program,
-    kinds_of,
-    microbatches_of,
-    stages_of,
-)
+from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.costs import CostTable
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
@@ -52,10 +46,7 @@ class MemoryUse:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Memory each action of a rank adds at its start and at its end."""
         program = self.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
-        places = stages_of(program)
-        if schedule.placement.copies > 1:
-            places = places + schedule.copies_of(microbatches_of(program)) * schedule.stages
-        kinds = kinds_of(program)
+        kinds, places = kinds_of(program), schedule.places_of(program)
         return self.at_start[kinds, places], self.at_end[kinds, places]
 
 
@@ -63,6 +54,10 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     """Memory of every rank: F takes the activation, I keeps the share for W, W and B free it.
 
     Where a microbatch is recomputed, F takes the checkpoint and R the rest.
+
+    F takes its slice's keys and values, too. The first backward of a microbatch, its last slice's,
+    takes what the gradients of all keys and values need: later slices add to those of earlier
+    ones. Each slice's I or B frees its part of both.
     """
     share = recompute_share(schedule)
     actions = schedule.actions
@@ -77,6 +72,11 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_end[Kind.I] = table.kept - table.activation
     at_end[Kind.W] = -table.kept
     at_end[Kind.B] = -table.activation
+    if table.kv.any():
+        last = schedule.placement.copies * schedule.stages
+        at_start[[Kind.F, RECOMPUTED_F]] += table.kv
+        at_start[[Kind.I, Kind.B], -last:] += table.kv.reshape(-1, last).sum(axis=0)
+        at_end[[Kind.I, Kind.B]] -= 2 * table.kv
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
     peak_memory.run(
@@ -84,7 +84,8 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         actions,
         schedule.offsets,
         schedule.stages,
-        schedule.microbatches * schedule.slices,
+        schedule.microbatches,
+        schedule.slices,
         schedule.placement.copies,
         at_start.ravel(),
         at_end.ravel(),

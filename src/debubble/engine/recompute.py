@@ -11,7 +11,6 @@ from debubble.core.actions import (
     Kind,
     Program,
     kinds_of,
-    microbatches_of,
     stages_of,
 )
 from debubble.core.schedule import Schedule
@@ -21,7 +20,7 @@ SHARE = "recompute_share"
 
 
 def recompute_share(schedule: Schedule) -> NDArray[np.float64]:
-    """Share of its microbatches that every stage recomputes, shape ``(copies · stages,)``."""
+    """Share of its microbatches that every place recomputes, shape ``(places,)``."""
     if SHARE not in schedule.derived:
         schedule.derived[SHARE] = _share(schedule)
     share: NDArray[np.float64] = schedule.derived[SHARE]
@@ -44,7 +43,7 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
 
 
 def _share(schedule: Schedule) -> NDArray[np.float64]:
-    places = schedule.placement.copies * schedule.stages
+    places = schedule.slices * schedule.placement.copies * schedule.stages
     recomputes = _count(schedule, Kind.R, places)
     if not recomputes.any():
         return recomputes
@@ -62,6 +61,5 @@ def _count(schedule: Schedule, kind: Kind, places: int) -> NDArray[np.float64]:
         # A file may name stages that do not exist; checks report them.
         found = found[stages_of(found) < schedule.stages]
         if len(found):
-            place = schedule.copies_of(microbatches_of(found)) * schedule.stages + stages_of(found)
-            counts += np.bincount(place, minlength=places)
+            counts += np.bincount(schedule.places_of(found), minlength=places)
     return counts

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT, Kind
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine import stuck
-from debubble.engine.graph import EventGraph, P2PMode
+from debubble.engine.graph import EventGraph, P2PMode, lanes_of
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels.streams import compile_transfers
 from debubble.engine.transfers import first_transfer, insert_transfers
@@ -66,12 +66,13 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
     ranks, stages, copies = placement.ranks, placement.stages, placement.copies
     count = len(schedule)
     cells = stages * schedule.units
-    places = copies * stages
+    slices, lanes = schedule.slices, lanes_of(schedule)
+    places = slices * copies * stages
     blocking = mode == "blocking"
     chained = schedule.sync == "post-validation"
     pairs = bool(np.any(schedule.actions & (PAIR_MASK << PAIR_SHIFT)))
-    most_dynamic = ranks * ranks + (3 * places * places if pairs else 0)
-    most_dynamic = min(most_dynamic, count + 1)
+    most_dynamic = lanes * min(ranks * ranks, 2 * copies * stages)
+    most_dynamic += min(3 * places * places, count) if pairs else 0
     joins = int(np.count_nonzero((schedule.actions & KIND_MASK) > Kind.OPT)) if blocking else 0
 
     def zeros(size: int) -> NDArray[np.int32]:
@@ -88,10 +89,12 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         6 * count,
         schedule.actions,
         schedule.offsets,
-        placement.ranks_of_stages,
+        np.tile(placement.ranks_of_stages, slices),
         stages,
         schedule.units,
-        schedule.microbatches * schedule.slices,
+        schedule.microbatches,
+        slices,
+        lanes,
         copies,
         SYNCS.index(schedule.sync),
         schedule.iterations,

@@ -61,7 +61,11 @@ class Stopped:
 
     def text(self, position: int) -> str:
         """An action and its rank."""
-        return f"{self.action(position)} (rank {self.schedule.rank_of(position)})"
+        return f"{self.named(position)} (rank {self.schedule.rank_of(position)})"
+
+    def named(self, position: int) -> str:
+        """The action at a position as text."""
+        return self.schedule.text(self.action(position))
 
     def home(self, stage: int, microbatch: int) -> int:
         """The rank that runs a stage for a microbatch."""
@@ -85,7 +89,8 @@ def explain(stopped: Stopped, outcome: int, position: int) -> ScheduleError:
     schedule = stopped.schedule
     action = stopped.action(position)
     rank = schedule.rank_of(position)
-    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {action}"
+    text = schedule.text(action)
+    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text}"
     if outcome == sweep.STUCK:
         return _explain_stuck(stopped)
     if outcome == sweep.ORDER:
@@ -95,27 +100,25 @@ def explain(stopped: Stopped, outcome: int, position: int) -> ScheduleError:
             f"{where} cannot be simulated; remove it: only compute actions, SEND and RECV can"
         )
     if outcome == sweep.DUPLICATE and action.kind in PARTNERS:
-        return ScheduleError(f"{where} runs twice; remove one", (str(action),))
+        return ScheduleError(f"{where} runs twice; remove one", (text,))
     if outcome == streams.NO_TRANSFER:
         other = partner(action).stage
         if 0 <= other < schedule.stages:
             reason = f"stages {action.stage} and {other} both live on rank {rank}"
         else:
             reason = f"stage {action.stage} is the {'first' if other < 0 else 'last'}"
-        return ScheduleError(f"{where} has no other end: {reason}; remove it", (str(action),))
+        return ScheduleError(f"{where} has no other end: {reason}; remove it", (text,))
     if outcome == streams.UNMATCHED:
         wanted = partner(action)
-        home = stopped.home(wanted.stage, wanted.microbatch)
-        return ScheduleError(
-            f"{where} has no other end; add {wanted} on rank {home}", (str(action), str(wanted))
-        )
+        home, end = stopped.home(wanted.stage, wanted.microbatch), schedule.text(wanted)
+        return ScheduleError(f"{where} has no other end; add {end} on rank {home}", (text, end))
     if outcome == streams.CROSSED:
         other = stopped.home(*partner(action)[::2])
         sender, receiver = (rank, other) if action.kind in (6, 8) else (other, rank)
         return ScheduleError(
             f"{where} overtakes another transfer: rank {receiver} does not receive in the order "
             f"in which rank {sender} sends; bring both in the same order",
-            (str(action), str(partner(action))),
+            (text, schedule.text(partner(action))),
         )
     return diagnose.explain(schedule, outcome, position)
 
@@ -129,17 +132,17 @@ def _explain_order(stopped: Stopped, position: int) -> ScheduleError:
         found = [spot for spot in spots if spot is not None]
         if any(spot < position for spot in found):
             continue
-        wanted = alternatives[0]
         if not found:
+            wanted = stopped.schedule.text(alternatives[0])
             return ScheduleError(
                 f"{stopped.text(position)} waits for {wanted}, which rank {rank} never runs; "
                 f"add {wanted}",
-                (str(action), str(wanted)),
+                (stopped.named(position), wanted),
             )
         chain = (stopped.text(position), stopped.text(found[0]))
         return ScheduleError(
             f"a deadlock: {chain[0]} waits for {chain[1]}, which comes after it; "
-            f"move {stopped.action(found[0])} before it",
+            f"move {stopped.named(found[0])} before it",
             chain,
         )
     assert action.kind == Kind.R
@@ -149,20 +152,26 @@ def _explain_order(stopped: Stopped, position: int) -> ScheduleError:
 def _needs(stopped: Stopped, action: Action, rank: int) -> list[tuple[Action, ...]]:
     """What a rank has to do before an action; each as the actions that would do."""
     stage, kind, microbatch = action
+    slices = stopped.schedule.slices
 
-    def here(stage: int, *kinds: Kind) -> tuple[Action, ...]:
-        return tuple(Action(stage, each, microbatch) for each in kinds)
+    def here(stage: int, *kinds: Kind, step: int = 0) -> tuple[Action, ...]:
+        return tuple(Action(stage, each, microbatch + step) for each in kinds)
 
     def input_of(stage: int, receive: Kind, *kinds: Kind) -> tuple[Action, ...]:
         local = stopped.home(stage, microbatch) == rank
         return here(stage, *kinds) if local else here(action.stage, receive)
 
     if kind == Kind.F:
-        return [input_of(stage - 1, Kind.RECV_F, Kind.F)] if stage > 0 else []
+        needs = [input_of(stage - 1, Kind.RECV_F, Kind.F)] if stage > 0 else []
+        if microbatch % slices > 0:
+            needs.append(here(stage, Kind.F, step=-1))
+        return needs
     if kind in (Kind.I, Kind.B, Kind.R):
         needs = [here(stage, Kind.F)]
         if diagnose.takes_gradient(stopped.schedule, kind) and stage < stopped.schedule.stages - 1:
             needs.append(input_of(stage + 1, Kind.RECV_B, Kind.I, Kind.B))
+        if kind != Kind.R and (microbatch + 1) % slices > 0:
+            needs.append(here(stage, Kind.I, Kind.B, step=1))
         return needs
     if kind == Kind.W:
         return [here(stage, Kind.I)]
@@ -193,16 +202,20 @@ def _explain_stuck(stopped: Stopped) -> ScheduleError:
         waits[rank] = _waits(stopped, rank)
         for wait in waits[rank]:
             if wait.spot is None:
+                wanted = schedule.text(wait.wanted)
                 return ScheduleError(
-                    f"{stopped.text(wait.waiting)} waits for {wait.wanted}, which rank "
-                    f"{wait.rank} never runs; add {wait.wanted}",
-                    (str(stopped.action(wait.waiting)), str(wait.wanted)),
+                    f"{stopped.text(wait.waiting)} waits for {wanted}, which rank "
+                    f"{wait.rank} never runs; add {wanted}",
+                    (stopped.named(wait.waiting), wanted),
                 )
     circle = _shortest_circle(waits)
     chain = [
         text
         for wait in circle
-        for text in (stopped.text(wait.waiting), f"{wait.wanted} (rank {wait.rank})")
+        for text in (
+            stopped.text(wait.waiting),
+            f"{schedule.text(wait.wanted)} (rank {wait.rank})",
+        )
     ]
     story = f"{chain[0]} waits for {chain[1]}"
     for waiting, wanted in zip(chain[2::2], chain[3::2], strict=True):

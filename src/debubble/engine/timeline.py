@@ -30,9 +30,12 @@ class Step:
     waited_for: str
     """``"rank"`` when the rank's previous action was the last to end, ``"data"`` when the input
     from another rank was, ``"start"`` for the first action."""
+    slices: int = 1
+    """Slices that microbatches are cut into."""
 
     def __str__(self) -> str:
-        return f"{self.action} on rank {self.rank} [{self.start:g}, {self.end:g}]"
+        text = self.action.text(self.slices)
+        return f"{text} on rank {self.rank} [{self.start:g}, {self.end:g}]"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -232,6 +235,7 @@ class Timeline:
                     end - float(self.costs[graph.cost[node]]),
                     end,
                     waited_for,
+                    schedule.slices,
                 )
             )
             previous_rank = rank
@@ -309,6 +313,6 @@ def simulate(
 
 def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
     """Simulate a compiled schedule with other costs."""
-    table = costs.resolve(graph.schedule.placement)
+    table = costs.resolve(graph.schedule.placement, graph.schedule.slicing)
     vector = graph.cost_vector(table)
     return Timeline(graph, table, vector, graph.evaluate(vector))

@@ -40,6 +40,7 @@ from debubble.core.actions import KIND_MASK, TRANSFER_KINDS, unpack
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.core.slicing import Slicing
 from debubble.engine.graph import compile_graph
 from debubble.engine.kernels import transfers as kernels
 
@@ -74,7 +75,8 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     position = first_transfer(schedule)
     if position is not None:
         raise ScheduleError(
-            f"'{schedule.name}' has transfers already: {unpack(int(schedule.actions[position]))} "
+            f"'{schedule.name}' has transfers already: "
+            f"{schedule.text(unpack(int(schedule.actions[position])))} "
             f"on rank {schedule.rank_of(position)}; lower a schedule without them"
         )
     graph = compile_graph(schedule)
@@ -91,7 +93,9 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
         consumer,
     )
-    vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement))
+    # Every slice counts as a whole microbatch, so that times stay whole numbers.
+    slicing = Slicing((1.0,) * schedule.slices)
+    vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, slicing))
     node_end = graph.evaluate(vector).astype(np.int32)
     node_start = node_end - vector.astype(np.int32)[graph.cost]
     start, end = node_start[graph.node], node_end[graph.node]

@@ -12,6 +12,7 @@ from debubble.core.actions import (
     MAX_STAGES,
     MICROBATCH_SHIFT,
     STAGE_SHIFT,
+    WHOLE_STAGE_KINDS,
     Kind,
     Program,
     parse_cell,
@@ -33,10 +34,10 @@ SPARE = 1 << 16
 
 _LONGEST = 64
 _KINDS = {kind.name: int(kind) for kind in Kind}
-_ALONE = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{1,10})")
+_ALONE = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 
 
-def read_cells(texts: Iterable[object], where: Callable[[int], str]) -> Program:
+def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int = 1) -> Program:
     """The packed actions of a program's cells.
 
     Parameters
@@ -45,6 +46,8 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str]) -> Program:
         One cell an action or overlapped pair.
     where
         Names the place of a cell, given its index, for messages.
+    slices
+        Slices of a microbatch.
 
     Raises
     ------
@@ -64,20 +67,25 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str]) -> Program:
         found = match(text)
         if found is not None:
             stage, kind, microbatch = int(found[1]), kind_of(found[2]), int(found[3])
+            if slices > 1 and kind not in WHOLE_STAGE_KINDS:
+                part = int(found[4] or slices)
+                microbatch = microbatch * slices + part if part < slices else MAX_MICROBATCHES
+            elif found[4] is not None:
+                kind = None
             if kind is not None and stage < MAX_STAGES and microbatch < MAX_MICROBATCHES:
                 add(microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | kind)
                 continue
-        codes.extend(_parse(text, where(index)))
+        codes.extend(_parse(text, where(index), slices))
     return np.array(codes, dtype=np.int64)
 
 
-def _parse(text: str, place: str) -> list[int]:
+def _parse(text: str, place: str, slices: int) -> list[int]:
     if len(text) > _LONGEST or not text.isprintable():
         raise FormatError(
             f"{place}: '{plain(text)}' is not an action; write <stage><kind><microbatch>: 3F0"
         )
     try:
-        return parse_cell(text)
+        return parse_cell(text, slices)
     except FormatError as error:
         raise FormatError(f"{place}: {error}") from None
 

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    WHOLE_STAGE_KINDS,
+    Action,
     Kind,
     kinds_of,
     microbatches_of,
@@ -144,12 +146,17 @@ def _slices(timeline: Timeline, scale: float) -> Iterator[str]:
         strict=True,
     )
     names = [kind.name for kind in Kind]
-    for kind, stage, microbatch, rank, thread, start, duration in columns:
+    slices = schedule.slices
+    for kind, stage, unit, rank, thread, start, duration in columns:
         name = names[kind]
+        microbatch, text, part = unit, f"{stage}{name}{unit}", ""
+        if slices > 1 and kind not in WHOLE_STAGE_KINDS:
+            microbatch, text = unit // slices, Action(stage, Kind(kind), unit).text(slices)
+            part = f', "slice": {unit % slices}'
         yield (
-            f'{{"ph": "X", "name": "{stage}{name}{microbatch}", "cat": "{name}", "pid": {rank}, '
+            f'{{"ph": "X", "name": "{text}", "cat": "{name}", "pid": {rank}, '
             f'"tid": {thread}, "ts": {start:.6f}, "dur": {duration:.6f}, "args": {{"stage": '
-            f'{stage}, "kind": "{name}", "microbatch": {microbatch}}}}}'
+            f'{stage}, "kind": "{name}", "microbatch": {microbatch}{part}}}}}'
         )
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 """Most bytes of a cost file."""
 
-_SPREAD = ("F", "I", "W", "B", "R")
+_SPREAD = ("F", "I", "W", "B", "R", "attention", "exchange")
+_MEMORY = ("activation", "kept_for_weight", "recompute_kept", "kv")
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,12 @@ def load_costs(path: str | Path) -> CostFile:
             times: {F: 10.419, I: 10.207, W: 7.715, p2p: 0.408}
             memory: {unit: GB, activation: 0.6, kept_for_weight: 0.4, limit: 40}
 
-        ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message and bandwidth, as in
-        :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
-        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only the first or
-        last stage does stands under ``embedding``, ``head`` and ``mtp``: ``head: {F: 4, B: 8}``
-        among the times, ``head: 0.2`` in the memory section. ``memory`` has activation,
-        kept_for_weight, recompute_kept, and the limit and name of their unit.
+        ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message, bandwidth, attention and
+        exchange, as in :class:`debubble.Costs`: a number, a list or mapping with one per stage (per
+        rank with the basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only
+        the first or last stage does stands under ``embedding``, ``head`` and ``mtp``:
+        ``head: {F: 4, B: 8}`` among the times, ``head: 0.2`` in the memory section. ``memory`` has
+        activation, kept_for_weight, recompute_kept, kv, and the limit and name of their unit.
 
     Raises
     ------
@@ -94,9 +95,7 @@ def load_costs(path: str | Path) -> CostFile:
     times = {key: getattr(model.times, key) for key in model.times.model_fields_set}
     times |= _parts(model)
     memory = {
-        key: getattr(model.memory, key)
-        for key in ("activation", "kept_for_weight", "recompute_kept")
-        if key in model.memory.model_fields_set
+        key: getattr(model.memory, key) for key in _MEMORY if key in model.memory.model_fields_set
     }
     try:
         costs = Costs(basis=model.basis, **times, **memory)
@@ -123,9 +122,7 @@ def _parts(model: CostModel) -> dict[str, dict[str, float]]:
 def _check_sizes(model: CostModel, where: str) -> None:
     """Refuse lists of different lengths, and lists that do not fit the number of ranks."""
     values = {f"times.{key}": getattr(model.times, key) for key in _SPREAD}
-    values["memory.activation"] = model.memory.activation
-    values["memory.kept_for_weight"] = model.memory.kept_for_weight
-    values["memory.recompute_kept"] = model.memory.recompute_kept
+    values |= {f"memory.{key}": getattr(model.memory, key) for key in _MEMORY}
     sizes = {key: len(v) for key, v in values.items() if isinstance(v, tuple | Mapping)}
     per_rank = {key: len(v) for key, v in (("times.OPT", model.times.OPT),
                 ("times.p2p", model.times.p2p)) if isinstance(v, tuple | Mapping)}  # fmt: skip

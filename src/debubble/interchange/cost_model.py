@@ -173,6 +173,8 @@ class Times(_Strict):
     R: PerStage = None
     OPT: PerStage = None
     overlap_factor: Number = None
+    attention: Share = None
+    exchange: PerStage = None
     p2p: Annotated[Any, BeforeValidator(_link)] = None
     message: Number = None
     bandwidth: Positive = None
@@ -188,6 +190,7 @@ class Memory(_Strict):
     activation: PerStage = None
     kept_for_weight: Share = None
     recompute_kept: Share = None
+    kv: PerStage = None
     limit: Positive = None
     embedding: Number = None
     head: Number = None

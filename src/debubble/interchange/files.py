@@ -268,6 +268,7 @@ def _honest(schedule: Schedule) -> Schedule:
             )
         except DebubbleError:
             again = None
-        if again == schedule:
+        # Where sequences are cut may depend on costs; the file says where, the order does not.
+        if again is not None and replace(again, cut=schedule.cut) == schedule:
             return schedule
     return replace(schedule, name=schedule.name + CHANGED)

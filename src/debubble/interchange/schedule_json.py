@@ -14,11 +14,15 @@ import numpy as np
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import FORMAT, FORMAT_VERSION, RECOMPUTE_AFTER, SYNCS, Schedule
+from debubble.core.slicing import check_cut
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import check_keys, check_label, shown
 
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
-OPTIONAL = ("name", "iterations", "slices", "sync", "recompute_after", "weight_versions", "options")
+OPTIONAL = (
+    "name", "iterations", "slices", "cut", "exchange", "sync", "recompute_after", "weight_versions",
+    "options",
+)  # fmt: skip
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
            "ranks": MAX_RANKS}  # fmt: skip
 MAX_VERSIONS = 1 << 16
@@ -86,13 +90,18 @@ def from_json(text: str, where: str) -> Schedule:
             raise FormatError(f"{where}: programs[{rank}] is {shown(program)}; give a list of text")
     units = counts["microbatches"] * counts["iterations"] * counts["slices"]
     check_size(sum(map(len, programs)), placement.stages, units, where)
+    exchange = data.get("exchange", False)
+    if not isinstance(exchange, bool):
+        raise FormatError(f"{where}: exchange is {shown(exchange)}; use true or false")
     return Schedule.from_programs(
         check_label(data.get("name", "custom"), f"{where}: name"),
         placement,
         programs=[
-            read_cells(program, partial(_place, where, rank))
+            read_cells(program, partial(_place, where, rank), counts["slices"])
             for rank, program in enumerate(programs)
         ],
+        cut=_cut(data.get("cut", []), counts["slices"], where),
+        exchange=exchange,
         sync=_choice(data, "sync", SYNCS, where),
         recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
         options=_options(data.get("options", {}), where),
@@ -165,6 +174,18 @@ def _choice(data: Mapping[str, Any], key: str, known: tuple[str, ...], where: st
     if value not in known:
         raise FormatError(f"{where}: {key} is {shown(value)}; use one of {', '.join(known)}")
     return str(value)
+
+
+def _cut(data: Any, slices: int, where: str) -> tuple[float, ...]:
+    if not isinstance(data, list):
+        raise FormatError(f"{where}: cut is {shown(data)}; give a list with a share per slice")
+    for part, share in enumerate(data):
+        if isinstance(share, bool) or not isinstance(share, int | float) or share > 1:
+            raise FormatError(f"{where}: cut[{part}] is {shown(share)}; give a share up to 1")
+    try:
+        return check_cut(data, slices)
+    except ParameterError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def _placement(data: Any, ranks: int, where: str) -> Placement:

@@ -119,7 +119,10 @@ class _Ends:
     def where(self, index: int) -> str:
         rank = int(self.rank[index])
         inner = int(self.position[index] - self.schedule.offsets[rank])
-        return f"rank {rank}, action {inner}: {self.action(index)}"
+        return f"rank {rank}, action {inner}: {self.text(index)}"
+
+    def text(self, index: int) -> str:
+        return self.schedule.text(self.action(index))
 
     def misplaced(self) -> Iterator[ScheduleError]:
         """Ends on a wrong rank, out of range, or of a transfer that is none."""
@@ -128,7 +131,8 @@ class _Ends:
             stage, _, microbatch = action
             stages, units = self.schedule.stages, self.schedule.units
             if stage >= stages or microbatch >= units:
-                reason = f"is out of range; stages go to {stages - 1}, microbatches to {units - 1}"
+                last = units // self.schedule.slices - 1
+                reason = f"is out of range; stages go to {stages - 1}, microbatches to {last}"
             elif not 0 <= partner(action).stage < stages:
                 end = "first" if stage == 0 else "last"
                 reason = f"has no other end: stage {stage} is the {end}; remove it"
@@ -137,7 +141,7 @@ class _Ends:
             else:
                 near = partner(action).stage
                 reason = f"has no other end: stage {near} lives on the same rank; remove it"
-            yield ScheduleError(f"{self.where(index)} {reason}", (str(action),))
+            yield ScheduleError(f"{self.where(index)} {reason}", (self.text(index),))
 
     def _sorted(self, sends: bool) -> Positions:
         """Indices of the well-placed sends or receives, by key, then position."""
@@ -151,7 +155,7 @@ class _Ends:
             again = indices[1:][self.key[indices[1:]] == self.key[indices[:-1]]]
             for index in again.tolist():
                 yield ScheduleError(
-                    f"{self.where(index)} runs twice; remove one", (str(self.action(index)),)
+                    f"{self.where(index)} runs twice; remove one", (self.text(index),)
                 )
 
     def alone(self) -> Iterator[ScheduleError]:
@@ -160,12 +164,11 @@ class _Ends:
             indices, others = self._sorted(sends), self._sorted(not sends)
             missing = indices[~np.isin(self.key[indices], self.key[others])]
             for index in np.sort(missing).tolist():
-                action = self.action(index)
-                wanted = partner(action)
+                wanted = self.schedule.text(partner(self.action(index)))
                 yield ScheduleError(
                     f"{self.where(index)} has no other end; "
                     f"add {wanted} on rank {int(self.other[index])}",
-                    (str(action), str(wanted)),
+                    (self.text(index), wanted),
                 )
 
     def crossed(self) -> Iterator[ScheduleError]:
@@ -180,7 +183,7 @@ class _Ends:
         swapped = (link[1:] == link[:-1]) & (receives[1:] < receives[:-1])
         for index in np.flatnonzero(swapped).tolist():
             chain = tuple(
-                str(self.action(int(end)))
+                self.text(int(end))
                 for end in (sends[index], sends[index + 1], receives[index + 1], receives[index])
             )
             yield ScheduleError(

@@ -41,9 +41,12 @@ class ClosedForm:
         ``"makespan"``, ``"stage_time"`` (the largest over ranks) or ``"peak_activation"`` (of
         every rank, or of the fullest when `value` gives one number).
     text
-        The formula for people, in per-action times F, I, W, B, O, latency c, and p, m, v.
+        The formula for people, in per-action times F, I, W, B, O of whole microbatches, latency c,
+        and p, m, v, s.
     value
-        The formula for a case with attributes p, m, v, F, I, W, B, O, c and the options.
+        The formula for a case with attributes p, m, v, s (slices), F, I, W, B, O, c, the memory
+        `unit` of one action and its `kept` part, the cost `table` and the options; times and
+        memory of a first slice.
     accuracy
         ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
     holds
@@ -114,7 +117,7 @@ class Entry:
         given = {key: value for key, value in values.items() if value is not None}
         chunks = self.chunks or self.default_chunks
         return SimpleNamespace(
-            **{"chunks": chunks, "iterations": None, "costs": None, "memory": None}
+            **{"chunks": chunks, "iterations": None, "costs": None, "memory": None, "slices": 1}
             | defaults
             | given
         )

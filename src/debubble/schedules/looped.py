@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
@@ -74,6 +75,24 @@ def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
     return divmod(microbatches, groups)
 
 
+def grouped_table(
+    microbatches: int, chunks: int, wanted: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and microbatch of every step, in the groups of :func:`group_sizes`."""
+    size, larger = group_sizes(microbatches, wanted)
+    split = larger * (size + 1)
+    chunk, number = (
+        np.concatenate(parts)
+        for parts in zip(
+            interleaved_table(split, chunks, size + 1),
+            interleaved_table(microbatches - split, chunks, size),
+            strict=True,
+        )
+    )
+    number[split * chunks :] += split
+    return chunk, number
+
+
 def _first_group(k: Any) -> int:
     size, larger = group_sizes(k.m, k.group_size or k.p)
     return size + (larger > 0)
@@ -128,17 +147,8 @@ def flexible_interleaved(
         r0 | F0 F1 F2 f0 f1 f2 .  b0--- .  b1--- .  b2--- B0--- B1--- B2---
         r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
+    chunk, number = grouped_table(microbatches, chunks, group_size or ranks)
     size, larger = group_sizes(microbatches, group_size or ranks)
-    split = larger * (size + 1)
-    chunk, number = (
-        np.concatenate(parts)
-        for parts in zip(
-            interleaved_table(split, chunks, size + 1),
-            interleaved_table(microbatches - split, chunks, size),
-            strict=True,
-        )
-    )
-    number[split * chunks :] += split
     first = forward(chunk * ranks, number)
     last = backward((chunks - 1 - chunk) * ranks, number)
     ahead = (chunks - 1) * (size + (larger > 0))

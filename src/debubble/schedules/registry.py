@@ -2,8 +2,9 @@
 
 A schedule is a function that yields one program per rank. Its keyword parameters say what it
 needs: ``ranks``, ``microbatches``, ``chunks``, ``iterations``, ``costs``, ``memory``, and options
-of its own with defaults. The decorator adds what people want to know about it, and from then on
-it is in the command line, the documentation and the tests.
+of its own with defaults; an option ``slices`` cuts microbatches into that many. The decorator adds
+what people want to know about it, and from then on it is in the command line, the documentation
+and the tests.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory")
-LIMITS = {"ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16}
+LIMITS = {
+    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
+}  # fmt: skip
 MAX_ACTIONS = 200_000_000
 MADE_FOR = "costs"
 """Key under which a schedule remembers the costs it was made for."""
@@ -83,7 +86,8 @@ def register(
         Versions of the weights its training rule keeps at the same time; a function of the case
         when every rank keeps its own number.
     **fields
-        Further fields of :class:`debubble.core.schedule.Schedule`, for instance ``sync="local"``.
+        Further fields of :class:`debubble.core.schedule.Schedule`, for instance ``sync="local"``; a
+        function is called with the case, the namespace of all parameters.
 
     Examples
     --------
@@ -210,7 +214,7 @@ def make(
             raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
     for key, value in (
         ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
-        ("iterations", iterations),
+        ("iterations", iterations), ("slices", options.get("slices")),
     ):  # fmt: skip
         if value is not None:
             _check_count(key, value)
@@ -229,7 +233,7 @@ def make(
         costs=costs, memory=memory, **options,
     )  # fmt: skip
     check_constraints(entry, case)
-    size = case.ranks * case.microbatches * case.chunks * 3 * (case.iterations or 1)
+    size = case.ranks * case.microbatches * case.slices * case.chunks * 3 * (case.iterations or 1)
     if size > MAX_ACTIONS:
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
@@ -281,21 +285,25 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     programs = list(entry.order(**arguments))
     if case.iterations is not None and not own_iterations:
         programs = [
-            repeat_with_flush(program, placement, rank, case.microbatches, case.iterations)
+            repeat_with_flush(
+                program, placement, rank, case.microbatches * case.slices, case.iterations
+            )
             for rank, program in enumerate(programs)
         ]
     shown = {option.name: getattr(case, option.name) for option in entry.options}
     if "memory" in entry.parameters and case.memory is not None:
         shown["memory"] = case.memory
+    fields = {key: value(case) if callable(value) else value for key, value in entry.fields.items()}
     schedule = Schedule.from_programs(
         entry.name,
         placement,
         case.microbatches,
         programs,
         iterations=case.iterations or 1,
+        slices=case.slices,
         weight_versions=entry.weight_versions_of(case),
         options={key: value for key, value in shown.items() if value is not None},
-        **(dict(entry.fields) | ({} if sync is None else {"sync": sync})),
+        **(fields | ({} if sync is None else {"sync": sync})),
     )
     schedule.derived[MADE_FOR] = case.costs or Costs()
     return schedule
@@ -308,12 +316,12 @@ def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
 
 
 def repeat_with_flush(
-    program: Program, placement: Placement, rank: int, microbatches: int, iterations: int
+    program: Program, placement: Placement, rank: int, units: int, iterations: int
 ) -> Program:
-    """A program repeated with an optimizer step after every iteration."""
+    """A program of `units` microbatches or slices, repeated with a step after every iteration."""
     parts = []
     for iteration in range(iterations):
-        parts.append(program + (iteration * microbatches << MICROBATCH_SHIFT))
+        parts.append(program + (iteration * units << MICROBATCH_SHIFT))
         parts.append(optimizer_step(placement, rank, iteration))
     return np.concatenate(parts)
 
@@ -345,14 +353,17 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     entry = find(schedule.name)
     if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
         return []
-    table = costs.resolve(schedule.placement)
+    table = costs.resolve(schedule.placement, schedule.slicing)
     F, I, W, B = (float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
     case = entry.case(**schedule.options)
     vars(case).update(
         ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
-        unit=float(table.activation[0]), kept=float(table.kept[0]),
+        s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
     )  # fmt: skip
     forms = with_recompute(entry.forms, case, schedule, table)
+    if table.kv.any():
+        # Keys and values are beside the activations that formulas count.
+        forms = tuple(form for form in forms if form.quantity != "peak_activation")
     return [FormValue(form, form.value(case)) for form in forms if form.holds(case)]

@@ -109,4 +109,5 @@ def _name(bars: Bars, bar: int) -> str:
         return "O"
     if bars.shades <= 2:
         return words.letter(kind, int(bars.shade[bar])) + bars.label(bar)
-    return str(Action(int(bars.stage[bar]), kind, int(bars.unit[bar])))
+    slices = bars.timeline.schedule.slices
+    return Action(int(bars.stage[bar]), kind, int(bars.unit[bar])).text(slices)

@@ -12,6 +12,7 @@ from debubble.analysis.metrics import (
     percent,
     recompute_text,
     recompute_words,
+    slices_text,
     times_text,
 )
 from debubble.core.actions import Kind
@@ -84,6 +85,7 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     chunks = {timeline.schedule.chunks for timeline in timelines}
     divisor = chunks.pop() if len(chunks) == 1 else None
     lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in timelines]
+    lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
     lines += [f"p2p {timeline.mode}: {MODES[timeline.mode]}" for timeline in paying]
     if free:
         where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""

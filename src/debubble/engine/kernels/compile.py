@@ -27,7 +27,9 @@ def compile_compute(
     rank_of: Array,
     stages: int,
     units: int,
-    units_per_iteration: int,
+    microbatches: int,
+    slices: int,
+    lanes: int,
     copies: int,
     sync: int,
     iterations: int,
@@ -65,9 +67,12 @@ def compile_compute(
     yet there while rank r waits for it. ``seen`` has one bit for every kind of action done.
     ``reduced[r·iterations + k] − 1`` is the node at which the partial norm of ranks 0..r is known
     before step k; ``reduced`` is 0 before that, and −1 while rank r + 1 waits for it.
+
+    A link has as many costs in a row as there are `lanes`: where slices are of different lengths,
+    so are their transfers, and each has a lane of its own; else one will do.
     """
     ranks = len(offsets) - 1
-    places = copies * stages
+    places = slices * copies * stages
     cells = stages * units
     optimizer_costs = 1 + 5 * places
     dynamic_costs = optimizer_costs + ranks
@@ -124,8 +129,12 @@ def compile_compute(
                 state[OUTCOME] = OUT_OF_RANGE
                 return
             place = stage
+            number = unit
+            if slices > 1:
+                number = unit // slices
+                place += unit % slices * copies * stages
             if copies > 1:
-                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                place += number % microbatches * copies // microbatches * stages
             if rank_of[place] != rank:
                 state[OUTCOME] = WRONG_RANK
                 return
@@ -134,6 +143,9 @@ def compile_compute(
             if kind == 0:
                 if done & 1 != 0:
                     state[OUTCOME] = DUPLICATE
+                    return
+                if slices > 1 and unit % slices > 0 and seen[stage * units + unit - 1] & 1 == 0:
+                    state[OUTCOME] = ORDER
                     return
                 if stage > 0:
                     wanted = (stage - 1) * units + unit
@@ -144,6 +156,10 @@ def compile_compute(
                 if done & 1 == 0:
                     state[OUTCOME] = ORDER
                     return
+                if slices > 1 and (unit + 1) % slices > 0:
+                    if seen[stage * units + unit + 1] & 10 == 0:
+                        state[OUTCOME] = ORDER
+                        return
                 if stage < stages - 1:
                     wanted = cells + (stage + 1) * units + unit
             elif kind == 2:
@@ -186,11 +202,12 @@ def compile_compute(
                         continue
                     link = (rank - 1) * ranks + rank
                     if link_id[link] == 0:
-                        dynamic_kind[dynamic] = 0
-                        dynamic_a[dynamic] = rank - 1
-                        dynamic_b[dynamic] = rank
                         link_id[link] = dynamic_costs + dynamic
-                        dynamic += 1
+                        for lane in range(lanes):
+                            dynamic_kind[dynamic] = 0
+                            dynamic_a[dynamic] = rank - 1 + lane * ranks
+                            dynamic_b[dynamic] = rank
+                            dynamic += 1
                     first[n] = last_node[rank]
                     second[n] = reduced[spot - iterations] - 1
                     lag[n] = link_id[link]
@@ -270,8 +287,12 @@ def compile_compute(
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
             place = stage
+            number = unit
+            if slices > 1:
+                number = unit // slices
+                place += unit % slices * copies * stages
             if copies > 1:
-                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                place += number % microbatches * copies // microbatches * stages
             source = place
             wanted = -1
             if kind == 0:
@@ -290,12 +311,15 @@ def compile_compute(
                 if rank_of[source] != rank and not channels:
                     link = rank_of[source] * ranks + rank
                     if link_id[link] == 0:
-                        dynamic_kind[dynamic] = 0
-                        dynamic_a[dynamic] = rank_of[source]
-                        dynamic_b[dynamic] = rank
                         link_id[link] = dynamic_costs + dynamic
-                        dynamic += 1
+                        for lane in range(lanes):
+                            dynamic_kind[dynamic] = 0
+                            dynamic_a[dynamic] = rank_of[source] + lane * ranks
+                            dynamic_b[dynamic] = rank
+                            dynamic += 1
                     lag[n] = link_id[link]
+                    if lanes > 1:
+                        lag[n] = link_id[link] + unit % slices
             last_node[rank] = n
             if halves == 1:
                 cost[n] = 1 + kind * places + place
@@ -336,22 +360,29 @@ def compile_compute(
                 continue
             result = end
             place = target
+            number = unit
+            if slices > 1:
+                number = unit // slices
+                place += unit % slices * copies * stages
             if copies > 1:
-                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                place += number % microbatches * copies // microbatches * stages
             if channels and rank_of[place] != rank:
                 link = rank * ranks + rank_of[place]
                 if link_id[link] == 0:
-                    dynamic_kind[dynamic] = 0
-                    dynamic_a[dynamic] = rank
-                    dynamic_b[dynamic] = rank_of[place]
                     link_id[link] = dynamic_costs + dynamic
-                    dynamic += 1
+                    for lane in range(lanes):
+                        dynamic_kind[dynamic] = 0
+                        dynamic_a[dynamic] = rank + lane * ranks
+                        dynamic_b[dynamic] = rank_of[place]
+                        dynamic += 1
                 first[n] = channel_last[link]
                 second[n] = 0
                 lag[n] = 0
                 cost[n] = 0
                 second[n] = end
                 cost[n] = link_id[link]
+                if lanes > 1:
+                    cost[n] = link_id[link] + unit % slices
                 channel_last[link] = n
                 sent[position] = n
                 result = n

@@ -11,7 +11,8 @@ def peak_memory(
     actions: Array,
     offsets: Array,
     stages: int,
-    units_per_iteration: int,
+    microbatches: int,
+    slices: int,
     copies: int,
     at_start: Array,
     at_end: Array,
@@ -24,7 +25,7 @@ def peak_memory(
     one rank do not run at the same time, except the halves of a pair, so that the order alone
     decides and no times are needed.
     """
-    places = copies * stages
+    places = slices * copies * stages
     for rank in range(len(offsets) - 1):
         held = 0.0
         most = 0.0
@@ -32,9 +33,13 @@ def peak_memory(
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[position]
             place = (action >> STAGE_SHIFT) & STAGE_MASK
+            unit = action >> MICROBATCH_SHIFT
+            number = unit
+            if slices > 1:
+                number = unit // slices
+                place += unit % slices * copies * stages
             if copies > 1:
-                unit = action >> MICROBATCH_SHIFT
-                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                place += number % microbatches * copies // microbatches * stages
             index = (action & KIND_MASK) * places + place
             held += at_start[index]
             later += at_end[index]

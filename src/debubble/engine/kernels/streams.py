@@ -22,7 +22,9 @@ def compile_transfers(
     rank_of: Array,
     stages: int,
     units: int,
-    units_per_iteration: int,
+    microbatches: int,
+    slices: int,
+    lanes: int,
     copies: int,
     sync: int,
     iterations: int,
@@ -70,7 +72,7 @@ def compile_transfers(
     ``seen`` has one bit for every kind of action done. The length of ``queue`` is a power of two.
     """
     ranks = len(offsets) - 1
-    places = copies * stages
+    places = slices * copies * stages
     cells = stages * units
     optimizer_costs = 1 + 5 * places
     dynamic_costs = optimizer_costs + ranks
@@ -115,8 +117,12 @@ def compile_transfers(
                     state[sweep.OUTCOME] = sweep.OUT_OF_RANGE
                     return
                 place = stage
+                number = unit
+                if slices > 1:
+                    number = unit // slices
+                    place += unit % slices * copies * stages
                 if copies > 1:
-                    place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                    place += number % microbatches * copies // microbatches * stages
                 if rank_of[place] != rank:
                     state[sweep.OUTCOME] = sweep.WRONG_RANK
                     return
@@ -142,11 +148,15 @@ def compile_transfers(
                 sender = rank if sends else other
                 link = sender * ranks + (other if sends else rank)
                 if link_id[link] == 0:
-                    dynamic_kind[dynamic] = 0
-                    dynamic_a[dynamic] = sender
-                    dynamic_b[dynamic] = other if sends else rank
                     link_id[link] = dynamic_costs + dynamic
-                    dynamic += 1
+                    for lane in range(lanes):
+                        dynamic_kind[dynamic] = 0
+                        dynamic_a[dynamic] = sender + lane * ranks
+                        dynamic_b[dynamic] = other if sends else rank
+                        dynamic += 1
+                link_cost = link_id[link]
+                if lanes > 1:
+                    link_cost += unit % slices
                 if not blocking:
                     if sends:
                         if channels:
@@ -157,7 +167,7 @@ def compile_transfers(
                             link_send[link] = position + 1
                         else:
                             first[n] = last_node[rank]
-                        cost[n] = link_id[link]
+                        cost[n] = link_cost
                         node[position] = n
                         waiter = table[key]
                         table[key] = n
@@ -184,7 +194,7 @@ def compile_transfers(
                     else:
                         first[n] = last_node[sender]
                         second[n] = last_node[receiver]
-                    cost[n] = link_id[link]
+                    cost[n] = link_cost
                     node[send] = n
                     node[receive] = n
                     sent[made[key] - 1] = n
@@ -231,11 +241,12 @@ def compile_transfers(
                         continue
                     link = (rank - 1) * ranks + rank
                     if link_id[link] == 0:
-                        dynamic_kind[dynamic] = 0
-                        dynamic_a[dynamic] = rank - 1
-                        dynamic_b[dynamic] = rank
                         link_id[link] = dynamic_costs + dynamic
-                        dynamic += 1
+                        for lane in range(lanes):
+                            dynamic_kind[dynamic] = 0
+                            dynamic_a[dynamic] = rank - 1 + lane * ranks
+                            dynamic_b[dynamic] = rank
+                            dynamic += 1
                     first[n] = reduced[spot - iterations] - 1
                     cost[n] = link_id[link]
                     n += 1
@@ -321,8 +332,12 @@ def compile_transfers(
                 state[sweep.OUTCOME] = sweep.OUT_OF_RANGE
                 return
             place = stage
+            number = unit
+            if slices > 1:
+                number = unit // slices
+                place += unit % slices * copies * stages
             if copies > 1:
-                place += (unit % units_per_iteration) * copies // units_per_iteration * stages
+                place += number % microbatches * copies // microbatches * stages
             if rank_of[place] != rank:
                 state[sweep.OUTCOME] = sweep.WRONG_RANK
                 return
@@ -358,6 +373,12 @@ def compile_transfers(
                 state[sweep.OUTCOME] = sweep.DUPLICATE
                 return
             if done & before != before:
+                state[sweep.OUTCOME] = sweep.ORDER
+                return
+            if slices > 1 and (
+                (kind == 0 and unit % slices > 0 and seen[cell - 1] & 1 == 0)
+                or (never == 10 and (unit + 1) % slices > 0 and seen[cell + 1] & 10 == 0)
+            ):
                 state[sweep.OUTCOME] = sweep.ORDER
                 return
             arrival = 0

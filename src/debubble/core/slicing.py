@@ -1,0 +1,85 @@
+"""Sequence slices: how the tokens of a microbatch are cut, and how much work each piece is.
+
+Causal attention lets every token look at all tokens before it. With the sequence as [0, 1] a slice
+from x to y holds y − x of the tokens and does y² − x² of the attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import ParameterError
+
+ROUNDING = 1e-9
+"""How far the shares of a cut may be from 1 in sum."""
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """The slices of a microbatch, as far as their costs depend on them.
+
+    Parameters
+    ----------
+    shares
+        Share of the tokens in each slice, in the order of the sequence.
+    exchange
+        Whether ranks even out attention among each other, so that a slice does a share of it that
+        is its share of the tokens.
+    """
+
+    shares: tuple[float, ...] = (1.0,)
+    exchange: bool = False
+
+    @property
+    def attention(self) -> NDArray[np.float64]:
+        """Share of the attention that each slice does, shape ``(slices,)``."""
+        shares = np.asarray(self.shares)
+        return shares if self.exchange else shares * (2 * np.cumsum(shares) - shares)
+
+
+WHOLE = Slicing()
+"""Sequences that are not cut."""
+
+
+def check_cut(cut: Sequence[float], slices: int) -> tuple[float, ...]:
+    """The shares of a cut as floats; empty stays empty and means equal slices.
+
+    Raises
+    ------
+    ParameterError
+        When there is not one positive share for every slice, or they do not add up to 1.
+    """
+    shares = tuple(float(share) for share in cut)
+    if not shares:
+        return shares
+    if len(shares) != slices:
+        raise ParameterError(f"cut has {len(shares)} shares for {slices} slices; give one for each")
+    for share in shares:
+        if not 0 < share <= 1:
+            raise ParameterError(f"cut has a share of {share:g}; shares go from above 0 to 1")
+    if abs(math.fsum(shares) - 1) > ROUNDING:
+        raise ParameterError(f"the shares of the cut add up to {math.fsum(shares):g}; make it 1")
+    return shares
+
+
+def even_work(slices: int, attention: float) -> tuple[float, ...]:
+    """The cut whose slices all take the same time when `attention` of that time is attention.
+
+    Slices end where (1 − a)x + ax² is a multiple of 1/slices: the later, the shorter.
+
+    Examples
+    --------
+    >>> even_work(4, 0.0)
+    (0.25, 0.25, 0.25, 0.25)
+    >>> [round(share, 4) for share in even_work(4, 1.0)]
+    [0.5, 0.2071, 0.1589, 0.134]
+    """
+    done = np.arange(slices + 1) / slices
+    linear = 1 - attention
+    ends = 2 * done / (linear + np.sqrt(linear**2 + 4 * attention * done) + (done == 0))
+    return tuple(np.diff(ends).tolist())

@@ -1,0 +1,74 @@
+"""1F1B over sequence slices: less fill and drain, less memory, for long sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from debubble.core.actions import Kind, Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import moved
+from debubble.schedules._slices import (
+    CUT,
+    alike,
+    cut_of,
+    microbatch_by_microbatch,
+    one_f_one_b,
+    same_size,
+)
+from debubble.schedules.registry import ClosedForm, register
+
+
+@register(
+    "seq1f1b",
+    title="1F1B over slices of every sequence",
+    year=2024,
+    source="Sun et al., Seq1F1B, arXiv 2406.03488",
+    placement=Placement.loop,
+    chunks=1,
+    cut=cut_of,
+    constraints=(CUT,),
+    forms=(
+        ClosedForm(
+            "makespan",
+            "(m·s + p − 1)(F + B)/s",
+            lambda k: (k.m * k.s + k.p - 1) * (k.F + k.B),
+            holds=lambda k: k.c == 0 and alike(k, Kind.F, Kind.B),
+            condition="no latency, slices take the same time",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min(s + p − 1 − r, m·s)/s",
+            lambda k: [min(k.s + k.p - 1 - r, k.m * k.s) * k.unit for r in range(k.p)],
+            holds=same_size,
+            condition="slices of the same length",
+        ),
+    ),
+)
+def seq1f1b(
+    *,
+    ranks: int,
+    microbatches: int,
+    slices: int = 4,
+    cut: str = "flops",  # noqa: ARG001 - where to cut changes no order; cut_of reads it
+) -> Iterator[Program]:
+    """Rank r starts with s + p − 2 − r forwards of slices, then alternates, then drains.
+
+    Causal attention fixes the order within a microbatch: a slice's forward needs the keys and
+    values of the slices before it, its backward the gradients that the slices behind it leave for
+    them. So forwards take the slices in order and backwards in reverse, and the last rank can turn
+    around after a whole microbatch, s slices, where 1F1B turns around after one unit. A unit is s
+    times smaller than there: fill and drain take (p − 1)(F + B)/s of a microbatch's times, and at
+    most s + p − 1 − r slices are in flight on rank r, little more than one microbatch.
+
+    Attention makes later slices longer. ``cut="flops"`` shortens them until all take the same
+    time, ``cut="tokens"`` makes all slices equally long.
+
+    p = 2, m = 2, s = 2, B twice as long as F::
+
+        r0 | F0.0 F0.1 F1.0 .    .    B0.1----- F1.1 B0.0----- .    B1.1----- B1.0-----
+        r1 | .    F0.0 F0.1 B0.1----- F1.0 B0.0----- F1.1 B1.1----- B1.0----- .    .
+    """
+    forwards, backwards = microbatch_by_microbatch(ranks, microbatches, 1, slices)
+    for rank in range(ranks):
+        warm_up = slices + ranks - 2 - rank
+        yield one_f_one_b(moved(forwards, rank), moved(backwards, rank), warm_up)
