@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +25,11 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute
 from debubble.schedules._entry import ClosedForm, Constraint, Entry, Option
 from debubble.schedules._recomputed import with_recompute
+
+if TYPE_CHECKING:
+    from debubble.lowering.recompute import RecomputeAt, Stages
 
 __all__ = [
     "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
@@ -238,9 +240,12 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    return add_recompute(
-        _build(entry, case, sync), recompute, at=recompute_at, costs=costs, memory=memory
-    )
+    schedule = _build(entry, case, sync)
+    if recompute is None and recompute_at is None:
+        return schedule
+    from debubble.lowering.recompute import add_recompute
+
+    return add_recompute(schedule, recompute, at=recompute_at, costs=costs, memory=memory)
 
 
 def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
