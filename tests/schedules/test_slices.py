@@ -211,3 +211,13 @@ def test_mepipe_with_twice_the_ramp_has_no_idle_time_within_a_rank() -> None:
 def test_refusals(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(db.ParameterError, match=message):
         db.make(name, **({"ranks": 4, "microbatches": 8} | options))
+
+
+def test_formulas_of_memory_do_not_speak_of_keys_and_values() -> None:
+    for name in ("1f1b", "seq1f1b"):
+        schedule = db.make(name, ranks=2, microbatches=4)
+        quantities = [
+            {item.form.quantity for item in closed_forms(schedule, db.Costs(kv=kv), 0.0)}
+            for kv in (0, 1)
+        ]
+        assert quantities == [{"makespan", "peak_activation"}, {"makespan"}]
