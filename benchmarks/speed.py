@@ -93,7 +93,7 @@ def main() -> None:
         runs = 5 if n > 10**6 else 15
         whole = median(lambda p=parameters: end_to_end(*p), runs)  # type: ignore[misc]
         graph = compile_graph(schedule)
-        vector = graph.cost_vector(COSTS.resolve(schedule.placement))
+        vector = graph.cost_vector(COSTS.resolve(schedule.placement, schedule.slicing))
         end = graph.evaluate(vector)
         once = median(lambda g=graph, v=vector, e=end: g.evaluate(v, out=e), runs)  # type: ignore[misc]
         many = float("nan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,30 @@ def test_mepipe_with_twice_the_ramp_has_no_idle_time_within_a_rank() -> None:
         made("mepipe", 4, 8, 1, slices=4, in_flight=4 + 6), db.Costs(F=4, I=4, W=4)
     )
     assert timeline.stage_time == pytest.approx(timeline.busy)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_files_keep_what_a_schedule_is(name: str, tmp_path: Path) -> None:
+    costs = db.Costs(attention=0.5)
+    schedule = made(name, 2, 3, slices=3, costs=costs)
+    schedule.save(tmp_path / "x.json")
+    again = db.load(tmp_path / "x.json")
+    assert again == schedule
+    assert again.name == name
+    assert db.simulate(again, costs).makespan == db.simulate(schedule, costs).makespan
+
+
+def test_outputs_say_how_microbatches_are_cut() -> None:
+    costs = db.Costs(F=1, B=2, attention=0.25, exchange=0.5, kv=1)
+    result = db.compare(["1f1b", "seq1f1b", "slimpipe"], ranks=2, microbatches=2, costs=costs)
+    words = result.conventions()["slices"]
+    assert "seq1f1b: 4 of 30.3, 25.9, 23, 20.9 % of the tokens" in words
+    assert "attention (25.00 % of F) by causal area" in words
+    assert "slimpipe: 4 of equal length" in words
+    assert "by tokens; ranks exchange attention context for 0.5" in words
+    assert f"slices: {words}" in str(result)
+    assert "keys, values and their gradients" in result.conventions()["memory"]
+    assert "slices" not in db.compare(["1f1b"], ranks=2, microbatches=2).conventions()
 
 
 @pytest.mark.parametrize(

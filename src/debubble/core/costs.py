@@ -250,27 +250,27 @@ class CostTable:
         ends, end_memory = ends_of({name: getattr(costs, name) for name in ENDS}, placement)
         activation = activation + end_memory
         attention = spread(costs.attention, "attention", 0.0)
-        times = np.array([F, I, W, B, R])
+        kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
+        checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
+        message = costs.message / costs.bandwidth
+        excess = np.zeros(1)
+        times: Sequence[NDArray[np.float64]] | NDArray[np.float64] = (F, I, W, B, R)
         if slicing != WHOLE:
+            shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
-            times = _sliced(times, attention, exchange, slicing)
-            activation, kv = (np.outer(slicing.shares, m).ravel() for m in (activation, kv))
-            ends = np.hstack([share * ends for share in slicing.shares])
+            times = _sliced(np.array(times), attention, exchange, slicing)
+            activation, kept, checkpoint, kv = (
+                np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
+            )
+            ends = np.hstack([share * ends for share in shares])
+            excess = message * (shares - 1 / len(shares))
+            message /= len(shares)
 
         duration = ends.copy()
-        duration[list(TIMED_KINDS[:5])] += times / divisor
-        kept, checkpoint = (
-            activation * np.tile(spread(share, name, 0.0), len(slicing.shares))
-            for share, name in (
-                (costs.kept_for_weight, "kept_for_weight"),
-                (costs.recompute_kept, "recompute_kept"),
-            )
-        )
+        for kind, values in zip(TIMED_KINDS[:5], times, strict=True):
+            duration[kind] += values / divisor
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
-        message = costs.message / costs.bandwidth
-        shares = np.asarray(slicing.shares)
-        link = _links(costs, placement.ranks, message / len(shares))
-        excess = message * (shares - 1 / len(shares))
+        link = _links(costs, placement.ranks, message)
         return cls(
             duration, activation, kept, checkpoint, kv, attention, optimizer, link, excess, ends,
             costs, placement, slicing,

@@ -207,6 +207,12 @@ class Schedule:
             places = group * self.stages + places
         return places
 
+    @property
+    def homes(self) -> NDArray[np.int64]:
+        """The rank of every place."""
+        ranks = self.placement.ranks_of_stages
+        return ranks if self.slices == 1 else np.tile(ranks, self.slices)
+
     def text(self, action: Action) -> str:
         """An action of this schedule as text, with its slice where there are slices."""
         return action.text(self.slices)

@@ -81,5 +81,7 @@ def even_work(slices: int, attention: float) -> tuple[float, ...]:
     """
     done = np.arange(slices + 1) / slices
     linear = 1 - attention
-    ends = 2 * done / (linear + np.sqrt(linear**2 + 4 * attention * done) + (done == 0))
+    # The root in a form that holds without attention, too; only the start needs no dividing.
+    ends = np.zeros(slices + 1)
+    ends[1:] = 2 * done[1:] / (linear + np.sqrt(linear**2 + 4 * attention * done[1:]))
     return tuple(np.diff(ends).tolist())

@@ -96,6 +96,7 @@ class EventGraph:
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
         assert table.duration.shape[1] == self.places, "costs are not of this schedule's slices"
+        lanes = self.lanes
         dynamic = np.empty(len(self.dynamic_kind))
         for index, (kind, a, b) in enumerate(
             zip(
@@ -105,11 +106,13 @@ class EventGraph:
                 strict=True,
             )
         ):
-            if kind == LINK:
+            if kind != LINK:
+                dynamic[index] = table.pair((0, a), (kind, b))
+            elif lanes == 1:
+                dynamic[index] = table.link[a, b]
+            else:
                 part, sender = divmod(a, self.schedule.ranks)
                 dynamic[index] = table.transfer(sender, b, part)
-            else:
-                dynamic[index] = table.pair((0, a), (kind, b))
         return np.concatenate(
             [[0.0], table.duration[:TIMED_KINDS].ravel(), table.optimizer, dynamic]
         )
@@ -262,7 +265,7 @@ def _compile_compute(schedule: Schedule, mode: P2PMode) -> EventGraph:
         5 * count,
         schedule.actions,
         schedule.offsets,
-        np.tile(placement.ranks_of_stages, slices),
+        schedule.homes,
         stages,
         schedule.units,
         schedule.microbatches,

@@ -72,7 +72,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_end[Kind.I] = table.kept - table.activation
     at_end[Kind.W] = -table.kept
     at_end[Kind.B] = -table.activation
-    if table.kv.any():
+    if table.costs.kv != 0:
         last = schedule.placement.copies * schedule.stages
         at_start[[Kind.F, RECOMPUTED_F]] += table.kv
         at_start[[Kind.I, Kind.B], -last:] += table.kv.reshape(-1, last).sum(axis=0)

@@ -89,7 +89,7 @@ def _compile(schedule: Schedule, mode: P2PMode) -> EventGraph:
         6 * count,
         schedule.actions,
         schedule.offsets,
-        np.tile(placement.ranks_of_stages, slices),
+        schedule.homes,
         stages,
         schedule.units,
         schedule.microbatches,

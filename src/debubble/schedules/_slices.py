@@ -48,7 +48,9 @@ def over_slices(table: Table, ranks: int, chunks: int, slices: int) -> tuple[Pro
     )
 
 
-def microbatch_by_microbatch(ranks: int, microbatches: int, chunks: int, slices: int) -> Any:
+def microbatch_by_microbatch(
+    ranks: int, microbatches: int, chunks: int, slices: int
+) -> tuple[Program, Program]:
     """All forwards and all backwards of rank 0, a microbatch through all chunks before the next."""
     return over_slices(interleaved_table(microbatches, chunks, 1), ranks, chunks, slices)
 

@@ -85,12 +85,12 @@ def mepipe(
     than `in_flight` = (v − 1)g + s + x units.
 
     x = p − 1, the default, is the least that keeps every rank busy in between: the makespan is the
-    work of a rank and (p − 1)(F + I − W), at a memory of (v·max(p, s) + min(p, s) − 1)/(v·s)
-    microbatches of a rank when p and s divide each other. Fewer in flight save memory down to
-    x = 0, where ranks wait for every slice to come back. More, up to 2(p − 1), hide latency and
-    level out F, I and W that are not alike, as ZB-H2 does. MEPipe takes weights' parts apart into
-    single matrix products and fits them into gaps as they come; here W is one action for a slice
-    and has a fixed place.
+    work of a rank and (p − 1)(F + I − W)/s, at a memory of (v·max(p, s) + min(p, s) − 1)/(v·s)
+    microbatches of a rank where s ≥ p, or s divides p and groups divide m. Fewer in flight save
+    memory down to x = 0, where ranks wait for every slice to come back. More, up to 2(p − 1), hide
+    latency and level out F, I and W that are not alike, as ZB-H2 does. MEPipe takes weights' parts
+    apart into single matrix products and fits them into gaps as they come; here W is one action
+    for a slice and has a fixed place.
 
     p = 2, m = 1, s = 2::
 
