@@ -149,31 +149,42 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
 
 def peaks(schedule: Schedule, costs: Costs) -> list[float]:
     """Largest memory of every rank: what is held while each action, or pair of actions, runs."""
-    table = costs.resolve(schedule.placement)
+    table = costs.resolve(schedule.placement, schedule.slicing)
+    last = schedule.slices - 1
     found = []
     for rank in range(schedule.ranks):
         program = schedule.program(rank).tolist()
         actions = [unpack(code) for code in program]
         again = {(stage, unit) for stage, kind, unit in actions if kind == Kind.R}
         held: dict[tuple[int, int], float] = {}
+        context: dict[tuple[int, int, str], float] = {}
         most = 0.0
         index = 0
         while index < len(actions):
             paired = (program[index] >> PAIR_SHIFT) & 3 == 1
             group = actions[index : index + 1 + paired]
             index += len(group)
-            for stage, kind, unit in group:
-                place = copy_of(schedule, unit) * schedule.stages + stage
+            for member in group:
+                stage, kind, unit = member
+                place = place_of(schedule, member)
                 if kind == Kind.F:
+                    context[stage, unit, "kv"] = table.kv[place]
                     light = (stage, unit) in again
                     held[stage, unit] = (table.checkpoint if light else table.activation)[place]
                 elif kind == Kind.R:
                     held[stage, unit] = table.activation[place]
-            most = max(most, sum(held.values()))
-            for stage, kind, unit in group:
+                elif kind in (Kind.I, Kind.B) and unit % schedule.slices == last:
+                    for part in range(schedule.slices):
+                        earlier = member._replace(microbatch=unit - last + part)
+                        of_part = table.kv[place_of(schedule, earlier)]
+                        context[stage, earlier.microbatch, "gradients"] = of_part
+            most = max(most, sum(held.values()) + sum(context.values()))
+            for member in group:
+                stage, kind, unit = member
+                if kind in (Kind.I, Kind.B):
+                    del context[stage, unit, "kv"], context[stage, unit, "gradients"]
                 if kind == Kind.I:
-                    place = copy_of(schedule, unit) * schedule.stages + stage
-                    held[stage, unit] = table.kept[place]
+                    held[stage, unit] = table.kept[place_of(schedule, member)]
                 elif kind in (Kind.W, Kind.B):
                     del held[stage, unit]
         assert not held

@@ -235,7 +235,7 @@ def test_policies_for_many_microbatches_are_compared_on_few() -> None:
     assert few == many
 
 
-@pytest.mark.parametrize(("p", "m", "memory"), [(6, 12, 4.0), (8, 16, 8.0)])
+@pytest.mark.parametrize(("p", "m", "memory"), [(8, 16, 7.0), (12, 24, 8.0)])
 def test_more_effort_makes_it_better(p: int, m: int, memory: float) -> None:
     case = Case(Placement.v(p), Costs.per_rank(**REAL), m, np.full(p, memory))
     assert case.time(effort=8).makespan < case.time().makespan < case.time(effort=0.02).makespan

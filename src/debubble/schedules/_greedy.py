@@ -71,20 +71,20 @@ OBJECTIVES = ("makespan", "stage-time")
 TOLERANCE = 1e-9
 """Relative slack of memory limits and of equal times."""
 
-SMALLEST_BUDGET = 50_000
-"""Actions placed in a search, at least: a quarter of a second without compiled code."""
+SMALLEST_BUDGET = 100_000
+"""Actions placed in a search, at least: half a second without compiled code."""
 
 LARGE = 7500
-COMPILED_BUDGET = 150_000
-"""The least for so many actions, which pay for compiled code: 10 to 20 milliseconds."""
+LARGE_BUDGET = 150_000
+"""The least for schedules of so many actions, for which code is compiled: 10 to 20 milliseconds."""
 
 BUDGET_PER_ACTION = 2
 """Actions placed in a search per action of the schedule."""
 
-MOST_PASSES = 128
+MOST_PASSES = 256
 FEW_MICROBATCHES = 32
-"""Policies are compared on this many microbatches, or twice as many as there are ranks or as may be
-in flight, when there are at least twice as many again."""
+"""Policies are compared on this many microbatches, or on twice as many as there are ranks or may be
+in flight (at most 2p), where the schedule has at least twice as many as that."""
 
 FINALISTS = 2
 """Policies that are tried on all microbatches after they were compared on fewer."""
@@ -92,7 +92,7 @@ FINALISTS = 2
 BATCH = 8
 """Policies per call of the kernel."""
 
-PARENTS = 6
+PARENTS = 10
 """How many of the best policies are varied."""
 
 GIVE_UP = 0.02
@@ -341,7 +341,7 @@ def _search(problem: _Problem, effort: float) -> _Candidate:
     ranks = problem.placement.ranks
     few = max(FEW_MICROBATCHES, 2 * ranks, 2 * min(problem.most_in_flight, 2 * ranks))
     trial = problem.shortened(few) if problem.microbatches >= 2 * few else problem
-    least = COMPILED_BUDGET if problem.size >= LARGE else SMALLEST_BUDGET
+    least = LARGE_BUDGET if problem.size >= LARGE else SMALLEST_BUDGET
     budget = effort * max(least, BUDGET_PER_ACTION * problem.size)
     policies = first_policies(problem.placement)
     random = Random(0)

@@ -43,13 +43,16 @@ def with_recompute(
     if not same or not np.all(share >= 1) or not _just_before(schedule):
         return ()
     case.I, case.B, case.q = case.I + R[0], case.B + R[0], kept[0] / case.unit if case.unit else 0
+    longer_backward = table.duration.copy()
+    longer_backward[[Kind.I, Kind.B]] += R
+    case.table = replace(table, duration=longer_backward)
     split = bool((kinds_of(schedule.actions) == Kind.W).any())
     longer = ", with I + R for I" if split else ", with B + R for B"
     late = schedule.recompute_after == "gradient"
     found = []
     for form in forms:
         if form.quantity == "peak_activation":
-            found += [] if split else [_peak(form)]
+            found += [] if split else [_peak(form, "v·s" if schedule.slices > 1 else "v")]
         elif late or form.accuracy in _WEAKER:
             accuracy = form.accuracy if late else _WEAKER[form.accuracy]
             found.append(replace(form, text=form.text + longer, accuracy=accuracy))
@@ -66,7 +69,7 @@ def _just_before(schedule: Schedule) -> bool:
     return not pairs_of(schedule.actions).any() and bool(follows.all())
 
 
-def _peak(form: ClosedForm) -> ClosedForm:
+def _peak(form: ClosedForm, parts: str) -> ClosedForm:
     """A peak of forwards as one of checkpoints and one activation."""
 
     def value(case: Any) -> float | list[float]:
@@ -76,5 +79,8 @@ def _peak(form: ClosedForm) -> ClosedForm:
 
     conditions = [text for text in (form.condition, "q = recompute_kept") if text]
     return replace(
-        form, text=f"q·({form.text}) + (1 − q)/v", value=value, condition="; ".join(conditions)
+        form,
+        text=f"q·({form.text}) + (1 − q)/{parts if len(parts) == 1 else f'({parts})'}",
+        value=value,
+        condition="; ".join(conditions),
     )
