@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import PAIR_SHIFT, unpack
+from debubble.core.costs import CostTable
+from debubble.engine.recompute import recomputed_stages
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,41 @@ def link_time(schedule: Schedule, costs: Costs, sender: int, receiver: int, part
     return latency + costs.message * schedule.slicing.shares[part] / costs.bandwidth
 
 
+def copy_time(
+    schedule: Schedule, costs: Costs, table: CostTable, action: Action, rank: int
+) -> float:
+    """What an OFFLOAD or RELOAD takes; a stage recomputes all of its microbatches or none."""
+    place = place_of(schedule, action)
+    again = action.stage in recomputed_stages(schedule)
+    left = (table.checkpoint if again else table.activation)[place]
+    size = float(left * table.offload[place])
+    target = schedule.copy_targets[rank]
+    if target is None:
+        return size / costs.host_bandwidth
+    pair = (rank, target) if action.kind == Kind.OFFLOAD else (target, rank)
+    latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[pair[0]][pair[1]]
+    return latency + size / costs.bandwidth
+
+
 def simulate(schedule: Schedule, costs: Costs) -> Outcome:
-    """Overlapped transfers only; every action waits for its rank and for its data."""
+    """Overlapped transfers only; every action waits for its rank and for its data.
+
+    A copy is issued when its rank reaches it; each rank's copies run one after the other.
+    """
     table = costs.resolve(schedule.placement, schedule.slicing)
     stages = schedule.stages
     programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     heads = [0] * schedule.ranks
     free = [0.0] * schedule.ranks
+    stream = [0.0] * schedule.ranks
     finished: dict[Action, tuple[float, int]] = {}
+    away = {
+        (action.stage, action.microbatch)
+        for program in schedule
+        for action in program
+        if action.kind in (Kind.OFFLOAD, Kind.RELOAD)
+    }
+    copied: dict[Action, float] = {}
     start: dict[tuple[int, int], float] = {}
     end: dict[tuple[int, int], float] = {}
 
@@ -77,6 +106,10 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
             later = microbatch + 1
             sources.append((Action(stage, Kind.I, later), Action(stage, Kind.B, later)))
         latest = 0.0
+        if (stage, microbatch) in away and kind in (Kind.I, Kind.B, Kind.R):
+            if Action(stage, Kind.RELOAD, microbatch) not in copied:
+                return None
+            latest = copied[Action(stage, Kind.RELOAD, microbatch)]
         for alternatives in sources:
             known = [finished[source] for source in alternatives if source in finished]
             if not known:
@@ -99,6 +132,18 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 index = heads[rank]
                 action = unpack(program[index])
                 paired = (program[index] >> PAIR_SHIFT) & 3 == 1
+                if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
+                    out = action.kind == Kind.OFFLOAD
+                    needed = action._replace(kind=Kind.F if out else Kind.OFFLOAD)
+                    if needed not in (finished if out else copied):
+                        break
+                    took = copy_time(schedule, costs, table, action, rank)
+                    start[rank, index] = max(free[rank], stream[rank])
+                    stream[rank] = end[rank, index] = start[rank, index] + took
+                    copied[action] = stream[rank]
+                    heads[rank] += 1
+                    moved = True
+                    continue
                 if action.kind == Kind.OPT:
                     if schedule.sync == "global":
                         break
@@ -190,3 +235,51 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
         assert not held
         found.append(most)
     return found
+
+
+def peaks_by_time(schedule: Schedule, costs: Costs, outcome: Outcome) -> list[float]:
+    """Peak activation of every rank, from the times alone: what is held at any event.
+
+    For positive durations only: at each event's time, what ends is gone and what starts is there.
+    """
+    table = costs.resolve(schedule.placement, schedule.slicing)
+    spans: list[list[tuple[float, float, float]]] = [[] for _ in range(schedule.ranks)]
+    for rank in range(schedule.ranks):
+        at = {
+            unpack(code): (outcome.start[rank, index], outcome.end[rank, index])
+            for index, code in enumerate(schedule.program(rank).tolist())
+        }
+        for (stage, kind, microbatch), (begin, _) in at.items():
+            if kind != Kind.F:
+                continue
+            place = place_of(schedule, Action(stage, kind, microbatch))
+            full, kept = float(table.activation[place]), float(table.kept[place])
+            again = at.get(Action(stage, Kind.R, microbatch))
+            left_behind = float(table.checkpoint[place]) if again else full
+            part = left_behind * float(table.offload[place])
+            last = microbatch - microbatch % schedule.slices + schedule.slices - 1
+            if Action(stage, Kind.B, microbatch) in at:
+                done = weights = at[Action(stage, Kind.B, microbatch)][1]
+            else:
+                done = at[Action(stage, Kind.I, microbatch)][1]
+                weights = at[Action(stage, Kind.W, microbatch)][1]
+            spans[rank] += [(begin, weights, kept), (begin, done, full - kept)]
+            if again:
+                spans[rank].append((begin, again[0], left_behind - full))
+            first = at.get(Action(stage, Kind.B, last)) or at[Action(stage, Kind.I, last)]
+            kv = float(table.kv[place])
+            spans[rank] += [(begin, done, kv), (first[0], done, kv)]
+            if Action(stage, Kind.OFFLOAD, microbatch) in at:
+                leaves, left = at[Action(stage, Kind.OFFLOAD, microbatch)]
+                returns, returned = at[Action(stage, Kind.RELOAD, microbatch)]
+                spans[rank].append((left, returns, -part))
+                target = schedule.copy_targets[rank]
+                if target is not None:
+                    spans[target].append((leaves, returned, part))
+    return [
+        max(
+            sum(amount for begin, end, amount in held if begin <= time < end)
+            for time in {begin for begin, _, _ in held} | {end for _, end, _ in held}
+        )
+        for held in spans
+    ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +13,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from debubble import Costs, Kind, Schedule, make, schedules
-from debubble.core.actions import kinds_of
+from debubble.core.actions import COPY_KINDS, kinds_of
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
@@ -75,7 +77,9 @@ def recomputing(draw: st.DrawFn, schedule: Schedule, some: bool = True) -> Sched
     stages = st.sets(st.integers(0, schedule.stages - 1), min_size=1)
     chosen = draw(st.just("full") | stages)
     found = add_recompute(schedule, chosen, at=draw(st.sampled_from(RECOMPUTE_AT)))
-    if not some or draw(st.booleans()):
+    copies = np.isin(kinds_of(schedule.actions), COPY_KINDS).any()
+    # Copies are of checkpoints or of activations, for all microbatches of a stage.
+    if not some or copies or draw(st.booleans()):
         return found
     R = np.flatnonzero(kinds_of(found.actions) == Kind.R)
     drop = R[draw(st.integers(0, 2)) :: draw(st.integers(1, 5))]
@@ -90,14 +94,22 @@ def recomputing(draw: st.DrawFn, schedule: Schedule, some: bool = True) -> Sched
 @st.composite
 def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
     """Costs that differ from stage to stage, with or without latency and overlap gain."""
-    of_slices: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     if schedule.slices > 1:
-        of_slices = {
+        more = {
             "attention": draw(SHARES), "kv": draw(TIMES), "exchange": draw(TIMES),
             "message": draw(TIMES), "bandwidth": 4.0,
         }  # fmt: skip
+    if np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+        # Sizes and rates whose quotients are exact.
+        more = {
+            "activation": draw(st.sampled_from([0.25, 1.0, 3.0])),
+            "offload_share": draw(st.sampled_from([0.5, 1.0])),
+            "host_bandwidth": draw(st.sampled_from([0.5, 1.0, 4.0, math.inf])),
+            "bandwidth": draw(st.sampled_from([1.0, 2.0, math.inf])),
+        }
     if draw(st.booleans()):
-        return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES), **of_slices)
+        return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES), **more)
     per_stage = st.lists(TIMES, min_size=schedule.stages, max_size=schedule.stages)
     ranks = schedule.ranks
     links = st.lists(
@@ -113,5 +125,42 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
         p2p=draw(TIMES | links) if ranks <= 6 else draw(TIMES),
         kept_for_weight=draw(st.sampled_from([0.0, 0.5, 1.0])),
         recompute_kept=draw(st.sampled_from([0.0, 0.25, 1.0])),
-        **of_slices,
+        **more,
+    )
+
+
+@st.composite
+def with_copies(draw: st.DrawFn, schedule: Schedule) -> Schedule:
+    """The schedule with some activations offloaded and reloaded, anywhere that is allowed."""
+    programs = []
+    for program in schedule.rows():
+        cells = list(program)
+        for cell in program:
+            found = re.fullmatch(r"(\d+)F([\d.]+)", cell)
+            if found is None or not draw(st.booleans()):
+                continue
+            unit = re.escape(found[2])
+            backwards = re.compile(rf"(^|.*;){found[1]}[IBR]{unit}(\)|$).*")
+            stop = next(i for i, other in enumerate(cells) if backwards.fullmatch(other))
+            out = draw(st.integers(cells.index(cell) + 1, stop))
+            back = draw(st.integers(out, stop))
+            cells.insert(back, f"{found[1]}RELOAD{found[2]}")
+            cells.insert(out, f"{found[1]}OFFLOAD{found[2]}")
+        programs.append(cells)
+    targets = [
+        draw(st.sampled_from([None, *(r for r in range(schedule.ranks) if r != rank)]))
+        for rank in range(schedule.ranks)
+    ]
+    return Schedule.from_text(
+        programs,
+        schedule.placement,
+        schedule.microbatches,
+        iterations=schedule.iterations,
+        slices=schedule.slices,
+        cut=schedule.cut,
+        exchange=schedule.exchange,
+        sync=schedule.sync,
+        recompute_after=schedule.recompute_after,
+        weight_versions=schedule.weight_versions,
+        offload_to=tuple(targets),
     )

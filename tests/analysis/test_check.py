@@ -303,11 +303,11 @@ def test_at_most_some_problems_of_one_code_are_listed() -> None:
 
 
 def test_other_kinds_are_looked_at_for_range_and_rank_only() -> None:
-    rows = ["0UNSHARD0 0F0 0OFFLOAD0 0B0 7RESHARD0", "1F0 1B0 0OFFLOAD0"]
+    rows = ["0UNSHARD0 0F0 0REDUCE_GRAD0 0B0 7RESHARD0", "1F0 1B0 0REDUCE_GRAD0"]
     report = db.check(order(rows, 1))
     assert [(p.code, p.actions) for p in report.problems] == [
         ("out-of-range", ("7RESHARD0",)),
-        ("wrong-rank", ("0OFFLOAD0",)),
+        ("wrong-rank", ("0REDUCE_GRAD0",)),
     ]
 
 

@@ -52,6 +52,8 @@ def good(schedule: Schedule) -> bool:
             parts = [counts[stage, kind, unit] for kind in (Kind.F, Kind.I, Kind.W, Kind.B)]
             if parts not in ([1, 1, 1, 0], [1, 0, 0, 1]):
                 return False
+            if counts[stage, Kind.OFFLOAD, unit] != counts[stage, Kind.RELOAD, unit]:
+                return False
     try:
         oracle.simulate(schedule, db.Costs())
     except oracle.CannotRunError:
@@ -70,6 +72,7 @@ def rebuilt(schedule: Schedule, programs: list[list[int]]) -> Schedule:
         slices=schedule.slices,
         sync=schedule.sync,
         weight_versions=schedule.weight_versions,
+        offload_to=schedule.offload_to,
     )
 
 

@@ -44,7 +44,7 @@ def test_rows_read_back_for_every_family() -> None:
         schedule = db.make(entry.name, ranks=2, microbatches=8, iterations=2)
         back = Schedule.from_text(
             schedule.rows(), schedule.placement, 8, iterations=2, sync=schedule.sync,
-            slices=schedule.slices, exchange=schedule.exchange,
+            slices=schedule.slices, exchange=schedule.exchange, offload_to=schedule.offload_to,
         )  # fmt: skip
         assert back == schedule, entry.name
 

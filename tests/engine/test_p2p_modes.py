@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from debubble import Costs, Kind, Schedule, make, simulate
-from debubble.core.actions import PAIR_SHIFT, TRANSFER_KINDS, kinds_of, unpack
+from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, TRANSFER_KINDS, kinds_of, unpack
 from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.oracle import copy_of, link_time, place_of
+from tests.oracle import copy_of, copy_time, link_time, place_of
 from tests.strategies import ENTRIES, TIMES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -57,6 +57,7 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
     over: dict[tuple[str, int, int], tuple[float, float]] = {}
     reduced: list[list[float]] = [[] for _ in range(ranks)]
     start, end = {}, {}
+    stream, reloaded = [0.0] * ranks, {}
 
     def run(rank: int, indices: list[int], begin: float, took: float) -> None:
         for index in indices:
@@ -86,6 +87,15 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
                     posted[rank].append(index)
                     posts[ends(rank, index)[1]].append(free[rank])
                     index += 1
+                moved = True
+            elif action.kind in COPY_KINDS:
+                begin = max(free[rank], stream[rank])
+                took = copy_time(schedule, costs, table, action, rank)
+                stream[rank] = begin + took
+                start[rank, index], end[rank, index] = begin, stream[rank]
+                if action.kind == Kind.RELOAD:
+                    reloaded[action.stage, action.microbatch] = stream[rank]
+                head[rank] += 1
                 moved = True
             elif action.kind == Kind.OPT and schedule.sync == "global":
                 waiting = [
@@ -117,7 +127,12 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
                     took = table.pair(*places)
                 else:
                     took = table.duration[places[0]]
-                run(rank, members, free[rank], took)
+                back = [
+                    reloaded.get((program[member].stage, program[member].microbatch), 0.0)
+                    for member in members
+                    if program[member].kind in (Kind.I, Kind.B, Kind.R)
+                ]
+                run(rank, members, max([free[rank], *back]), took)
                 moved = True
         for link, names in line.items():
             while names and len(posts[names[0]]) == 2:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simulate
-from debubble.core.actions import TRANSFER_KINDS, Action, kinds_of, unpack
+from debubble.core.actions import COMPUTE_KINDS, TRANSFER_KINDS, Action, kinds_of, unpack
 from debubble.core.errors import ParameterError
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline
@@ -231,8 +231,8 @@ def test_receives_stand_as_early_and_as_late_as_the_policy_says(
             for index, action in enumerate(row):
                 if action.kind not in TRANSFER_KINDS:
                     continue
-                before = [a for a in row[:index] if a.kind not in TRANSFER_KINDS]
-                after = [a for a in row[index:] if a.kind not in TRANSFER_KINDS]
+                before = [a for a in row[:index] if a.kind in COMPUTE_KINDS]
+                after = [a for a in row[index:] if a.kind in COMPUTE_KINDS]
                 result[action] = (
                     *(when[before[-1], rank] if before else (-1.0, -1.0)),
                     *(when[after[0], rank] if after else (np.inf, np.inf)),

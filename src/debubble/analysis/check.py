@@ -12,16 +12,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.analysis.copies import inspect_copies
 from debubble.analysis.metrics import amount_text, number
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
-from debubble.core.actions import Action, Kind, pack
+from debubble.core.actions import TRANSFER_KINDS, Action, Kind, pack
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
-from debubble.engine.memory import MemoryUse, measure_memory, memory_limits
+from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
+from debubble.engine.memory import MemoryUse, memory_limits
+from debubble.engine.timeline import memory_use
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -50,7 +52,7 @@ def check(
         Limit of the activation memory of every rank, or one limit per rank; in activation units
         per rank, or in the unit of ``costs.activation``.
     costs
-        What activations take; times do not matter.
+        What activations take; times matter only where activations leave their ranks.
     p2p_mode
         How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
         deadlock with ``"blocking"`` ones.
@@ -82,7 +84,7 @@ def check(
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
     costs = costs or Costs()
     limits = memory_limits(memory, schedule.ranks)
-    table = costs.resolve(schedule.placement, schedule.slicing)
+    costs.resolve(schedule.placement, schedule.slicing)
 
     found = Findings()
     plain, steps = _survey(schedule)
@@ -93,6 +95,7 @@ def check(
         complete, error = _compiles(schedule, p2p_mode)
     if not complete:
         inspect_structure(schedule, found)
+        inspect_copies(schedule, found)
         if not found and not plain:
             _transfers(schedule, found)
         if not found:
@@ -100,8 +103,8 @@ def check(
         if not found and error is not None:
             found.problems.append(_stuck(schedule, error))
     if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
-        _memory(schedule, measure_memory(schedule, table), limits, costs, found)
-    return Report(schedule, tuple(found.problems), found.more, costs)
+        _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
+    return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode)
 
 
 def _survey(schedule: Schedule) -> tuple[bool, bool]:
@@ -187,12 +190,20 @@ def _memory(
     allowed = limits * (1 + TOLERANCE)
 
     def describe(rank: int) -> Problem:
+        excess = (
+            f"rank {rank} holds up to {amount_text(use.peak[rank], costs)}, more than the limit of "
+            f"{number(limits[rank])}"
+        )
         position = _first_above(schedule, use, rank, float(allowed[rank]))
+        if position is None:
+            return Problem(
+                "memory", f"{excess}, while activations leave their ranks or come back", rank, None,
+                (), "copy fewer activations or copy them faster, or raise the limit",
+            )  # fmt: skip
         _, index, text, _ = position_text(schedule, position)
         return Problem(
             "memory",
-            f"rank {rank} holds up to {amount_text(use.peak[rank], costs)}, more than the limit of "
-            f"{number(limits[rank])}, first at action {index}: {text}",
+            f"{excess}, first at action {index}: {text}",
             rank,
             index,
             (text,),
@@ -202,10 +213,15 @@ def _memory(
     found.add("memory", np.flatnonzero(use.peak > allowed), describe)
 
 
-def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int:
-    """Position of the first action of a rank whose start takes more than the limit."""
+def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) -> int | None:
+    """Position of the first action of a rank whose start takes more than the limit.
+
+    None where the order alone does not exceed it, but the times of copies do.
+    """
     added, freed = use.deltas(schedule, rank)
     held = np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
+    if not above.any() and largest_kind(schedule) > max(TRANSFER_KINDS):
+        return None
     return int(schedule.offsets[rank]) + int(np.argmax(above) if above.any() else np.argmax(held))

@@ -116,6 +116,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         "memory": memory_text(costs, schedule),
         **recompute_words(schedule),
         "p2p_volume": volume,
+        **({"offload": offload} if (offload := offload_text(timeline)) else {}),
         **MEASURES,
     }
 
@@ -217,6 +218,17 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     kept = costs.recompute_kept
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
     return f"{text}; recomputed: {share} taken when F starts, the rest when R does"
+
+
+def offload_text(timeline: Timeline) -> str:
+    """What copies of activations out of their ranks are, empty when there are none."""
+    if not timeline.graph.has_copies:
+        return ""
+    targets = timeline.schedule.copy_targets
+    where = "the host" if all(target is None for target in targets) else "another rank"
+    shared = timeline.graph.shared
+    link = f"one link for {shared} ranks" if shared > 1 else "one stream per rank, both directions"
+    return f"activations go to {where} and back: {link}, beside the compute"
 
 
 def amount_text(amount: float, costs: Costs, unit: str = "") -> str:

@@ -21,7 +21,8 @@ from debubble.core.actions import (
 )
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import measure_memory
+from debubble.engine.graph import P2PMode
+from debubble.engine.timeline import memory_use
 
 LISTED = 20
 """Problems of one code that are spelled out; the others are counted."""
@@ -100,12 +101,15 @@ class Report:
         How many further problems of a code there are that are not listed.
     costs
         The costs that memory was counted with.
+    p2p_mode
+        How ranks exchange results.
     """
 
     schedule: Schedule
     problems: tuple[Problem, ...] = ()
     more: Mapping[str, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
+    p2p_mode: P2PMode = "overlapped"
 
     @property
     def ok(self) -> bool:
@@ -125,8 +129,7 @@ class Report:
         """Largest activation memory of every rank; None when some action does not exist."""
         if any(problem.code == "out-of-range" for problem in self.problems):
             return None
-        table = self.costs.resolve(self.schedule.placement, self.schedule.slicing)
-        return measure_memory(self.schedule, table).peak
+        return memory_use(self.schedule, self.costs, self.p2p_mode).peak
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""

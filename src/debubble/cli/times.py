@@ -14,7 +14,10 @@ from debubble.interchange.text import LARGEST_COST, SMALLEST_BANDWIDTH
 NAMES = tuple(
     spec.name for spec in fields(Costs) if spec.name not in ("basis", "chunks", *ENDS)
 ) + tuple(f"{part}.{key}" for part in ENDS for key in KEYS)
-SINGLE = ("O", "overlap_factor", "p2p", "message", "bandwidth", *NAMES[-len(ENDS) * len(KEYS) :])
+SINGLE = (
+    "O", "overlap_factor", "p2p", "message", "bandwidth", "host_bandwidth", "host_link_shared_by",
+    *NAMES[-len(ENDS) * len(KEYS) :],
+)  # fmt: skip
 """Costs that are one number here; a cost file can say more."""
 
 

@@ -74,6 +74,8 @@ TRANSFER_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
 WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
 """Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
+COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
+"""Kinds that move an activation out of its rank's memory, and back."""
 
 
 class Action(NamedTuple):

@@ -24,6 +24,8 @@ PairTimes: TypeAlias = float | Mapping[tuple[int, int], float]
 
 BASES = ("action", "rank")
 TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
+_BANDWIDTHS = ("bandwidth", "host_bandwidth")
+_PLAIN = ("basis", "chunks")
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ class Costs:
     exchange
         Time that one forward of a microbatch takes to exchange attention context with other ranks,
         in schedules that do; I and B take twice that, for what the forward sent and its gradients.
+    offload_share
+        Share of a stage's activation that an OFFLOAD moves out of its rank, and a RELOAD back.
+    host_bandwidth
+        Memory that one copy between a rank and its host moves per unit of time. A copy to another
+        rank takes ``p2p`` and its size divided by `bandwidth`.
+    host_link_shared_by
+        2 when ranks 0 and 1, ranks 2 and 3, … share one link to the host, which then carries one
+        copy at a time; else 1.
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -115,30 +125,39 @@ class Costs:
     attention: Value = 0.0
     kv: Value = 0.0
     exchange: Value = 0.0
+    offload_share: Value = 1.0
+    host_bandwidth: float = math.inf
+    host_link_shared_by: int = 1
     basis: str = "action"
     chunks: int | None = None
 
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if spec.name in ("basis", "chunks") or value is None:
+            if spec.name in _PLAIN or value is None:
                 continue
             if spec.name in ENDS:
                 check_part(spec.name, value)
-            allow_infinite = spec.name == "bandwidth"
+            allow_infinite = spec.name in _BANDWIDTHS
             object.__setattr__(self, spec.name, _checked(spec.name, value, allow_infinite))
         if self.basis not in BASES:
             raise CostError(f"basis is '{self.basis}'; use 'action' or 'rank'")
         if self.chunks is not None and self.chunks < 1:
             raise CostError(f"chunks is {self.chunks}; it is at least 1")
-        if self.bandwidth == 0:
-            raise CostError("bandwidth is 0; give a positive number")
-        for name in ("kept_for_weight", "recompute_kept", "attention"):
+        for name in _BANDWIDTHS:
+            if getattr(self, name) == 0:
+                raise CostError(f"{name} is 0; give a positive number")
+        for name in ("kept_for_weight", "recompute_kept", "attention", "offload_share"):
             share = getattr(self, name)
             if np.any(
                 np.asarray(list(share.values()) if isinstance(share, Mapping) else share) > 1
             ):
                 raise CostError(f"{name} is {share}; it is a share between 0 and 1")
+        if self.host_link_shared_by not in (1, 2):
+            raise CostError(
+                f"host_link_shared_by is {self.host_link_shared_by}; a link serves 1 or 2 ranks"
+            )
+        object.__setattr__(self, "host_link_shared_by", int(self.host_link_shared_by))
 
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
@@ -155,7 +174,7 @@ class Costs:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = (
             self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation, self.attention,
-            self.kv, self.exchange,
+            self.kv, self.exchange, self.offload_share,
         )  # fmt: skip
         ends = any(getattr(self, name) is not None for name in ENDS)
         return not ends and all(value is None or isinstance(value, float) for value in values)
@@ -177,7 +196,7 @@ class Costs:
                 memory = {key: part[key] for key in part if key == "activation"}
                 changes[name] = _times(part, factor) | memory
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)} | changes
-        values["bandwidth"] = self.bandwidth / factor
+        values |= {name: getattr(self, name) / factor for name in _BANDWIDTHS}
         return Costs(**values)
 
     def resolve(self, placement: Placement, slicing: Slicing = WHOLE) -> CostTable:
@@ -196,6 +215,8 @@ class CostTable:
         ``place = (j * copies + c) * stages + s``.
     activation, kept
         Memory after the forward, and the part of it that stays until W ends; shape ``(places,)``.
+    offload
+        Share of what a forward leaves that an OFFLOAD moves; shape ``(places,)``.
     checkpoint
         The part of the activation that stays from the forward to a recompute; shape ``(places,)``.
     kv
@@ -218,6 +239,7 @@ class CostTable:
     duration: NDArray[np.float64]
     activation: NDArray[np.float64]
     kept: NDArray[np.float64]
+    offload: NDArray[np.float64]
     checkpoint: NDArray[np.float64]
     kv: NDArray[np.float64]
     attention: NDArray[np.float64]
@@ -252,6 +274,7 @@ class CostTable:
         attention = spread(costs.attention, "attention", 0.0)
         kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
         checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
+        offload = spread(costs.offload_share, "offload_share", 1.0)
         message = costs.message / costs.bandwidth
         excess = np.zeros(1)
         times: Sequence[NDArray[np.float64]] | NDArray[np.float64] = (F, I, W, B, R)
@@ -262,6 +285,7 @@ class CostTable:
             activation, kept, checkpoint, kv = (
                 np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
             )
+            offload = np.tile(offload, len(shares))
             ends = np.hstack([share * ends for share in shares])
             excess = message * (shares - 1 / len(shares))
             message /= len(shares)
@@ -272,8 +296,8 @@ class CostTable:
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
         link = _links(costs, placement.ranks, message)
         return cls(
-            duration, activation, kept, checkpoint, kv, attention, optimizer, link, excess, ends,
-            costs, placement, slicing,
+            duration, activation, kept, offload, checkpoint, kv, attention, optimizer, link, excess,
+            ends, costs, placement, slicing,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
@@ -281,6 +305,26 @@ class CostTable:
         if sender == receiver:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
+
+    def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
+        held: NDArray[np.float64] = np.where(recomputed, self.checkpoint, self.activation)
+        return held * self.offload
+
+    def copy(self, kind: int, place: int, target: int | None, recomputed: bool = False) -> float:
+        """Time to move what a place has offloaded to a rank, or to the host for None.
+
+        A RELOAD comes back from there.
+        """
+        held = self.checkpoint if recomputed else self.activation
+        size, costs = float(held[place] * self.offload[place]), self.costs
+        if target is None:
+            return size / costs.host_bandwidth
+        homes = self.placement.ranks_of_stages
+        ends = int(homes[place % len(homes)]), target
+        source, sink = ends if kind == Kind.OFFLOAD else ends[::-1]
+        latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[source][sink]
+        return latency + size / costs.bandwidth
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""

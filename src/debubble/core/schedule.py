@@ -73,6 +73,9 @@ class Schedule:
         each rank.
     options
         Parameters the order was made with, for display and for files.
+    offload_to
+        Where each rank's ``OFFLOAD`` actions put activations: the rank that keeps them, or None
+        for the rank's host. Empty when all of them go to the host.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Schedule:
     recompute_after: str = "forward"
     weight_versions: int | tuple[int, ...] = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    offload_to: tuple[int | None, ...] = ()
     derived: dict[Any, Any] = field(default_factory=dict, init=False)
     """What other layers have worked out about this very order, for instance its event graphs."""
 
@@ -108,6 +112,7 @@ class Schedule:
             raise ParameterError(
                 f"recompute_after is '{self.recompute_after}'; use 'forward' or 'gradient'"
             )
+        _check_targets(self.offload_to, self.placement.ranks)
         for name in ("actions", "offsets"):
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.setflags(write=False)
@@ -188,6 +193,11 @@ class Schedule:
         """How sequences are cut, for :meth:`debubble.core.costs.Costs.resolve`."""
         return Slicing(self.cut or (1 / self.slices,) * self.slices, self.exchange)
 
+    @property
+    def copy_targets(self) -> tuple[int | None, ...]:
+        """Where the copies of every rank go: another rank, or None for its host."""
+        return self.offload_to or (None,) * self.ranks
+
     def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
         """The copy of the model each unit's microbatch runs through, as the placement says."""
         # A file may claim more microbatches than actions can name, or arrays can hold.
@@ -245,6 +255,7 @@ class Schedule:
             and (self.microbatches, self.iterations, self.slicing)
             == (other.microbatches, other.iterations, other.slicing)
             and (self.sync, self.recompute_after) == (other.sync, other.recompute_after)
+            and self.copy_targets == other.copy_targets
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.actions, other.actions)
         )
@@ -262,6 +273,7 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as plain data, as it stands in a JSON file."""
+        targets = {"offload_to": list(self.offload_to)} if self.offload_to else {}
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -280,6 +292,7 @@ class Schedule:
             ),
             "recompute_after": self.recompute_after,
             "options": dict(self.options),
+            **targets,
             "placement": {
                 "name": self.placement.name,
                 "table": [list(row) for row in self.placement.table],
@@ -291,3 +304,16 @@ class Schedule:
         """Write a schedule file; the ending (``.json`` or ``.csv``) picks the format."""
         # Writers live above this layer; the name is resolved when somebody asks for a file.
         importlib.import_module("debubble.interchange.files").save(self, path)
+
+
+def _check_targets(targets: tuple[int | None, ...], ranks: int) -> None:
+    if targets and len(targets) != ranks:
+        raise ParameterError(
+            f"offload_to has {len(targets)} entries for {ranks} ranks; give one per rank, or none"
+        )
+    for rank, target in enumerate(targets):
+        if target is not None and (not 0 <= target < ranks or target == rank):
+            raise ParameterError(
+                f"offload_to[{rank}] is {target}; give another rank from 0 to {ranks - 1}, or None "
+                "for the host"
+            )

@@ -81,6 +81,21 @@ def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:
     return placed
 
 
+def merge(*parts: tuple[NDArray[np.int64], Program]) -> Program:
+    """Actions in the order of their slots; in one slot those of earlier parts come first.
+
+    Each part is the slots of its actions, and the actions.
+
+    Examples
+    --------
+    >>> F, B = forward(0, range(3)), backward(0, range(3))
+    >>> show(merge((np.arange(3), F), (np.arange(1, 4), B)))
+    '0F0 0F1 0B0 0F2 0B1 0B2'
+    """
+    slots, actions = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return np.asarray(actions[np.argsort(slots, kind="stable")])
+
+
 def interleaved_table(
     microbatches: int, chunks: int, group_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,7 +10,7 @@ Layout of the cost vector, for P = slices · copies · stages places and p ranks
     0            nothing, costs 0
     1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
     1 + 5P …     optimizer step of rank r: 1 + 5P + r
-    1 + 5P + p … links between ranks and overlapped pairs, in order of first use
+    1 + 5P + p … links between ranks, overlapped pairs and copies, in order of first use
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, Kind
+from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT, TRANSFER_KINDS, Kind
 from debubble.core.costs import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import evaluate as walk
+from debubble.engine.recompute import recompute_share
 
 P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking"]
 P2P_MODES = ("overlapped", "channel", "blocking")
 
 TIMED_KINDS = 5
 LINK = 0
-"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half."""
+"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half, or of a copy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +56,12 @@ class EventGraph:
         when transfers occupy nobody.
     dynamic_kind, dynamic_a, dynamic_b
         What the last cost indices stand for: a link from rank a to rank b, for slice j from
-        a + j · ranks where slices differ in length; or a pair of a forward on place a and a
-        backward of that kind on place b.
+        a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
+        of that kind on place b; or a copy of place a on rank b.
     completed
         How many (stage, microbatch) have all of their backward.
+    shared
+        How many ranks share one link to the host.
     """
 
     schedule: Schedule
@@ -73,6 +76,7 @@ class EventGraph:
     dynamic_a: NDArray[np.int32]
     dynamic_b: NDArray[np.int32]
     completed: int
+    shared: int = 1
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -93,10 +97,16 @@ class EventGraph:
         """Cost index of the first link or pair."""
         return 1 + TIMED_KINDS * self.places + self.schedule.ranks
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether activations leave their ranks."""
+        return bool(np.any(self.dynamic_kind >= Kind.OFFLOAD))
+
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
         assert table.duration.shape[1] == self.places, "costs are not of this schedule's slices"
         lanes = self.lanes
+        again = recompute_share(self.schedule) >= 1 if self.has_copies else None
         dynamic = np.empty(len(self.dynamic_kind))
         for index, (kind, a, b) in enumerate(
             zip(
@@ -106,7 +116,10 @@ class EventGraph:
                 strict=True,
             )
         ):
-            if kind != LINK:
+            if kind >= Kind.OFFLOAD:
+                target = self.schedule.copy_targets[b]
+                dynamic[index] = table.copy(kind, a, target, again is not None and bool(again[a]))
+            elif kind != LINK:
                 dynamic[index] = table.pair((0, a), (kind, b))
             elif lanes == 1:
                 dynamic[index] = table.link[a, b]
@@ -142,11 +155,12 @@ class EventGraph:
         ]
         names += [f"OPT of rank {rank}" for rank in range(schedule.ranks)]
         for kind, a, b in zip(self.dynamic_kind, self.dynamic_a, self.dynamic_b, strict=True):
-            names.append(
-                link(int(a), int(b))
-                if kind == LINK
-                else f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}"
-            )
+            if kind == LINK:
+                names.append(link(int(a), int(b)))
+            elif kind >= Kind.OFFLOAD:
+                names.append(f"{Kind(kind).name} of {where(a)}")
+            else:
+                names.append(f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}")
         return names
 
     def evaluate(
@@ -194,7 +208,9 @@ def lanes_of(schedule: Schedule) -> int:
     return schedule.slices if schedule.cut else 1
 
 
-def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGraph:
+def compile_graph(
+    schedule: Schedule, mode: P2PMode = "overlapped", host_link_shared_by: int = 1
+) -> EventGraph:
     """Lower a schedule to an event graph; the same schedule is lowered once.
 
     Parameters
@@ -206,6 +222,8 @@ def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGrap
         nobody; in ``"channel"`` every directed pair of ranks carries one transfer at a time, in
         the order of the producers; in ``"blocking"`` sender and receiver are both busy until the
         transfer is over.
+    host_link_shared_by
+        How many neighbouring ranks share one link to the host.
 
     Raises
     ------
@@ -217,9 +235,14 @@ def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGrap
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
     # The arrays are kept, not the graph: it points back at the schedule, and a circle of the two
     # would hold on to memory until the garbage collector happens to come by.
-    key = (EventGraph, mode)
+    key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
-        if mode == "blocking" or not _compute_only(schedule):
+        most = largest_kind(schedule)
+        if most > max(TRANSFER_KINDS):
+            from debubble.engine.events import compile_events
+
+            graph = compile_events(schedule, mode, host_link_shared_by)
+        elif mode == "blocking" or most > Kind.OPT:
             from debubble.engine.streams import compile_streams
 
             graph = compile_streams(schedule, mode)
@@ -229,12 +252,16 @@ def compile_graph(schedule: Schedule, mode: P2PMode = "overlapped") -> EventGrap
     return EventGraph(schedule, mode, *schedule.derived[key])
 
 
-def _compute_only(schedule: Schedule) -> bool:
+def largest_kind(schedule: Schedule) -> int:
+    """The largest :class:`Kind` among a schedule's actions, which decides who can compile it."""
     actions = schedule.actions
-    # A reduction without a temporary array: the largest kind decides.
-    return not any(
-        bool(np.any((actions[begin : begin + 65536] & 31) > Kind.OPT))
-        for begin in range(0, len(actions), 65536)
+    # Block by block, without a temporary array of all kinds.
+    return max(
+        (
+            int((actions[begin : begin + 65536] & KIND_MASK).max())
+            for begin in range(0, len(actions), 65536)
+        ),
+        default=0,
     )
 
 

@@ -58,6 +58,9 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     F takes its slice's keys and values, too. The first backward of a microbatch, its last slice's,
     takes what the gradients of all keys and values need: later slices add to those of earlier
     ones. Each slice's I or B frees its part of both.
+
+    OFFLOAD frees what it moves and RELOAD takes it again, here as if copies took no time and what
+    goes to another rank took none of its memory; see :mod:`debubble.engine.held`.
     """
     share = recompute_share(schedule)
     actions = schedule.actions
@@ -72,6 +75,9 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_end[Kind.I] = table.kept - table.activation
     at_end[Kind.W] = -table.kept
     at_end[Kind.B] = -table.activation
+    moved = table.moved(share >= 1)
+    at_end[Kind.OFFLOAD] = -moved
+    at_start[Kind.RELOAD] = moved
     if table.costs.kv != 0:
         last = schedule.placement.copies * schedule.stages
         at_start[[Kind.F, RECOMPUTED_F]] += table.kv

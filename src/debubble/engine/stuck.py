@@ -97,9 +97,10 @@ def explain(stopped: Stopped, outcome: int, position: int) -> ScheduleError:
         return _explain_order(stopped, position)
     if outcome == sweep.OTHER_KIND:
         return ScheduleError(
-            f"{where} cannot be simulated; remove it: only compute actions, SEND and RECV can"
+            f"{where} cannot be simulated; remove it: only compute actions, SEND, RECV, OFFLOAD "
+            "and RELOAD can"
         )
-    if outcome == sweep.DUPLICATE and action.kind in PARTNERS:
+    if outcome == sweep.DUPLICATE and action.kind > Kind.OPT:
         return ScheduleError(f"{where} runs twice; remove one", (text,))
     if outcome == streams.NO_TRANSFER:
         other = partner(action).stage

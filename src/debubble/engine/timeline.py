@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, Action, Kind, kinds_of, pairs_of, unpack
+from debubble.core.actions import (
+    KIND_MASK,
+    TRANSFER_KINDS,
+    Action,
+    Kind,
+    kinds_of,
+    pairs_of,
+    unpack,
+)
 from debubble.core.costs import Costs, CostTable
+from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import TIMED_KINDS, EventGraph, P2PMode, compile_graph
+from debubble.engine import held
+from debubble.engine.graph import TIMED_KINDS, EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 
@@ -159,7 +169,19 @@ class Timeline:
     @cached_property
     def memory(self) -> MemoryUse:
         """Activation memory of every rank."""
-        return measure_memory(self.schedule, self.table)
+        use = measure_memory(self.schedule, self.table)
+        if not self.graph.has_copies:
+            return use
+        return held.measure_over_time(self.schedule, use, self._begin, self.end)
+
+    @cached_property
+    def _begin(self) -> NDArray[np.float64]:
+        """Start of every action, not rounded: the end of what it waited for last."""
+        graph, end = self.graph, self.node_end
+        node = graph.node
+        return np.maximum(
+            end[graph.first[node]], end[graph.second[node]] + self.costs[graph.lag[node]]
+        )
 
     @property
     def peak_activation(self) -> NDArray[np.float64]:
@@ -169,6 +191,9 @@ class Timeline:
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times at which a rank's memory changes, and the memory from each time on."""
         schedule = self.schedule
+        if self.graph.has_copies:
+            times, deltas = held.changes(schedule, self.memory, self._begin, self.end, rank)
+            return times, np.cumsum(deltas)
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         added, freed = self.memory.deltas(schedule, rank)
         times = np.concatenate([self.start[part], self.end[part]])
@@ -313,6 +338,21 @@ def simulate(
 
 def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
     """Simulate a compiled schedule with other costs."""
+    if graph.has_copies and costs.host_link_shared_by != graph.shared:
+        graph = compile_graph(graph.schedule, graph.mode, costs.host_link_shared_by)
     table = costs.resolve(graph.schedule.placement, graph.schedule.slicing)
     vector = graph.cost_vector(table)
     return Timeline(graph, table, vector, graph.evaluate(vector))
+
+
+def memory_use(schedule: Schedule, costs: Costs, p2p_mode: P2PMode = "overlapped") -> MemoryUse:
+    """Activation memory of a schedule, simulated only where activations leave their ranks.
+
+    An order that cannot run is measured as if copies took no time.
+    """
+    if largest_kind(schedule) > max(TRANSFER_KINDS):
+        try:
+            return simulate(schedule, costs, p2p_mode).memory
+        except ScheduleError:
+            pass
+    return measure_memory(schedule, costs.resolve(schedule.placement, schedule.slicing))

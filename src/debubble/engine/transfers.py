@@ -27,6 +27,9 @@ it, and it happens. By induction everything happens.
 On every directed pair of ranks receives stand in the order of the sends, so that transfers
 without tags reach the right buffers: earliest places come in the order in which producers end,
 and no later place moves past the one of the next transfer.
+
+Copies of activations occupy no compute and meet nobody: they are left out of all this, and put back
+behind the compute action they followed, in front of its sends.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, TRANSFER_KINDS, unpack
+from debubble.core.actions import COPY_KINDS, KIND_MASK, TRANSFER_KINDS, Kind, kinds_of, unpack
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -57,7 +61,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     Parameters
     ----------
     schedule
-        A schedule of compute actions.
+        A schedule of compute actions, and copies of activations.
     policy
         Where receives stand, see above.
 
@@ -79,6 +83,9 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"{schedule.text(unpack(int(schedule.actions[position])))} "
             f"on rank {schedule.rank_of(position)}; lower a schedule without them"
         )
+    copies = np.isin(kinds_of(schedule.actions), COPY_KINDS)
+    if copies.any():
+        return _with_copies(schedule, insert_transfers(_without(schedule, copies), policy), copies)
     graph = compile_graph(schedule)
     ranks, count = schedule.ranks, len(schedule)
     home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
@@ -140,6 +147,30 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         offsets,
     )
     return replace(schedule, actions=lowered, offsets=offsets)
+
+
+def _without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
+    """The schedule without some of its actions."""
+    before = np.concatenate([[0], np.cumsum(~left_out)])
+    return replace(schedule, actions=schedule.actions[~left_out], offsets=before[schedule.offsets])
+
+
+def _with_copies(schedule: Schedule, lowered: Schedule, copies: NDArray[np.bool_]) -> Schedule:
+    """The lowered schedule with the copies of the schedule as it was given."""
+    compile_graph(schedule)
+    compute = np.flatnonzero(kinds_of(lowered.actions) <= Kind.OPT)
+    here = np.flatnonzero(copies)
+    rank = np.searchsorted(schedule.offsets, here, side="right") - 1
+    # How many compute actions of all programs stand before each copy.
+    before = np.cumsum(~copies)[here]
+    own = before > np.concatenate([[0], np.cumsum(~copies)])[schedule.offsets[rank]]
+    spots = np.where(own, compute[before - 1] + 1, lowered.offsets[rank])
+    added = np.searchsorted(rank, np.arange(schedule.ranks + 1))
+    return replace(
+        lowered,
+        actions=np.insert(lowered.actions, spots, schedule.actions[here]),
+        offsets=lowered.offsets + added,
+    )
 
 
 def first_transfer(schedule: Schedule) -> int | None:

@@ -1,7 +1,7 @@
 """Timelines as Trace Event JSON, which ui.perfetto.dev and chrome://tracing open.
 
-One process per rank with a thread of complete events, arrows for results that go to another rank,
-and a counter track for activation memory.
+One process per rank with threads of complete events for compute, transfers and copies of
+activations, arrows for results that go to another rank, and a counter track for activation memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    COPY_KINDS,
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
@@ -30,9 +31,10 @@ from debubble.engine.timeline import Timeline
 MICROSECONDS = {"s": 1e6, "sec": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}
 """Length of the units that cost files may name; any other unit is shown as a millisecond."""
 
-COMPUTE, PAIRED, TRANSFERS = 0, 1, 2
+COMPUTE, PAIRED, TRANSFERS, COPIES = 0, 1, 2, 3
 THREADS = {
     COMPUTE: "compute", PAIRED: "compute, second half of a pair", TRANSFERS: "transfers",
+    COPIES: "host copy",
 }  # fmt: skip
 
 
@@ -112,8 +114,10 @@ def _about(timeline: Timeline, time_unit: str) -> dict[str, Any]:
 def _threads(timeline: Timeline) -> NDArray[np.int64]:
     """Thread of every action: halves of a pair run at the same time and take one each."""
     actions = timeline.schedule.actions
+    kinds = kinds_of(actions)
     threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
-    return np.where(kinds_of(actions) > Kind.OPT, TRANSFERS, threads)
+    threads = np.where(kinds > Kind.OPT, TRANSFERS, threads)
+    return np.where(np.isin(kinds, COPY_KINDS), COPIES, threads)
 
 
 def _tracks(timeline: Timeline) -> Iterator[str]:
@@ -124,7 +128,11 @@ def _tracks(timeline: Timeline) -> Iterator[str]:
         yield _named("process_name", rank, COMPUTE, "name", f"rank {rank}")
         yield _named("process_sort_index", rank, COMPUTE, "sort_index", rank)
         for thread in sorted({COMPUTE, *np.unique(part).tolist()}):
-            yield _named("thread_name", rank, thread, "name", THREADS[thread])
+            target = schedule.copy_targets[rank]
+            name = THREADS[thread]
+            if thread == COPIES and target is not None:
+                name = f"copies to rank {target}"
+            yield _named("thread_name", rank, thread, "name", name)
             yield _named("thread_sort_index", rank, thread, "sort_index", thread)
 
 

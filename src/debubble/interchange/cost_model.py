@@ -128,6 +128,12 @@ def _count(name: str) -> Callable[[Any], int]:
     return check
 
 
+def _sharing(value: Any) -> int:
+    if isinstance(value, bool) or value not in (1, 2):
+        raise _WrongError(value, "a link to the host serves 1 or 2 ranks")
+    return int(value)
+
+
 def _label(value: Any) -> str:
     try:
         return check_label(value, "")
@@ -178,6 +184,8 @@ class Times(_Strict):
     p2p: Annotated[Any, BeforeValidator(_link)] = None
     message: Number = None
     bandwidth: Positive = None
+    host_bandwidth: Positive = None
+    host_link_shared_by: Annotated[Any, BeforeValidator(_sharing)] = None
     embedding: PartTimes | None = None
     head: PartTimes | None = None
     mtp: PartTimes | None = None
@@ -190,6 +198,7 @@ class Memory(_Strict):
     activation: PerStage = None
     kept_for_weight: Share = None
     recompute_kept: Share = None
+    offload_share: Share = None
     kv: PerStage = None
     limit: Positive = None
     embedding: Number = None

@@ -21,7 +21,7 @@ from debubble.interchange.text import check_keys, check_label, shown
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
 OPTIONAL = (
     "name", "iterations", "slices", "cut", "exchange", "sync", "recompute_after", "weight_versions",
-    "options",
+    "offload_to", "options",
 )  # fmt: skip
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
            "ranks": MAX_RANKS}  # fmt: skip
@@ -106,6 +106,7 @@ def from_json(text: str, where: str) -> Schedule:
         recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
         options=_options(data.get("options", {}), where),
         weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
+        offload_to=_targets(data.get("offload_to", []), ranks, where),
         **counts,
     )
 
@@ -212,6 +213,22 @@ def _placement(data: Any, ranks: int, where: str) -> Placement:
         return Placement(tuple(map(tuple, table)), name, ranks)
     except ParameterError as error:
         raise FormatError(f"{where}: placement.table: {error}") from None
+
+
+def _targets(data: Any, ranks: int, where: str) -> tuple[int | None, ...]:
+    """Where the copies of every rank go; none of them when all go to the host."""
+    if not isinstance(data, list) or len(data) not in (0, ranks):
+        raise FormatError(
+            f"{where}: offload_to is {shown(data)}; give one rank or null for each of {ranks} ranks"
+        )
+    for rank, target in enumerate(data):
+        known = type(target) is int and 0 <= target < ranks and target != rank
+        if target is not None and not known:
+            raise FormatError(
+                f"{where}: offload_to[{rank}] is {shown(target)}; give another rank from 0 to "
+                f"{ranks - 1}, or null for the host"
+            )
+    return tuple(data)
 
 
 def _options(data: Any, where: str) -> dict[str, Any]:

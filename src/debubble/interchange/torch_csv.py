@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    COPY_KINDS,
     TRANSFER_KINDS,
     Action,
     Kind,
@@ -258,7 +259,12 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
     extra = sorted(present.difference(allowed))
     if not extra:
         return
-    if extra == [Kind.OPT]:
+    if set(extra) <= set(COPY_KINDS):
+        reason = (
+            "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
+            "rank"
+        )
+    elif extra == [Kind.OPT]:
         reason = "has optimizer steps, which a CSV cannot say; leave iterations out"
     elif all(kind in TRANSFER_KINDS for kind in extra):
         reason = "has communication actions; use torch-csv-comms"

@@ -229,6 +229,9 @@ def _moved(start: Timeline, limit: NDArray[np.float64], costs: Costs) -> Timelin
             if order is None:
                 continue
             found = simulate(replace(current.schedule, actions=order), costs, current.mode)
+            if found.graph.has_copies and (found.peak_activation > limit).any():
+                # Where activations leave their ranks, other times make other peaks.
+                continue
             if found.makespan <= current.makespan:
                 current = found
             if found.makespan < best.makespan * (1 - ROUNDING):

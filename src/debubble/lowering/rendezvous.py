@@ -19,7 +19,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.streams import compile_streams
+from debubble.engine.graph import compile_graph
 from debubble.engine.stuck import partner
 
 Positions = NDArray[np.int64]
@@ -69,7 +69,7 @@ def check_rendezvous(schedule: Schedule) -> None:
         each of them stands, what it waits for there, and behind what that comes. Also when a
         transfer has no other end, or an action comes before its receive.
     """
-    compile_streams(schedule, "blocking")
+    compile_graph(schedule, "blocking")
 
 
 @dataclass(frozen=True, eq=False)

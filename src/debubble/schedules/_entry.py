@@ -44,9 +44,9 @@ class ClosedForm:
         The formula for people, in per-action times F, I, W, B, O of whole microbatches, latency c,
         and p, m, v, s.
     value
-        The formula for a case with attributes p, m, v, s (slices), F, I, W, B, O, c, the memory
-        `unit` of one action and its `kept` part, the cost `table` and the options; times and
-        memory of a first slice.
+        The formula for a case with attributes p, m, v, s (slices), F, I, W, B, O, c, `copy` (the
+        time of one OFFLOAD or RELOAD), the memory `unit` of one action and its `kept` part, the
+        cost `table` and the options; times and memory of a first slice.
     accuracy
         ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
     holds

@@ -366,6 +366,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
         s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
+        copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
     )  # fmt: skip
     forms = with_recompute(entry.forms, case, schedule, table)
     if table.kv.any():

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from debubble.analysis.metrics import number
-from debubble.core.actions import Kind
+from debubble.core.actions import COPY_KINDS, Kind
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
@@ -90,7 +90,8 @@ def _gap(bars: Bars, columns: float) -> float:
 
 
 def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
-    steps = timeline.critical_path()
+    # Only what has a bar: copies of activations run beside them.
+    steps = [step for step in timeline.critical_path() if step.action.kind not in COPY_KINDS]
     left, right, rank = (
         np.array([getattr(step, name) for step in steps], dtype=np.float64)
         for name in ("start", "end", "rank")

@@ -9,6 +9,7 @@ from debubble.analysis.metrics import (
     MODES,
     memory_text,
     number,
+    offload_text,
     percent,
     recompute_text,
     recompute_words,
@@ -96,6 +97,7 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     ]
     for timeline in timelines:
         lines += [f"{key}: {text}" for key, text in recompute_words(timeline.schedule).items()]
+    lines += [f"offload: {text}" for timeline in timelines if (text := offload_text(timeline))]
     return list(dict.fromkeys(lines))
 
 

@@ -1,0 +1,100 @@
+"""Copies of activations out of their ranks and back: both there, once, and in order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.problems import Findings, Problem, position_text
+from debubble.analysis.structure import MOST_UNITS, Columns
+from debubble.core.actions import COPY_KINDS, Action, Kind
+from debubble.core.schedule import Schedule
+
+ORDER = (
+    (Kind.OFFLOAD, Kind.F), (Kind.RELOAD, Kind.OFFLOAD),
+    (Kind.I, Kind.RELOAD), (Kind.B, Kind.RELOAD), (Kind.R, Kind.RELOAD),
+)  # fmt: skip
+"""What comes after what within a (stage, microbatch) whose activation leaves its rank."""
+
+
+def inspect_copies(schedule: Schedule, found: Findings) -> None:
+    """Report copies that are repeated, come without their other half, or at the wrong time.
+
+    An activation is offloaded once, after its forward, and reloaded once, before what reads it.
+    """
+    columns = Columns.of(schedule)
+    copies = columns.real & np.isin(columns.kind, COPY_KINDS)
+    if not copies.any():
+        return
+    units = min(schedule.units, MOST_UNITS)
+    cell = np.where(columns.real, columns.stage * units + columns.unit, -1)
+    cells = np.unique(cell[copies])
+    at = {
+        kind: _positions(columns, cell, cells, kind, found) for kind in map(Kind, range(Kind.OPT))
+    }
+    at |= {kind: _positions(columns, cell, cells, kind, found) for kind in COPY_KINDS}
+    for present, absent in (COPY_KINDS, COPY_KINDS[::-1]):
+        _alone(schedule, cells, at[present], at[absent], absent, found)
+    for kind, needed in ORDER:
+        _early(schedule, columns.rank, at[kind], at[needed], found)
+
+
+def _positions(
+    columns: Columns, cell: NDArray[np.int64], cells: NDArray[np.int64], kind: Kind, found: Findings
+) -> NDArray[np.int64]:
+    """Position of the first action of a kind in each of `cells`, −1 for none."""
+    here = np.flatnonzero((columns.kind == kind) & np.isin(cell, cells))
+    first = np.full(len(cells), -1, dtype=np.int64)
+    index = np.searchsorted(cells, cell[here])
+    first[index[::-1]] = here[::-1]
+    again = here[first[index] != here]
+
+    def describe(position: int) -> Problem:
+        rank, spot, text, where = position_text(columns.schedule, position)
+        return Problem("duplicate", f"{where} runs twice", rank, spot, (text,), "remove one")
+
+    if kind in COPY_KINDS:
+        found.add("duplicate", again, describe)
+    return first
+
+
+def _alone(
+    schedule: Schedule,
+    cells: NDArray[np.int64],
+    present: NDArray[np.int64],
+    absent: NDArray[np.int64],
+    kind: Kind,
+    found: Findings,
+) -> None:
+    units = min(schedule.units, MOST_UNITS)
+
+    def describe(item: int) -> Problem:
+        rank, _, text, _ = position_text(schedule, int(present[item]))
+        stage, unit = divmod(int(cells[item]), units)
+        wanted = str(Action(stage, kind, unit))
+        return Problem(
+            "missing", f"{wanted} is missing beside {text}", rank, None, (wanted, text),
+            f"add it on rank {rank}, or remove {text}",
+        )  # fmt: skip
+
+    found.add("missing", np.flatnonzero((present >= 0) & (absent < 0)), describe)
+
+
+def _early(
+    schedule: Schedule,
+    rank: NDArray[np.int64],
+    one: NDArray[np.int64],
+    other: NDArray[np.int64],
+    found: Findings,
+) -> None:
+    swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
+
+    def describe(item: int) -> Problem:
+        here, spot, text, where = position_text(schedule, int(one[item]))
+        _, there, wanted, _ = position_text(schedule, int(other[item]))
+        return Problem(
+            "order", f"{where} needs {wanted}, which comes later, as action {there}", here, spot,
+            (text, wanted), f"move {wanted} before {text}",
+        )  # fmt: skip
+
+    found.add("order", swapped, describe)

@@ -1,0 +1,152 @@
+"""Why a graph of events has no order, in words: the shortest circle of actions in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from debubble.core.actions import Action, Kind, unpack
+from debubble.core.errors import ScheduleError
+from debubble.engine.diagnose import dependencies
+from debubble.engine.events import Edges, Events, Ids
+
+SEARCH_LIMIT = 400
+"""Events up to which every one is tried as the start of the shortest circle.
+
+Beyond, an action that waits for a later one of its own rank is found among any number; longer
+circles are looked for through the events that streams are stuck at.
+"""
+
+
+def explain_circle(events: Events, edges: Sequence[Edges], place: Ids) -> ScheduleError:
+    """The error for events that wait for each other.
+
+    Parameters
+    ----------
+    events, edges
+        What was sorted.
+    place
+        Node of every event, 0 for those that wait for ever, shape ``(events,)``.
+    """
+    rest = _Rest(events, edges, place)
+    circle = rest.shortest_circle()
+    texts, story = [], []
+    made = rest.halves(circle[-1], circle[0])[1]
+    for (event, turn), following in zip(circle, circle[1:] + circle[:1], strict=True):
+        wants, makes = rest.halves((event, turn), following)
+        if wants != made:
+            texts.append(rest.text(made))
+            story.append(f"{texts[-1]} runs together with {rest.text(wants)}")
+        texts.append(rest.text(wants))
+        story.append(f"{texts[-1]} {'runs after' if turn else 'waits for'} {rest.text(makes)}")
+        made = makes
+    first, last = circle[0][0], circle[-1][0]
+    if len(texts) == 2 and events.rank[first] == events.rank[last]:
+        waiting, wanted = texts if not circle[0][1] else texts[::-1]
+        name = wanted.split()[0]
+        story = [f"{waiting} waits for {wanted}, which comes after it; move {name} before it"]
+        return ScheduleError(f"a deadlock: {story[0]}", (waiting, wanted))
+    return ScheduleError(
+        f"a deadlock: these actions wait for each other: {', '.join(story)}", tuple(texts)
+    )
+
+
+class _Rest:
+    """The events that wait for ever, and what they wait for among themselves."""
+
+    def __init__(self, events: Events, edges: Sequence[Edges], place: Ids) -> None:
+        self.events = events
+        self.waits: dict[int, list[tuple[int, bool]]] = {}
+        for edge in edges:
+            here = (place[edge.consumer] == 0) & (place[edge.producer] == 0)
+            for consumer, producer in zip(
+                edge.consumer[here].tolist(), edge.producer[here].tolist(), strict=True
+            ):
+                self.waits.setdefault(consumer, []).append((producer, edge.turn))
+
+    def text(self, position: int) -> str:
+        """An action and its rank."""
+        return f"{self.events.text(position)} (rank {int(self.events.rank[position])})"
+
+    def halves(self, step: tuple[int, bool], following: tuple[int, bool]) -> tuple[int, int]:
+        """The actions of two events of which the first waits for the second."""
+        (waiting, turn), (wanted, _) = step, following
+        if not turn:
+            for one in self._parts(waiting):
+                needs = dependencies(self.events.schedule, self._action(one))
+                for other in self._parts(wanted):
+                    action = self._action(other)
+                    if action in needs or action._replace(kind=Kind.I) in needs:
+                        return one, other
+        return waiting, wanted
+
+    def _parts(self, event: int) -> tuple[int, ...]:
+        return (event, event + 1) if self.events.pair[event] == 1 else (event,)
+
+    def _action(self, position: int) -> Action:
+        return unpack(int(self.events.schedule.actions[position]))
+
+    def shortest_circle(self) -> list[tuple[int, bool]]:
+        """Actions of the circle with the fewest waits for data.
+
+        Each comes with whether it waits for its turn behind the next, or for its data.
+        """
+        found = [self._circle_through(start) for start in self._starts()]
+        circles = [circle for circle in found if circle]
+        assert circles, "events that wait for ever form a circle"
+        return min(circles, key=lambda circle: (sum(not turn for _, turn in circle), len(circle)))
+
+    def _starts(self) -> list[int]:
+        if len(self.waits) <= SEARCH_LIMIT:
+            return list(self.waits)
+        rank, count = self.events.rank, len(self.events.rank)
+        for event, producers in self.waits.items():
+            for producer, turn in producers:
+                near = max(event, producer) < count and rank[event] == rank[producer]
+                if near and not turn and producer > event:
+                    return [event]
+        heads = [e for e, producers in self.waits.items() if not any(turn for _, turn in producers)]
+        return heads[:SEARCH_LIMIT]
+
+    def _circle_through(self, start: int) -> list[tuple[int, bool]]:
+        """The circle through one event with the fewest waits for data; empty when there is none."""
+        came: dict[int, tuple[int, bool]] = {}
+        queue = deque((producer, start, turn) for producer, turn in self.waits[start])
+        while queue:
+            event, before, turn = queue.popleft()
+            if event in came:
+                continue
+            came[event] = (before, turn)
+            if event == start:
+                return self._corners(came, start)
+            for producer, behind in self.waits.get(event, ()):
+                entry = (producer, event, behind)
+                queue.appendleft(entry) if behind else queue.append(entry)
+        return []
+
+    def _corners(self, came: dict[int, tuple[int, bool]], start: int) -> list[tuple[int, bool]]:
+        """The actions at which the circle changes between waiting for turns and for data."""
+        path: list[tuple[int, bool]] = []
+        event = start
+        while True:
+            event, turn = came[event]
+            path.append((event, turn))
+            if event == start:
+                break
+        path.reverse()
+        count = len(self.events.rank)
+        # A wait through an event that is no action is a wait of the action before it.
+        merged: list[tuple[int, bool]] = []
+        while path[0][0] >= count:
+            path.append(path.pop(0))
+        for event, turn in path:
+            if event < count:
+                merged.append((event, turn))
+            else:
+                merged[-1] = (merged[-1][0], merged[-1][1] and turn)
+        kept = [
+            step
+            for before, step in zip(merged[-1:] + merged[:-1], merged, strict=True)
+            if not (before[1] and step[1])
+        ]
+        return kept or merged

@@ -1,0 +1,74 @@
+"""Activation memory when activations leave their ranks: the times of copies decide, not the order.
+
+``OFFLOAD`` frees its share of an activation when it ends, ``RELOAD`` takes it again when it starts.
+What goes to another rank is held there from the start of the one to the end of the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind, kinds_of
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import MemoryUse
+
+Floats = NDArray[np.float64]
+
+
+def changes(
+    schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
+) -> tuple[Floats, Floats]:
+    """Times at which a rank's memory changes, sorted, and by how much.
+
+    Parameters
+    ----------
+    schedule, use
+        What runs, and what its actions add at their start and end.
+    begin, end
+        Start and end of every action, shape ``(n,)``, such that an action that follows another at
+        once begins at the very number at which that one ends.
+    rank
+        Whose memory.
+
+    Notes
+    -----
+    At equal times memory is freed before more is taken. Actions of no duration take and free at
+    one time, and follow the order of the program.
+    """
+    part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+    added, freed = use.deltas(schedule, rank)
+    position = np.arange(part.start, part.stop)
+    times = [begin[part], end[part]]
+    deltas = [added, freed]
+    order = [2 * position, np.where(end[part] > begin[part], -1, 2 * position + 1)]
+    for other, target in enumerate(schedule.copy_targets):
+        if target != rank:
+            continue
+        first = int(schedule.offsets[other])
+        kinds = kinds_of(schedule.program(other))
+        added, freed = use.deltas(schedule, other)
+        for kind, moment, amount in (
+            (Kind.OFFLOAD, begin, -freed), (Kind.RELOAD, end, -added),
+        ):  # fmt: skip
+            here = np.flatnonzero(kinds == kind)
+            times.append(moment[here + first])
+            deltas.append(amount[here])
+            order.append(np.full(len(here), 0 if kind == Kind.OFFLOAD else -1))
+    moments, amounts, turns = (np.concatenate(column) for column in (times, deltas, order))
+    real = amounts != 0
+    moments, amounts, turns = moments[real], amounts[real], turns[real]
+    sorted_by_time = np.lexsort((turns, moments))
+    return moments[sorted_by_time], amounts[sorted_by_time]
+
+
+def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats) -> MemoryUse:
+    """The same use with peaks and rests as the times of a simulation make them."""
+    peak, left = np.zeros(schedule.ranks), np.zeros(schedule.ranks)
+    for rank in range(schedule.ranks):
+        held = np.cumsum(changes(schedule, use, begin, end, rank)[1])
+        peak[rank] = held.max(initial=0.0)
+        left[rank] = held[-1] if len(held) else 0.0
+    return replace(use, peak=peak, left=left)

@@ -1,0 +1,212 @@
+"""What waits for what: the rules of :mod:`debubble.engine.events`, one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, Kind
+from debubble.core.costs import Costs
+from debubble.engine.events import SLICES, Edges, Events, Ids, Rule, takers
+from debubble.engine.graph import TIMED_KINDS, compile_graph
+
+BOUNDARIES = (((Kind.F,), 1), ((Kind.I, Kind.B), -1))
+"""Kinds whose results go to a neighbouring stage, and the step to it."""
+
+RECEIVED_BY = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
+
+UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
+"""Costs of the simulation that orders the copies on a shared link."""
+
+
+def durations(events: Events) -> Iterator[Edges]:
+    """Compute actions take their time; the two halves of a pair are one event."""
+    alone = np.flatnonzero((events.kind < Kind.OPT) & (events.pair == 0))
+    kind = events.kind[alone].astype(np.int64)
+    events.own[alone] = 1 + kind * events.places + events.place[alone]
+    steps = events.of(Kind.OPT)
+    events.own[steps] = 1 + TIMED_KINDS * events.places + events.rank[steps]
+    second = np.flatnonzero(events.pair == 2)
+    events.event[second] = second - 1
+    for half in (Kind.I, Kind.W, Kind.B):
+        these = second[events.kind[second] == half]
+        if len(these):
+            events.own[these - 1] = events.pair_time(
+                half, events.place[these - 1], events.place[these]
+            )
+    yield from ()
+
+
+def turns(events: Events) -> Iterator[Edges]:
+    """A rank computes one thing after the other."""
+    spots, turn = events.turns
+    same = events.rank[spots[1:]] == events.rank[spots[:-1]]
+    yield Edges(turn[1:][same], turn[:-1][same], turn=True)
+
+
+def sends(events: Events) -> Iterator[Edges]:
+    """Sends and receives that are actions: one event for both ends.
+
+    A transfer starts when its sender reaches it. In blocking mode contiguous ones are a group,
+    which occupies its rank: a transfer starts when both its ends have reached their groups, and the
+    rank goes on when all transfers of its group are over.
+    """
+    both = events.of(*TRANSFER_KINDS)
+    if not len(both):
+        return
+    source, target, producer = [], [], []
+    for (kinds, step), (send, receive) in zip(BOUNDARIES, RECEIVED_BY.items(), strict=True):
+        here = events.of(send)
+        source.append(here)
+        target.append(events.where(receive)[events.cell[here] + step * events.schedule.units])
+        producer.append(events.where(*kinds)[events.cell[here]])
+    order = np.argsort(np.concatenate(source), kind="stable")
+    here, there, made = (np.concatenate(part)[order] for part in (source, target, producer))
+    events.event[there] = here
+    events.carrier[made] = here
+    events.own[here] = events.link(events.rank[here], events.rank[there], events.unit[here])
+    if events.mode != "overlapped":
+        yield _one_by_one(here, events.rank[here], events.rank[there])
+    if events.mode != "blocking":
+        yield events.after_turn(here)
+        return
+    # One event stands on two ranks: what it waits for on one is more than a turn for the other.
+    yield events.after_turn(here)._replace(turn=False)
+    yield events.after_turn(there)._replace(turn=False)
+    spots, turn = events.turns
+    behind = np.searchsorted(spots, both)
+    begins = np.ones(len(both), dtype=bool)
+    begins[1:] = (np.diff(behind) > 0) | (np.diff(events.rank[both]) > 0)
+    group = np.cumsum(begins) - 1
+    left = events.add(np.zeros(int(begins.sum()), dtype=np.int32))
+    yield Edges(left[group], events.event[both], turn=True)
+    ends = np.append(np.flatnonzero(begins)[1:], len(both)) - 1
+    position = np.concatenate([spots, both[ends]])
+    order = np.argsort(position)
+    events.turns = position[order], np.concatenate([turn, left])[order]
+
+
+def channels(events: Events) -> Iterator[Edges]:
+    """Transfers that are no actions, where each directed pair of ranks carries one at a time."""
+    if events.mode != "channel" or events.present.intersection(TRANSFER_KINDS):
+        return
+    found = []
+    for kinds, step in BOUNDARIES:
+        here = events.of(*kinds)
+        target = events.stage[here] + step
+        here = here[(target >= 0) & (target < events.schedule.stages)]
+        away = events.home(here, step) != events.rank[here]
+        found.append((here[away], events.home(here[away], step)))
+    here, there = (np.concatenate(part) for part in zip(*found, strict=True))
+    order = np.argsort(here)
+    here, there = here[order], there[order]
+    transfers = events.add(events.link(events.rank[here], there, events.unit[here]))
+    events.carrier[here] = transfers
+    yield Edges(transfers, events.event[here])
+    yield _one_by_one(transfers, events.rank[here], there)
+
+
+def _one_by_one(transfers: Ids, source: Ids, target: Ids) -> Edges:
+    """Transfers of one directed pair of ranks in the order given; sources are sorted."""
+    # Ranks fit in 16 bits, for which a stable sort counts instead of comparing.
+    order = np.argsort(target.astype(np.uint16), kind="stable")
+    order = order[np.argsort(source[order].astype(np.uint16), kind="stable")]
+    source, target = source[order], target[order]
+    same = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
+    return Edges(transfers[order[1:][same]], transfers[order[:-1][same]], turn=True)
+
+
+def results(events: Events) -> Iterator[Edges]:
+    """Stages wait for their neighbours' results, and backwards for what is on their own rank."""
+    for kinds, wanted, step in takers(events):
+        here, made = events.needed(kinds, wanted, step)
+        local = events.rank[here] == events.rank[made]
+        yield _unless_earlier(events, here[local], made[local])
+        here, made = here[~local], made[~local]
+        carrier = events.carrier[made]
+        carried = carrier >= 0
+        yield Edges(events.event[here[carried]], carrier[carried])
+        here, made = here[~carried], made[~carried]
+        if len(here):
+            lag = events.link(events.rank[made], events.rank[here], events.unit[here])
+            yield Edges(events.event[here], events.event[made], lag)
+    for kind, needed in (
+        (Kind.I, Kind.F), (Kind.B, Kind.F), (Kind.R, Kind.F), (Kind.W, Kind.I),
+    ):  # fmt: skip
+        if kind in events.present:
+            yield _unless_earlier(events, *events.needed((kind,), (needed,)))
+    if events.schedule.slices > 1:
+        for kinds, step in SLICES:
+            yield _unless_earlier(events, *events.of_slice(kinds, step))
+
+
+def _unless_earlier(events: Events, here: Ids, needed: Ids) -> Edges:
+    """Edges within ranks, without those that follow from the order of the program."""
+    late = needed > here
+    return Edges(events.event[here[late]], events.event[needed[late]])
+
+
+def steps(events: Events) -> Iterator[Edges]:
+    """What optimizer steps wait for, see :data:`debubble.core.schedule.SYNCS`."""
+    here = events.of(Kind.OPT)
+    if events.schedule.sync == "local" or not len(here):
+        return
+    rank = events.rank[here]
+    number = np.arange(len(here)) - np.searchsorted(rank, rank)
+    if events.schedule.sync == "post-validation":
+        # Step k of a rank and what is known of the norm of ranks up to it: the same on every rank.
+        norm = events.add(np.zeros(len(here), dtype=np.int32))
+        arrived = events.after_turn(here)
+        yield Edges(norm[np.searchsorted(here, arrived.consumer)], arrived.producer)
+        later = rank > 0
+        before = np.searchsorted(rank, rank[later] - 1) + number[later]
+        yield Edges(norm[later], norm[before], events.link(rank[later] - 1, rank[later]))
+        yield Edges(here, norm)
+        return
+    gathered = events.add(np.zeros(int(number.max()) + 1, dtype=np.int32))
+    arrived = events.after_turn(here)
+    which = np.searchsorted(here, arrived.consumer)
+    yield Edges(gathered[number[which]], arrived.producer)
+    yield Edges(here, gathered[number])
+
+
+def copies(events: Events) -> Iterator[Edges]:
+    """Activations that leave their rank and come back, on a stream of their own."""
+    both = events.of(*COPY_KINDS)
+    if not len(both):
+        return
+    for kind in COPY_KINDS:
+        here = events.of(kind)
+        if len(here):
+            events.own[here] = events.copy_time(kind, events.place[here])
+    yield events.after_turn(both)
+    yield _on_streams(events, both)
+    back = events.of(Kind.RELOAD)
+    yield _unless_earlier(events, *events.needed((Kind.RELOAD,), (Kind.OFFLOAD,)))
+    reload = events.where(Kind.RELOAD)
+    for kinds in ((Kind.I, Kind.B), (Kind.R,)):
+        user = events.where(*kinds)[events.cell[back]]
+        used = user >= 0
+        yield Edges(events.event[user[used]], reload[events.cell[back[used]]])
+
+
+def _on_streams(events: Events, both: Ids) -> Edges:
+    """One copy after the other, on every rank's own stream or on links that ranks share."""
+    schedule = events.schedule
+    stream = events.rank[both].astype(np.int64)
+    if events.shared > 1:
+        to_host = np.array([target is None for target in schedule.copy_targets])[stream]
+        graph = compile_graph(schedule, events.mode)
+        vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, schedule.slicing))
+        node = graph.node[both]
+        time = (graph.evaluate(vector) - vector[graph.cost])[node]
+        stream = np.where(to_host, schedule.ranks + stream // events.shared, stream)
+        order = np.lexsort((node, time, stream))
+        both, stream = both[order], stream[order]
+    same = stream[1:] == stream[:-1]
+    return Edges(both[1:][same], both[:-1][same], turn=True)
+
+
+RULES: tuple[Rule, ...] = (durations, sends, turns, channels, results, steps, copies)
+"""Every rule, in the order in which they run; a later one may use what earlier ones filled in."""
