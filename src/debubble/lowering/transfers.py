@@ -19,7 +19,7 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
     Parameters
     ----------
     schedule
-        A schedule of compute actions that can run.
+        A schedule of compute actions, and copies of activations, that can run.
     policy
         Where receives stand, judged by a simulation in which F, I, W and an optimizer step take
         one unit of time, B takes two, and transfers take none.
