@@ -10,6 +10,7 @@ from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, Kind
 from debubble.core.costs import Costs
 from debubble.engine.events import SLICES, Edges, Events, Ids, Rule, takers
 from debubble.engine.graph import TIMED_KINDS, compile_graph
+from debubble.engine.kernels.events import follow
 
 BOUNDARIES = (((Kind.F,), 1), ((Kind.I, Kind.B), -1))
 """Kinds whose results go to a neighbouring stage, and the step to it."""
@@ -67,7 +68,7 @@ def sends(events: Events) -> Iterator[Edges]:
     events.carrier[made] = here
     events.own[here] = events.link(events.rank[here], events.rank[there], events.unit[here])
     if events.mode != "overlapped":
-        yield _one_by_one(here, events.rank[here], events.rank[there])
+        yield _one_by_one(here, events.rank[here], events.rank[there], events.schedule.ranks)
     if events.mode != "blocking":
         yield events.after_turn(here)
         return
@@ -91,30 +92,28 @@ def channels(events: Events) -> Iterator[Edges]:
     """Transfers that are no actions, where each directed pair of ranks carries one at a time."""
     if events.mode != "channel" or events.present.intersection(TRANSFER_KINDS):
         return
-    found = []
+    # By position, so that transfers of both directions come in the order of their producers.
+    goes_to = np.full(len(events.kind), -1, dtype=np.int32)
     for kinds, step in BOUNDARIES:
         here = events.of(*kinds)
-        target = events.stage[here] + step
-        here = here[(target >= 0) & (target < events.schedule.stages)]
-        away = events.home(here, step) != events.rank[here]
-        found.append((here[away], events.home(here[away], step)))
-    here, there = (np.concatenate(part) for part in zip(*found, strict=True))
-    order = np.argsort(here)
-    here, there = here[order], there[order]
+        end = events.stage[here] + step
+        here = here[(end >= 0) & (end < events.schedule.stages)]
+        goes_to[here] = events.home(here, step)
+    here = np.flatnonzero((goes_to >= 0) & (goes_to != events.rank))
+    there = goes_to[here]
     transfers = events.add(events.link(events.rank[here], there, events.unit[here]))
     events.carrier[here] = transfers
     yield Edges(transfers, events.event[here])
-    yield _one_by_one(transfers, events.rank[here], there)
+    yield _one_by_one(transfers, events.rank[here], there, events.schedule.ranks)
 
 
-def _one_by_one(transfers: Ids, source: Ids, target: Ids) -> Edges:
-    """Transfers of one directed pair of ranks in the order given; sources are sorted."""
-    # Ranks fit in 16 bits, for which a stable sort counts instead of comparing.
-    order = np.argsort(target.astype(np.uint16), kind="stable")
-    order = order[np.argsort(source[order].astype(np.uint16), kind="stable")]
-    source, target = source[order], target[order]
-    same = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
-    return Edges(transfers[order[1:][same]], transfers[order[:-1][same]], turn=True)
+def _one_by_one(transfers: Ids, source: Ids, target: Ids, ranks: int) -> Edges:
+    """Transfers of one directed pair of ranks in the order given."""
+    before = np.empty(len(transfers), dtype=np.int32)
+    last = np.full(ranks * ranks, -1, dtype=np.int32)
+    follow.run(len(transfers), source * ranks + target, last, before)
+    same = before >= 0
+    return Edges(transfers[same], transfers[before[same]], turn=True)
 
 
 def results(events: Events) -> Iterator[Edges]:

@@ -111,3 +111,14 @@ def sort_events(
                 queue[waiting] = out[e]
                 waiting += 1
     return n
+
+
+@kernel(writes=("last", "before"))
+def follow(key: Array, last: Array, before: Array) -> None:
+    """``before[i]`` becomes the last index before i with the same key, −1 where there is none.
+
+    ``last`` has a −1 for every key.
+    """
+    for i in range(len(key)):
+        before[i] = last[key[i]]
+        last[key[i]] = i
