@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-28.3b-m96.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test browser lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,7 +22,15 @@ $(VENV)/.dev: $(BIN)/debubble pyproject.toml
 demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
 	$(BIN)/debubble compare 1f1b interleaved-1f1b zb-h1 zb-v dualpipe-v --costs $(PROFILE) --memory 36 -o demo.png
 
-test: $(VENV)/.dev  ## run every test
+# Pages are tested in a real browser; without one these tests are skipped.
+browser:  ## Chromium for the tests of pages, where apt has it
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	command -v apt-get >/dev/null || { echo "no Chromium here: tests of pages are skipped"; exit 0; }; \
+	sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
+	$$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null 2>&1 \
+	|| echo "Chromium could not be installed: tests of pages are skipped"
+
+test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
@@ -37,6 +45,8 @@ format: $(VENV)/.dev  ## format and sort imports
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/timeline.py
+	$(BIN)/python benchmarks/serve.py
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -41,7 +41,7 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "examples", "compare.html", "interleaved.svg", "zbv.csv",
+        "examples", "compare.html", "interleaved.svg", "timeline.html", "zbv.csv",
     }  # fmt: skip
 
 

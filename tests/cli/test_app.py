@@ -54,7 +54,8 @@ def test_the_examples_of_the_help_run(
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 1
     for words in found:
-        assert run(*words).code == 0, words
+        # A server runs until somebody ends it: tests/playground starts one.
+        assert words[0] == "serve" or run(*words).code == 0, words
 
 
 @pytest.mark.parametrize(

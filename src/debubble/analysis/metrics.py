@@ -20,6 +20,8 @@ MEASURES = {
     "bubble_ratio": "idle share of rank-time: 1 − Σ busy / (ranks × makespan)",
     "stage_bubble_rate": "(largest stage time − ideal) / largest stage time",
     "overhead": "(makespan − ideal) / ideal",
+    "idle_by_cause": "per rank: idle time before its first action (fill), after its last (drain), "
+    "waiting for data that is not computed (data) or not here yet (p2p), or only for memory",
     "peak_activation": "per rank: largest activation memory held at one time",
     "parameter_copies": "copies of the model × versions of the weights kept (mean over ranks)",
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.analysis.metrics import (
     MEASURES,
     boundary_transfers,
@@ -37,20 +38,23 @@ VERSIONS_SHOWN = 8
 """Ranks whose number of weight versions is listed one by one."""
 
 
-def summary(timeline: Timeline) -> dict[str, Any]:
+def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
     """Everything a simulation says, ready for JSON.
 
     Parameters
     ----------
     timeline
         A simulated schedule.
+    limit
+        Memory of a rank, to tell which of its idle time is for lack of it.
 
     Returns
     -------
     dict
         Sizes of the schedule; ``recompute``, the stages that do, ``"full"`` for all; ``makespan``,
         ``ideal`` and the measures that say how much time is lost; ``stage_time``, ``busy`` and
-        ``peak_activation`` with one number per rank; ``p2p_transfers`` and ``p2p_volume``;
+        ``peak_activation`` with one number per rank, as have all causes in ``idle_by_cause``;
+        ``p2p_transfers`` and ``p2p_volume``;
         ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, the
         `simulated` one and the `difference` (simulated − value; differences that are rounding are
         0); and ``conventions``, which says in words what each number means.
@@ -73,6 +77,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "bubble_ratio": timeline.bubble_ratio,
         "stage_bubble_rate": timeline.stage_bubble_rate,
         "overhead": timeline.overhead,
+        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline, limit).totals.T.tolist(), strict=True)),
         "peak_activation": timeline.peak_activation.tolist(),
         "p2p_transfers": boundary_transfers(schedule),
         "p2p_volume": p2p_volume(timeline),
@@ -99,7 +104,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def report(timeline: Timeline, *, time_unit: str = "") -> str:
+def report(timeline: Timeline, *, time_unit: str = "", limit: float | None = None) -> str:
     """The summary for people: aligned text with formulas and simulation side by side.
 
     Parameters
@@ -108,12 +113,14 @@ def report(timeline: Timeline, *, time_unit: str = "") -> str:
         A simulated schedule.
     time_unit
         What times are in, for instance ``"ms"``.
+    limit
+        As for :func:`summary`.
     """
-    data = summary(timeline)
+    data = summary(timeline, limit)
     unit = f" {time_unit}" if time_unit else ""
     lines = [heading(timeline.schedule), ""]
     lines += table(_measures(data, unit), left=(0, 1, 2))
-    lines += ["", *_ranks(data)]
+    lines += ["", *_ranks(data), "", f"idle share of rank-time: {_idle(data)}"]
     if data["closed_forms"]:
         lines += ["", *_formulas(data["closed_forms"])]
     words = data["conventions"]
@@ -211,6 +218,14 @@ def _measures(data: dict[str, Any], unit: str) -> list[list[str]]:
         ("parameter copies", str(data["parameter_copies"]), MEASURES["parameter_copies"]),
     ]
     return [list(row) for row in rows]
+
+
+def _idle(data: dict[str, Any]) -> str:
+    """Shares of rank-time by cause, the causes that there are."""
+    whole = data["makespan"] * data["ranks"]
+    shares = {cause: sum(times) / whole for cause, times in data["idle_by_cause"].items() if whole}
+    told = [f"{cause} {percent(share)}" for cause, share in shares.items() if share > ROUNDING]
+    return ", ".join(told) or "never"
 
 
 def _ranks(data: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
 
-COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export")
+COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export", "serve")
 """Names of all commands in the order of the help; each is a module beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -25,6 +25,7 @@ Examples:
   debubble schedules                              what there is
   debubble compare gpipe 1f1b zb-h1 -p 8 -m 32    which one wins
   debubble draw 1f1b -p 4 -m 8                    what it looks like
+  debubble serve                                  try them in a browser
 
 SCHEDULE is a registered name, a .csv or .json file, or path/file.py:function.
 """

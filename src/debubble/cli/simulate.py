@@ -37,7 +37,7 @@ def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> N
 def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     from debubble.analysis.summary import summary
 
-    data = summary(timeline)
+    data = summary(timeline, inputs.memory)
     units = {"time_unit": inputs.time_unit, "memory_unit": inputs.memory_unit}
     data["conventions"] |= {key: unit for key, unit in units.items() if unit}
     data["costs"] = inputs.source or None
@@ -49,7 +49,7 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
 def _text(timeline: Timeline, inputs: Inputs) -> str:
     from debubble.analysis.summary import report
 
-    lines = [report(timeline, time_unit=inputs.time_unit)]
+    lines = [report(timeline, time_unit=inputs.time_unit, limit=inputs.memory)]
     if inputs.source:
         lines.append(f"costs: {inputs.source}")
     if inputs.memory is not None:

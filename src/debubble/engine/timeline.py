@@ -237,6 +237,13 @@ class Timeline:
         )
         return path[:length][::-1]
 
+    @cached_property
+    def critical(self) -> NDArray[np.bool_]:
+        """Whether every action is on the critical path, shape ``(n,)``."""
+        on_path = np.zeros(len(self.graph.first), dtype=np.bool_)
+        on_path[self._critical_nodes] = True
+        return on_path[self.graph.node]
+
     def critical_path(self) -> list[Step]:
         """One longest chain of actions, first to last: its length is the makespan."""
         graph, schedule = self.graph, self.schedule

@@ -86,8 +86,12 @@ def load_costs(path: str | Path) -> CostFile:
     FormatError
         With file, dotted key and value of the first thing that is wrong.
     """
-    where = str(path)
-    data = cost_syntax.parse(read_text(path, MAX_BYTES), where)
+    return parse_costs(read_text(path, MAX_BYTES), str(path))
+
+
+def parse_costs(text: str, where: str) -> CostFile:
+    """The same from a text; its name says by its ending which syntax it has."""
+    data = cost_syntax.parse(text, where)
     from debubble.interchange.cost_model import validate
 
     model = validate(data, where)

@@ -52,15 +52,19 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
     from debubble.interchange.text import read_text
 
     _check_ending(path)
-    text = read_text(path, MAX_BYTES)
-    if str(path).lower().endswith(".csv"):
+    return parse(read_text(path, MAX_BYTES), str(path), microbatches)
+
+
+def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
+    """The same from a text; its name says by its ending which format it has."""
+    if where.lower().endswith(".csv"):
         from debubble.interchange.torch_csv import from_csv
 
-        return from_csv(text, str(path), microbatches)
+        return from_csv(text, where, microbatches)
     from debubble.interchange.schedule_json import from_json
 
-    schedule = from_json(text, str(path))
-    _agree("microbatches", microbatches, schedule.microbatches, str(path))
+    schedule = from_json(text, where)
+    _agree("microbatches", microbatches, schedule.microbatches, where)
     return _honest(schedule)
 
 

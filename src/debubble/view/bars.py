@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline
 from debubble.view.colors import NAMES
 
@@ -207,16 +208,16 @@ def bars_of(timeline: Timeline) -> Bars:
     step = kind == Kind.OPT
     copy = np.where(step, 0, schedule.copies_of(unit))
     unit = np.where(step, unit, unit % period)
-    shade = np.where(step, 0, copy * chunks + _chunks(timeline)[copy, stage])
+    shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])
 
     # The forward of a pair is its first action.
     lane = pairs_of(actions)
     return Bars(timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit)
 
 
-def _chunks(timeline: Timeline) -> NDArray[np.int64]:
+def chunks_of(placement: Placement) -> NDArray[np.int64]:
     """Chunk of every (copy, stage): how many earlier stages of the copy its rank holds."""
-    table = np.asarray(timeline.schedule.placement.table, dtype=np.int64)
+    table = np.asarray(placement.table, dtype=np.int64)
     chunks = np.zeros_like(table)
     for copy, row in enumerate(table):
         order = np.argsort(row, kind="stable")

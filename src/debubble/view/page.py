@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import re
 from collections.abc import Sequence
-from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 import debubble
 from debubble.analysis.metrics import MEASURES, number, percent
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import component, words
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
+from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_VECTOR_ACTIONS = 20_000
-"""Actions up to which a page holds a drawing; with more it holds a picture of fixed size."""
+MAX_STATIC_ACTIONS = 2_000
+"""Actions up to which there is also a drawing, for readers who run no scripts."""
 
 _VARIABLES = {
     f": {INK}": ": var(--ink)",
@@ -40,7 +39,7 @@ def page(
     table_html: str = "",
     **options: Any,
 ) -> str:
-    """A self-contained HTML page with the timelines on one time axis.
+    """A self-contained HTML page with the timelines on one time axis, to zoom and search in.
 
     Parameters
     ----------
@@ -60,11 +59,13 @@ def page(
     if not table_html:
         sentences.append(f"overhead: {MEASURES['overhead']}, ideal: {MEASURES['ideal']}")
     lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
+    static = _static(timelines, heading, themed=True, **options)
     return _asset("page.html").substitute(
         version=html.escape(debubble.__version__),
         title=html.escape(heading),
         style=_asset("page.css").template,
-        picture=_picture(timelines, heading, themed=True, **options),
+        timeline=_timeline(timelines, "page keys", f"<noscript>{static}</noscript>", **options),
+        script=component.script(),
         table=table_html or table(timelines),
         conventions="\n".join(lines),
     )
@@ -74,8 +75,10 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     """The timelines as a piece of HTML for notebooks; options as for :func:`page`."""
     timelines = list(timelines)
     heading = " · ".join(dict.fromkeys(words.name(t) for t in timelines))
-    picture = _picture(timelines, heading, themed=False, notes=True, **options)
-    return _asset("cell.html").substitute(picture=picture)
+    static = _static(timelines, heading, themed=False, notes=True, **options)
+    return _asset("cell.html").substitute(
+        timeline=_timeline(timelines, "cell", static, **options), script=component.script()
+    )
 
 
 def table(timelines: Sequence[Timeline]) -> str:
@@ -107,7 +110,26 @@ def table(timelines: Sequence[Timeline]) -> str:
     return f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
-def _picture(
+def _timeline(
+    timelines: Sequence[Timeline],
+    host: str,
+    fallback: str,
+    *,
+    memory: bool = True,
+    critical: bool = False,
+    normalise: bool = False,
+    limit: float | None = None,
+    time_unit: str = "",
+    labels: bool = True,  # noqa: ARG001 - the component labels what has room
+) -> str:
+    """The component with its data; options as for the figure, layers the reader can switch."""
+    shown = {"bubbles": True, "memory": memory, "critical": critical, "normalise": normalise}
+    layers = ",".join(name for name, on in shown.items() if on)
+    payload = encode(timelines, limit=limit, time_unit=time_unit)
+    return component.element(payload, fallback=fallback, attributes=f'{host} layers="{layers}"')
+
+
+def _static(
     timelines: Sequence[Timeline],
     name: str,
     *,
@@ -115,15 +137,14 @@ def _picture(
     notes: bool = False,
     **options: Any,
 ) -> str:
-    """The figure as an element of HTML: a drawing, or an image when there are many actions."""
-    from debubble.view.figure import figure, render
+    """What is seen where no script runs: a drawing, or a sentence when it would be a large one."""
+    count = sum(len(timeline.schedule) for timeline in timelines)
+    if count > MAX_STATIC_ACTIONS:
+        return f"<p>This timeline has {count:,} actions; a browser that runs scripts shows it.</p>"
+    from debubble.view.figure import figure
 
     drawing = figure(timelines, notes=notes, **options)
-    label = html.escape(f"Timeline of {name}")
-    if sum(len(timeline.schedule) for timeline in timelines) > MAX_VECTOR_ACTIONS:
-        data = base64.b64encode(render(drawing, "png")).decode()
-        return f'<img alt="{label}" src="data:image/png;base64,{data}">'
-    return inline_svg(drawing, label, themed=themed)
+    return inline_svg(drawing, html.escape(f"Timeline of {name}"), themed=themed)
 
 
 def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
@@ -160,4 +181,4 @@ def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
 
 
 def _asset(name: str) -> Template:
-    return Template(resources.files("debubble.view").joinpath("assets", name).read_text("utf-8"))
+    return Template(component.asset(name))

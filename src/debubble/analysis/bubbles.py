@@ -1,0 +1,207 @@
+"""Why ranks are idle: every gap of a timeline, split by cause.
+
+A rank that has not begun is *filling*, one that is done for good is *draining*. In between it waits
+for the input of its next action: for *data* until another rank has computed it, then for *p2p*
+until it has arrived. In blocking mode a rank also waits while it sends and receives, which is p2p.
+An optimizer step waits for data, too: for the gradients, or the norm, of other ranks.
+
+With a memory limit some of the waiting for data has another reason: the rank's next forward could
+have run, its input was there, but holding one more activation would have gone over the limit. From
+the time that input arrived the gap counts as *memory*. Whether a forward further down the order
+would have made the whole run shorter is not asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
+
+CAUSES = ("fill", "drain", "data", "p2p", "memory")
+"""What ranks are idle for, in the order of their codes."""
+
+FILL, DRAIN, DATA, P2P, MEMORY = range(len(CAUSES))
+
+ROUNDING = 1e-12
+"""Gaps below this share of the makespan are rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bubbles:
+    """Every time a rank is idle.
+
+    Parameters
+    ----------
+    rank, start, end, cause
+        One entry per idle time, rank by rank in order of time; causes are indices into
+        :data:`CAUSES`.
+    before
+        Position in the schedule of the action the idle time ends with, −1 for drains.
+    totals
+        Idle time by rank and cause, shape ``(ranks, len(CAUSES))``.
+    """
+
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    cause: NDArray[np.int64]
+    before: NDArray[np.int64]
+    totals: NDArray[np.float64]
+
+
+def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
+    """Find every idle time of a timeline, and why it is one.
+
+    Parameters
+    ----------
+    timeline
+        A simulated schedule.
+    limit
+        Memory a rank has, as in :func:`debubble.check`; without it nothing is put down to memory.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> found = bubbles(db.simulate(db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=1, B=2)))
+    >>> [CAUSES[code] for code in found.cause], found.totals.sum(axis=0).tolist()
+    (['data', 'data', 'fill', 'drain'], [1.0, 2.0, 3.0, 0.0, 0.0])
+    """
+    schedule = timeline.schedule
+    busy = np.flatnonzero(
+        (kinds_of(schedule.actions) <= Kind.OPT) & (pairs_of(schedule.actions) != 2)
+    )
+    rank = np.searchsorted(schedule.offsets, busy, side="right") - 1
+    opening = np.diff(rank, prepend=-1) > 0
+    begin, end = timeline.start[busy], timeline.end[busy]
+    free = np.where(opening, 0.0, np.concatenate([[0.0], end])[: len(busy)])
+    computed = np.clip(_computed(timeline)[busy], free, begin)
+
+    cause = np.where(opening, FILL, DATA)
+    parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]
+    parts.append((rank, np.where(opening, begin, computed), begin, np.full(len(busy), P2P), busy))
+    if limit is not None:
+        parts[0], held_up = _split_memory(timeline, parts[0], limit)
+        parts.append(held_up)
+    last = np.flatnonzero(np.diff(rank, append=schedule.ranks) > 0)
+    idle = np.setdiff1d(np.arange(schedule.ranks), rank)
+    ends = np.concatenate([end[last], np.zeros(len(idle))])
+    owners = np.concatenate([rank[last], idle])
+    full = np.full(len(owners), timeline.makespan)
+    parts.append((owners, ends, full, np.full(len(owners), DRAIN), np.full(len(owners), -1)))
+    return _collected(timeline, parts)
+
+
+_Part = tuple[
+    NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.int64],
+    NDArray[np.int64],
+]  # fmt: skip
+
+
+def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
+    """The parts in order of rank and time, without the empty ones."""
+    kept = []
+    for part in parts:
+        real = np.flatnonzero(part[2] - part[1] > ROUNDING * timeline.makespan)
+        kept.append([column[real] for column in part])
+    columns = [np.concatenate(column) for column in zip(*kept, strict=True)]
+    order = np.lexsort((columns[1], columns[0]))
+    rank, start, end, cause, before = (column[order] for column in columns)
+    ranks = timeline.schedule.ranks
+    totals = np.zeros((ranks, len(CAUSES)))
+    np.add.at(totals, (rank, cause), end - start)
+    return Bubbles(rank, start, end, cause, before, totals)
+
+
+def inputs_of(schedule: Schedule) -> NDArray[np.int64]:
+    """Position of the action whose result each action needs, −1 for none; shape ``(n,)``.
+
+    A forward needs the stage before, a backward for the input the stage behind (on the last stage,
+    its own forward), and a backward for the weights its own backward for the input.
+    """
+    actions, stages = schedule.actions, schedule.stages
+    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
+    forward = np.flatnonzero(kind == Kind.F)
+    backward = np.flatnonzero((kind == Kind.I) | (kind == Kind.B))
+    weights = np.flatnonzero(kind == Kind.W)
+    wide = stages + 1
+    where_f = np.full(wide * schedule.units, -1)
+    where_b = np.full(wide * schedule.units, -1)
+    # Shifted by one stage, so that the first stage's forward finds nothing before it.
+    where_f[unit[forward] * wide + stage[forward] + 1] = forward
+    where_b[unit[backward] * wide + stage[backward]] = backward
+    found = np.full(len(actions), -1)
+    found[forward] = where_f[unit[forward] * wide + stage[forward]]
+    last = stage[backward] == stages - 1
+    found[backward] = np.where(
+        last,
+        where_f[unit[backward] * wide + stage[backward] + 1],
+        where_b[unit[backward] * wide + stage[backward] + 1],
+    )
+    found[weights] = where_b[unit[weights] * wide + stage[weights]]
+    return found
+
+
+def _computed(timeline: Timeline) -> NDArray[np.float64]:
+    """When what every action waits for was computed, also for the other half of its pair.
+
+    An action that needs nothing from another rank has nothing on its way: all of its wait is for
+    data, except in blocking mode, where it is for the transfers before it.
+    """
+    schedule = timeline.schedule
+    needs = inputs_of(schedule)
+    ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    remote = (needs >= 0) & (ranks[needs] != ranks)
+    local = np.where(kinds_of(schedule.actions) == Kind.OPT, np.inf, -np.inf)
+    if timeline.mode != "blocking":
+        local[:] = np.inf
+    computed = np.where(remote, timeline.end[needs], local)
+    pairs = pairs_of(schedule.actions)
+    second = np.flatnonzero(pairs == 2)
+    if len(second):
+        # The half whose input arrives later decides; an input of the same rank has no journey.
+        arrival = np.where(remote, timeline.end[needs] + timeline.table.link[ranks[needs], ranks],
+                           -np.inf)  # fmt: skip
+        first = second - 1
+        later = arrival[second] > arrival[first]
+        computed[first] = np.where(later, computed[second], computed[first])
+    return computed
+
+
+def _split_memory(timeline: Timeline, part: _Part, limit: float) -> tuple[_Part, _Part]:
+    """Cut from waits for data the time in which the next forward only lacked memory."""
+    schedule = timeline.schedule
+    rank, start, end, cause, before = part
+    actions = schedule.actions
+    needs = inputs_of(schedule)
+    home = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    source = timeline.end[needs] + timeline.table.link[home[needs], home]
+    ready = np.where(needs >= 0, source, 0.0)
+
+    # The next forward of the rank at or behind every position.
+    count = len(actions)
+    forward = np.where(kinds_of(actions) == Kind.F, np.arange(count), count)
+    following = np.minimum.accumulate(np.append(forward, count)[::-1])[::-1][before]
+    real = following < count
+    following = np.where(real, following, 0)
+    real &= (home[following] == rank) & (following != before) & (cause == DATA)
+
+    held = np.zeros(count)
+    taken = np.zeros(count)
+    for number in range(schedule.ranks):
+        span = slice(int(schedule.offsets[number]), int(schedule.offsets[number + 1]))
+        added, freed = timeline.memory.deltas(schedule, number)
+        taken[span] = added
+        held[span] = np.cumsum(added + freed) - (added + freed)
+    over = held[before] + taken[following] > limit * (1 + 1e-9)
+    # A forward that waits behind this very gap has its input at the latest when it starts.
+    blocked = real & over & (ready[following] < end)
+    since = np.where(blocked, np.clip(ready[following], start, end), end)
+    return (
+        (rank, start, since, cause, before),
+        (rank, since, end, np.full(len(rank), MEMORY), before),
+    )

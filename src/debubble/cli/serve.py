@@ -1,0 +1,95 @@
+"""``debubble serve``: the playground in a browser."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.output import note
+from debubble.core.errors import ParameterError
+
+
+def serve(
+    port: Annotated[int, typer.Option(metavar="N", help="Port; 0 takes a free one.")] = 8642,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; loopback unless given.")
+    ] = "127.0.0.1",
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
+    ] = True,
+) -> None:
+    """Try schedules in a browser.
+
+    A page on this computer: pick schedules, move sliders, look at timelines, numbers and the
+    trade-off between time and memory. It needs no network and ends with Ctrl-C.
+    """
+    try:
+        import uvicorn
+
+        from debubble.playground.app import make_app
+    except ImportError as error:
+        raise ParameterError(
+            f"the playground needs {error.name}; install it with: pip install 'debubble[serve]'"
+        ) from None
+    if not 0 <= port <= 65535:
+        raise ParameterError(f"--port is {port}; ports go from 0 to 65535")
+    listener = _listen(host, port)
+    found = listener.getsockname()[1]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{found}/"
+    if not _is_loopback(host):
+        note(f"debubble: everybody who reaches {host} can use this server")
+    note(f"debubble: playground at {address} (Ctrl-C ends it)")
+    if browser:
+        _open_later(address)
+    config = uvicorn.Config(
+        make_app(frozenset({"localhost", host})),
+        log_level="warning",
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=20,
+        limit_concurrency=1024,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise ParameterError(
+            f"cannot listen on {host}, port {port}: {reason}; --port 0 takes a free port"
+        ) from None
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _open_later(address: str) -> None:
+    """Open a browser when the server has had time to start; not being able to is no error."""
+    import threading
+    import webbrowser
+
+    timer = threading.Timer(0.4, webbrowser.open, [address])
+    timer.daemon = True
+    timer.start()
+
+
+app = command(serve, ["serve", "serve --port 9000", "serve --port 0 --no-browser"])

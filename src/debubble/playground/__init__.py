@@ -1,0 +1,1 @@
+"""A local page to try schedules on: move sliders, see timelines, numbers and trade-offs."""

@@ -1,0 +1,193 @@
+"""What one request may ask for, and what guards the server's door."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from ipaddress import ip_address
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from debubble.core.errors import DebubbleError
+
+MAX_BODY = 4 << 20
+"""Bytes of a request."""
+
+MAX_FILE = 2 << 20
+"""Characters of an uploaded file."""
+
+MAX_SCHEDULES = 24
+MAX_RANKS = 512
+MAX_MICROBATCHES = 1 << 16
+MAX_CHUNKS = 64
+
+MAX_ACTIONS = 1_500_000
+"""Actions of all schedules of a request together."""
+
+SECONDS = 30.0
+"""How long a request may wait for its turn and for its answer."""
+
+WAITING = 512
+"""Requests that may wait for their turn."""
+
+CACHE_BYTES = 64 << 20
+"""Memory for answers that may be asked for again."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    # Perfetto is opened in a tab that has to be talked to.
+    "cross-origin-opener-policy": "same-origin-allow-popups",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class RefusedError(DebubbleError):
+    """A request that is answered with an error.
+
+    Parameters
+    ----------
+    message
+        What is wrong, for people.
+    field
+        Which field of the form it is about, empty when it is none.
+    nearest
+        The nearest value that works.
+    status
+        The HTTP status.
+    """
+
+    def __init__(
+        self, message: str, field: str = "", nearest: Any = None, status: int = 422
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.nearest = nearest
+        self.status = status
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as plain data."""
+        return {"message": str(self), "field": self.field, "nearest": self.nearest}
+
+
+class Guard:
+    """Refuses foreign hosts, foreign pages and large bodies; adds the headers to every answer.
+
+    A page of another site can make a browser send requests here, also under a name of its own that
+    leads to this machine. So the host has to be one we were started for, or an address in numbers,
+    which is nobody's name; and a request that says where it comes from has to come from here.
+    """
+
+    def __init__(self, app: App, hosts: frozenset[str]) -> None:
+        self.app = app
+        self.hosts = hosts
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        refusal = self._refusal(headers)
+        if refusal is not None:
+            status, text = refusal
+            await _answer(guarded, status, text)
+            return
+        await self.app(scope, _bounded(receive), guarded)
+
+    def _refusal(self, headers: dict[str, str]) -> tuple[int, str] | None:
+        name = _name(headers.get("host", ""))
+        if name not in self.hosts and not _is_address(name):
+            return 421, "this server answers under its own name only"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != headers["host"]:
+            return 403, "requests of other pages are not answered"
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > MAX_BODY:
+            return 413, f"the request has more than {MAX_BODY:,} bytes"
+        return None
+
+
+def _name(host: str) -> str:
+    """A host without its port."""
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _bounded(receive: Receive) -> Receive:
+    """The same stream, which fails when it is longer than it may be."""
+    taken = 0
+
+    async def read() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MAX_BODY:
+            raise RefusedError(f"the request has more than {MAX_BODY:,} bytes", status=413)
+        return message
+
+    return read
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    import json
+
+    body = json.dumps({"message": text, "field": "", "nearest": None}).encode()
+    kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": kind})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Cache:
+    """Recent answers up to a number of bytes; the ones that were not used for longest go first."""
+
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self.limit = limit
+        self.size = 0
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        """An answer that was kept, else None."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Keep an answer, unless it would take more than a quarter of the room."""
+        with self._lock:
+            if key in self._kept or len(value) > self.limit // 4:
+                return
+            self._kept[key] = value
+            self.size += len(value)
+            while self.size > self.limit:
+                _, old = self._kept.popitem(last=False)
+                self.size -= len(old)

@@ -1,0 +1,380 @@
+// Data: what debubble.view.timeline_data wrote, as typed arrays that are sorted per rank, with running
+// sums of time by kind and by cause of idleness, so that any stretch of a rank costs two look-ups.
+
+const WHOLE = 0, UPPER = 1, LOWER = 2;
+const FILL = 0, DRAIN = 1, DATA = 2, P2P = 3, MEMORY = 4;
+const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array };
+
+/** The payload as {runs, kinds, causes, limit, unit}. */
+async function decode(payload) {
+  if (payload.format !== 1) throw new Error(`this is format ${payload.format} of a timeline, not 1`);
+  const runs = [];
+  for (const meta of payload.timelines) {
+    const columns = unpack(meta, await inflate(bytesOf(meta.data)));
+    runs.push(new Run(meta, columns, payload.kinds));
+  }
+  const { kinds, causes, limit, time_unit: unit } = payload;
+  return { runs, kinds, causes, limit, unit };
+}
+
+function bytesOf(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text), bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+async function inflate(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Columns by name; those that were left out are null. */
+function unpack(meta, raw) {
+  const count = meta.counts.reduce((a, b) => a + b, 0);
+  const columns = { held: null, wait: null, queued: null, count };
+  let at = 0;
+  for (const [name, type] of meta.columns) {
+    const size = Number(type[1]);
+    let bytes = raw.subarray(at, at + count * size);
+    if (size > 1) {
+      const whole = new Uint8Array(count * size);
+      for (let plane = 0; plane < size; plane++) {
+        for (let i = 0, from = plane * count, to = plane; i < count; i++, to += size) whole[to] = bytes[from + i];
+      }
+      bytes = whole;
+    }
+    columns[name] = new ARRAYS[type](bytes.buffer, bytes.byteOffset, count);
+    at += count * size;
+  }
+  for (const name of ["style", "unit", "start", "slack", "critical"]) columns[name] ??= new Uint8Array(count);
+  return columns;
+}
+
+/** One simulated schedule. */
+class Run {
+  constructor(meta, columns, kinds) {
+    Object.assign(this, meta);
+    delete this.data;
+    const { count, style } = columns;
+    this.kinds = kinds;
+    this.count = count;
+    this.style = style;
+    this.slackTicks = columns.slack;
+    this.critical = columns.critical;
+    this.heldTicks = columns.held;
+    this.waitTicks = columns.wait;
+    this.queuedTicks = columns.queued;
+    this.period = meta.microbatches * meta.slices;
+    const s = meta.styles;
+    this.kindOf = Uint8Array.from(s.kind);
+    this.laneOf = Uint8Array.from(s.lane);
+    this.durationOf = Float64Array.from(s.duration);
+    this.linkOf = Float64Array.from(s.link);
+
+    this.offsets = new Uint32Array(2 * meta.ranks + 1);
+    meta.counts.forEach((rows, row) => { this.offsets[row + 1] = this.offsets[row] + rows; });
+    this.start = new Float64Array(count);
+    this.unit = new Uint32Array(count);
+    const last = Float64Array.from(s.unit);
+    for (let i = 0, tick = 0; i < count; i++) {
+      tick = (tick + columns.start[i]) >>> 0;
+      this.start[i] = tick * meta.tick;
+      this.unit[i] = last[style[i]] += columns.unit[i];
+    }
+    this.#sum();
+  }
+
+  /** Running sums, and the memory during every action. */
+  #sum() {
+    const used = new Set(this.kindOf);
+    this.classes = [0, 4, 1, 3, 2, 5].filter((kind) => used.has(kind));
+    this.classOf = new Uint8Array(16);
+    this.classes.forEach((kind, index) => { this.classOf[kind] = index; });
+    const idle = this.classes.length, size = idle + 3;
+    this.idleClass = idle; // data, then memory, then p2p
+    this.width = size;
+    this.sums = new Float64Array(this.count * size); // one after the other for each action
+    this.level = new Float32Array(this.count);
+    this.criticalSum = new Uint32Array(this.count + 1);
+    const { sums, style, start, durationOf, laneOf, kindOf } = this;
+    const { add, free } = this.styles, total = new Float64Array(size), gaps = new Float64Array(3);
+    for (let rank = 0; rank < this.ranks; rank++) {
+      let end = 0, held = 0, freed = 0;
+      total.fill(0);
+      const [low, high] = this.row(rank);
+      for (let i = low; i < high; i++) {
+        const s = style[i], lane = laneOf[s];
+        if (lane === LOWER) {
+          for (let c = 0; c < size; c++) sums[i * size + c] = sums[(i - 1) * size + c];
+        } else {
+          if (i > low) {
+            this.#gapParts(i, start[i] - end, gaps);
+            for (let c = 0; c < 3; c++) total[idle + c] += gaps[c];
+          }
+          for (let c = 0; c < size; c++) sums[i * size + c] = total[c];
+        }
+        total[this.classOf[kindOf[s]]] += lane ? durationOf[s] / 2 : durationOf[s];
+        end = Math.max(end, start[i] + durationOf[s]);
+        held += add[s];
+        freed += free[s];
+        this.level[i] = held;
+        if (lane === LOWER) this.level[i - 1] = held;
+        if (lane !== UPPER) { held += freed; freed = 0; }
+      }
+    }
+    for (let i = 0; i < this.count; i++) this.criticalSum[i + 1] = this.criticalSum[i] + this.critical[i];
+    this.fullest = Math.max(...this.peak, 0);
+  }
+
+  /** Idle time before action i: for data, for memory, for p2p; in that order of time. */
+  #gapParts(i, gap, parts) {
+    if (gap < this.rounding) { parts[0] = parts[1] = parts[2] = 0; return; }
+    const p2p = this.waitTicks ? Math.min(gap, this.waitTicks[i] * this.tick) : 0;
+    const memory = this.heldTicks ? Math.min(gap - p2p, this.heldTicks[i] * this.tick) : 0;
+    const data = gap - p2p - memory;
+    parts[0] = data < 1.5 * this.rounding && p2p + memory > 0 ? 0 : data;
+    parts[1] = memory;
+    parts[2] = gap - parts[0] - memory;
+  }
+
+  row(row) { return [this.offsets[row], this.offsets[row + 1]]; }
+  end(i) { return this.start[i] + this.durationOf[this.style[i]]; }
+  duration(i) { return this.durationOf[this.style[i]]; }
+  kind(i) { return this.kindOf[this.style[i]]; }
+  stage(i) { return this.styles.stage[this.style[i]]; }
+  slack(i) { return this.slackTicks[i] * this.tick; }
+  rank(i) { return this.rowOf(i) % this.ranks; }
+  actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.unit[i]}`; }
+
+  rowOf(i) {
+    let low = 0, high = this.offsets.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (this.offsets[middle] <= i) low = middle; else high = middle;
+    }
+    return low;
+  }
+
+  /** The last action of a row that starts by a time, one less than the row's first when none does. */
+  at(row, time) {
+    const [low, high] = this.row(row);
+    return this.seek(low - 1, high, time);
+  }
+
+  /** The same from an action on that starts by then: steps that double, then halves. */
+  seek(i, high, time) {
+    const { start } = this;
+    let step = 1;
+    while (i + step < high && start[i + step] <= time) { i += step; step *= 2; }
+    for (; step >= 1; step >>= 1) if (i + step < high && start[i + step] <= time) i += step;
+    return i;
+  }
+
+  /** What rank does at a time: {bar}, or {cause, before}; before is the action the wait ends with. */
+  stateAt(rank, time) {
+    const [low, high] = this.row(rank);
+    const i = this.at(rank, time);
+    if (i < low) return { cause: high > low ? FILL : DRAIN, before: high > low ? low : -1, from: 0 };
+    if (time < this.end(i)) return { bar: i };
+    if (i + 1 >= high) return { cause: DRAIN, before: -1, from: this.end(i) };
+    return { cause: this.causeAt(i + 1, time, this.end(i)), before: i + 1, from: this.end(i) };
+  }
+
+  /** Time of one cause in the idle time before an action. */
+  gapTime(i, gap, cause) {
+    this.#gapParts(i, gap, gapBuffer);
+    return gapBuffer[{ [DATA]: 0, [MEMORY]: 1, [P2P]: 2 }[cause]];
+  }
+
+  causeAt(next, time, from) {
+    const gaps = gapBuffer;
+    this.#gapParts(next, this.start[next] - from, gaps);
+    if (time < from + gaps[0]) return DATA;
+    return time < from + gaps[0] + gaps[1] ? MEMORY : P2P;
+  }
+
+  /** Time of every class from the rank's first start to a time; i is the action at that time. */
+  sumsAt(i, low, high, time, out) {
+    const { sums, width, classOf, kindOf, style, laneOf, durationOf, idleClass } = this;
+    if (i < low) { out.fill(0); return; }
+    for (let c = 0; c < width; c++) out[c] = sums[i * width + c];
+    const s = style[i], past = time - this.start[i], length = durationOf[s];
+    const part = past < length ? past : length;
+    if (laneOf[s] === LOWER) {
+      out[classOf[kindOf[s]]] += part / 2;
+      out[classOf[kindOf[style[i - 1]]]] += part / 2;
+    } else {
+      out[classOf[kindOf[s]]] += part;
+    }
+    if (past > length && i + 1 < high) {
+      const gaps = gapBuffer;
+      this.#gapParts(i + 1, this.start[i + 1] - this.start[i] - length, gaps);
+      let rest = past - length;
+      for (let c = 0; c < 3 && rest > 0; c++) {
+        const piece = Math.min(rest, gaps[c]);
+        out[idleClass + c] += piece;
+        rest -= piece;
+      }
+    }
+  }
+
+  /** Positions of the compute actions of a microbatch, rank by rank. */
+  ofUnit(unit) {
+    if (!this.byUnit) {
+      // An optimizer step carries its iteration where others have their microbatch.
+      const members = [];
+      let most = 0;
+      for (let i = 0; i < this.offsets[this.ranks]; i++) {
+        if (this.kind(i) === 5) continue;
+        members.push(i);
+        if (this.unit[i] > most) most = this.unit[i];
+      }
+      this.unitFrom = new Uint32Array(most + 2);
+      for (const i of members) this.unitFrom[this.unit[i] + 1]++;
+      for (let u = 0; u <= most; u++) this.unitFrom[u + 1] += this.unitFrom[u];
+      const next = this.unitFrom.slice();
+      this.byUnit = new Uint32Array(members.length);
+      for (const i of members) this.byUnit[next[this.unit[i]]++] = i;
+    }
+    if (unit + 1 >= this.unitFrom.length) return new Uint32Array(0);
+    return this.byUnit.subarray(this.unitFrom[unit], this.unitFrom[unit + 1]);
+  }
+
+  find(kinds, stage, unit) {
+    for (const i of this.ofUnit(unit)) {
+      if (this.stage(i) === stage && kinds.includes(this.kinds[this.kind(i)].name)) return i;
+    }
+    return -1;
+  }
+
+  /** What an action needs: results of others, and its rank's previous action. */
+  needs(i) {
+    const [low] = this.row(this.rowOf(i));
+    const stage = this.stage(i), unit = this.unit[i], name = this.kinds[this.kind(i)].name;
+    const found = [];
+    if (name === "F" && stage > 0) found.push(this.find(["F"], stage - 1, unit));
+    if (name === "I" || name === "B") {
+      if (stage + 1 < this.stages) found.push(this.find(["I", "B"], stage + 1, unit));
+      found.push(this.find(["F"], stage, unit), this.find(["R"], stage, unit));
+    }
+    if (name === "R") found.push(this.find(["F"], stage, unit));
+    if (name === "W") found.push(this.find(["I"], stage, unit));
+    let before = i - 1;
+    if (this.laneOf[this.style[i]] === LOWER) before--;
+    if (before >= low) found.push(before);
+    return [...new Set(found.filter((j) => j >= 0))];
+  }
+
+  /** The other way round: what needs an action. */
+  neededBy(i) {
+    const [, high] = this.row(this.rowOf(i));
+    const stage = this.stage(i), unit = this.unit[i], name = this.kinds[this.kind(i)].name;
+    const found = [];
+    if (name === "F") {
+      if (stage + 1 < this.stages) found.push(this.find(["F"], stage + 1, unit));
+      found.push(this.find(["R"], stage, unit), this.find(["I", "B"], stage, unit));
+    }
+    if (name === "R") found.push(this.find(["I", "B"], stage, unit));
+    if ((name === "I" || name === "B") && stage > 0) found.push(this.find(["I", "B"], stage - 1, unit));
+    if (name === "I") found.push(this.find(["W"], stage, unit));
+    let after = i + 1;
+    if (this.laneOf[this.style[i]] === UPPER) after++;
+    if (after < high) found.push(after);
+    return [...new Set(found.filter((j) => j >= 0))];
+  }
+
+  /** Transfers that a rank sends, in order of their start: {start, end, kind, busy}. */
+  transfers(rank) {
+    this.sent ??= [];
+    if (!this.sent[rank]) {
+      const [low, high] = this.row(rank), [first, last] = this.row(this.ranks + rank);
+      const found = [];
+      if (last > first) for (let i = first; i < last; i++) found.push([this.start[i], this.end(i), this.kind(i)]);
+      else {
+        for (let i = low; i < high; i++) {
+          const link = this.linkOf[this.style[i]];
+          if (link < 0) continue;
+          const begin = this.end(i) + (this.queuedTicks ? this.queuedTicks[i] * this.tick : 0);
+          found.push([begin, begin + link, this.kind(i)]);
+        }
+        found.sort((a, b) => a[0] - b[0]);
+      }
+      const busy = new Float64Array(found.length + 1);
+      found.forEach(([begin, end], k) => { busy[k + 1] = busy[k] + end - begin; });
+      this.sent[rank] = {
+        start: Float64Array.from(found, (t) => t[0]), end: Float64Array.from(found, (t) => t[1]),
+        kind: Uint8Array.from(found, (t) => t[2]), busy,
+      };
+    }
+    return this.sent[rank];
+  }
+
+  /** The highest memory among actions from..to: whole blocks first, then what is left. */
+  highest(from, to) {
+    let most = 0;
+    if (to - from > 8 * BLOCKS[0]) {
+      const { size, first, memory } = this.blocks(0), [low] = this.row(this.rowOf(from)), at = first[this.rowOf(from)];
+      const a = Math.ceil((from - low) / size), b = Math.floor((to + 1 - low) / size);
+      for (let k = a; k < b; k++) if (memory[at + k] > most) most = memory[at + k];
+      return Math.max(most, this.highest(from, low + a * size - 1), this.highest(low + b * size, to));
+    }
+    for (let i = from; i <= to; i++) if (this.level[i] > most) most = this.level[i];
+    return most;
+  }
+
+  /** So many actions of a rank together: when they begin, sums up to then, and their most memory. */
+  blocks(level) {
+    const { start: time, sums, level: memory, critical, offsets: first } = this;
+    if (level < 0) return { time, sums, memory, critical, first };
+    this.pyramid ??= [];
+    if (!this.pyramid[level]) this.pyramid[level] = new Blocks(this, BLOCKS[level]);
+    return this.pyramid[level];
+  }
+
+  /** Memory after an action, until the next one starts. */
+  levelAfter(i) {
+    const s = this.style[i];
+    const partner = this.laneOf[s] === LOWER ? this.styles.free[this.style[i - 1]] : 0;
+    return this.level[i] + this.styles.free[s] + partner;
+  }
+}
+
+const BLOCKS = [4, 32, 256];
+
+/** Actions of every rank in blocks of one size; from afar a column of pixels is a few of these. */
+class Blocks {
+  constructor(run, size) {
+    const { width } = run, ends = new Float64Array(width);
+    this.size = size;
+    this.first = new Uint32Array(run.ranks + 1);
+    for (let rank = 0; rank < run.ranks; rank++) {
+      const [low, high] = run.row(rank);
+      this.first[rank + 1] = this.first[rank] + Math.ceil((high - low) / size) + 1;
+    }
+    const count = this.first[run.ranks];
+    this.time = new Float64Array(count);
+    this.sums = new Float64Array(count * width);
+    this.memory = new Float32Array(count);
+    this.critical = new Uint8Array(count);
+    for (let rank = 0; rank < run.ranks; rank++) {
+      const [low, high] = run.row(rank);
+      let b = this.first[rank];
+      for (let i = low; i < high; i += size, b++) {
+        this.time[b] = run.start[i];
+        for (let c = 0; c < width; c++) this.sums[b * width + c] = run.sums[i * width + c];
+        const end = Math.min(high, i + size);
+        for (let k = i; k < end; k++) if (run.level[k] > this.memory[b]) this.memory[b] = run.level[k];
+        this.critical[b] = run.criticalSum[end] > run.criticalSum[i] ? 1 : 0;
+      }
+      // One more, at the end of the rank's work, holds the totals.
+      if (high > low) {
+        this.time[b] = run.end(high - 1);
+        run.sumsAt(high - 1, low, high, this.time[b], ends);
+        this.sums.set(ends, b * width);
+      }
+    }
+  }
+}
+
+const gapBuffer = new Float64Array(3);

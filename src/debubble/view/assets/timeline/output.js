@@ -1,0 +1,181 @@
+// Files: the view as PNG or SVG, and a trace for Perfetto.
+
+const PERFETTO = "https://ui.perfetto.dev";
+const MOST_VECTORS = 20000;
+
+function download(name, blob) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+/** Everything in the view as a list of rectangles and texts, for one of the two writers below. */
+function figure(host) {
+  const { view, data } = host, { rows } = view, theme = host.theme;
+  const items = [], width = view.left + view.plot + view.right, top = 22;
+  const rect = (x, y, w, h, fill) => items.push({ x, y, w, h, fill });
+  const text = (x, y, body, options = {}) => items.push({ x, y, body, size: 11, fill: theme.ink, ...options });
+  const legend = legendItems(host, top + view.height + 18, width), height = legend.bottom;
+  rect(0, 0, width, height, theme.paper);
+  for (const mark of host.marks()) text(mark.x, 14, mark.text, { fill: theme.faint, anchor: "middle" });
+  for (const panel of view.panels) {
+    const { run } = panel;
+    text(view.left, top + panel.head + 16, run.name, { size: 13, bold: true });
+    text(view.left, top + panel.head + 32, host.caption(run), { fill: theme.faint });
+    for (let rank = 0; rank < run.ranks; rank++) {
+      if (rank % host.labelStep === 0) {
+        text(view.left - 8, top + panel.y + rank * rows.pitch + rows.bar / 2 + 4, String(rank), { fill: theme.faint, anchor: "end" });
+      }
+    }
+  }
+  items.push(...legend.items);
+  return { items, width, height, top };
+}
+
+/** The legend in as many lines as it needs, from a height on; and where it ends. */
+function legendItems(host, y, width) {
+  const items = [], { left } = host.view;
+  let x = left;
+  for (const { color, text } of host.legend()) {
+    const wide = 28 + 6.4 * text.length;
+    if (x > left && x + wide > width) { x = left; y += 18; }
+    items.push({ x, y: y - 9, w: 12, h: 10, fill: color }, { x: x + 16, y, body: text, size: 11, fill: host.theme.faint });
+    x += wide;
+  }
+  return { items, bottom: y + 12 };
+}
+
+/** The picture of all rows, also of those that are scrolled away. */
+function rowsPicture(host, scale) {
+  const { view } = host, canvas = document.createElement("canvas"), painter = new Painter(canvas);
+  const scroll = view.scroll;
+  painter.resize(Math.round((view.left + view.plot + view.right) * scale), Math.round(Math.min(view.height, 8000) * scale), scale);
+  painter.setTheme(host.theme);
+  view.scroll = 0;
+  view.paint(painter, view.height);
+  view.scroll = scroll;
+  return canvas;
+}
+
+async function savePng(host) {
+  const scale = 2, { items, width, height, top } = figure(host);
+  const canvas = document.createElement("canvas");
+  Object.assign(canvas, { width: width * scale, height: height * scale });
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const draw = (item) => {
+    context.fillStyle = item.fill;
+    if (item.body == null) { context.fillRect(item.x, item.y, item.w, item.h); return; }
+    context.font = `${item.bold ? "600 " : ""}${item.size}px system-ui, "DejaVu Sans", sans-serif`;
+    context.textAlign = item.anchor === "middle" ? "center" : item.anchor === "end" ? "right" : "left";
+    context.fillText(item.body, item.x, item.y);
+  };
+  draw(items[0]);
+  const picture = rowsPicture(host, scale);
+  context.drawImage(picture, 0, top, picture.width / scale, picture.height / scale);
+  items.slice(1).forEach(draw);
+  download("timeline.png", await new Promise((done) => canvas.toBlob(done, "image/png")));
+}
+
+function escapeXml(text) {
+  return text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[sign]);
+}
+
+/** The view as SVG: rectangles while they can be counted, else a picture inside. */
+function svgText(host) {
+  const { view } = host, { items, width, height, top } = figure(host), { rows } = view;
+  const shapes = [];
+  const rect = (x, y, w, h, fill) => shapes.push(`<rect x="${x.toFixed(2)}" y="${y.toFixed(2)}" width="${Math.max(0, w).toFixed(2)}" height="${h.toFixed(2)}" fill="${fill}"/>`);
+  const word = (item) => shapes.push(
+    `<text x="${item.x.toFixed(1)}" y="${item.y.toFixed(1)}" font-size="${item.size}" fill="${item.fill}"` +
+    `${item.bold ? ' font-weight="600"' : ""}${item.anchor ? ` text-anchor="${item.anchor}"` : ""}>${escapeXml(item.body)}</text>`);
+  let count = 0;
+  for (const { run } of view.panels) {
+    for (let rank = 0; rank < run.ranks; rank++) count += run.at(rank, view.time(run, view.to)) - run.at(rank, view.time(run, view.from));
+  }
+  rect(0, 0, width, height, host.theme.paper);
+  if (count > MOST_VECTORS || view.layers.memory || view.layers.p2p) {
+    const picture = rowsPicture(host, 2);
+    shapes.push(`<image x="0" y="${top}" width="${picture.width / 2}" height="${picture.height / 2}" href="${picture.toDataURL()}"/>`);
+  }
+  if (count <= MOST_VECTORS) {
+    for (const { run, y } of view.panels) {
+      for (let rank = 0; rank < run.ranks; rank++) vectorRow(host, run, rank, top + y + rank * rows.pitch, rect, word);
+    }
+  }
+  for (const item of items.slice(1)) {
+    if (item.body == null) rect(item.x, item.y, item.w, item.h, item.fill); else word(item);
+  }
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" ` +
+    `font-family="system-ui, 'DejaVu Sans', sans-serif">\n${shapes.join("\n")}\n</svg>\n`;
+}
+
+function vectorRow(host, run, rank, y, rect, word) {
+  const { view, theme } = host, { bar } = view.rows, [low, high] = run.row(rank);
+  const clip = (x) => Math.min(view.left + view.plot, Math.max(view.left, x));
+  const span = (a, b, top, tall, fill) => { const x = clip(view.x(run, a)); rect(x, top, clip(view.x(run, b)) - x, tall, fill); };
+  span(0, run.makespan, y, bar, view.layers.bubbles ? theme.causes[DATA][1] : theme.idle);
+  if (view.layers.bubbles) {
+    span(0, high > low ? run.start[low] : run.makespan, y, bar, theme.causes[FILL][0]);
+    if (high > low) span(run.end(high - 1), run.makespan, y, bar, theme.causes[DRAIN][0]);
+  }
+  const first = Math.max(low, run.at(rank, view.time(run, view.from))), end = view.time(run, view.to);
+  for (let i = first; i < high && run.start[i] < end; i++) {
+    const s = run.style[i], kind = run.kinds[run.kindOf[s]], [fill, ink] = run.palette[run.kindOf[s]][run.styles.shade[s]];
+    const lane = run.laneOf[s], top = y + (lane === LOWER ? bar / 2 : 0), tall = lane ? bar / 2 : bar;
+    if (i > low && view.layers.bubbles && lane !== LOWER) {
+      const before = run.end(i - 1), gap = run.start[i] - before, data = run.gapTime(i, gap, DATA);
+      const moved = run.start[i] - run.gapTime(i, gap, P2P);
+      if (moved > before + data) span(before + data, moved, y, bar, theme.causes[MEMORY][1]);
+      if (run.start[i] > moved) span(moved, run.start[i], y, bar, theme.causes[P2P][1]);
+    }
+    span(run.start[i], run.end(i), top, tall, fill);
+    if (kind.edge && bar >= 12) span(run.start[i], run.end(i), kind.edge === "top" ? top : top + tall - 2.5, 2.5, kind.stripe);
+    if (view.layers.critical && run.critical[i]) span(run.start[i], run.end(i), top, 2, theme.ink);
+    const room = (run.duration(i) / (view.time(run, view.to) - view.time(run, view.from))) * view.plot;
+    if (room >= 14 && tall >= 10 && run.kindOf[s] !== 5) {
+      const x = (clip(view.x(run, run.start[i])) + clip(view.x(run, run.end(i)))) / 2;
+      word({ x, y: top + tall / 2 + 3.8, size: 10.5, fill: ink, anchor: "middle", body: String(run.unit[i] % run.period) });
+    }
+  }
+}
+
+/** Trace events of a run, as pieces of bytes. */
+function traceOf(run, unit) {
+  const scale = { s: 1e6, ms: 1e3, us: 1, ns: 1e-3 }[unit] ?? 1e3;
+  const encoder = new TextEncoder(), pieces = [];
+  let lines = [];
+  const add = (event) => {
+    lines.push(event);
+    if (lines.length >= 20000) { pieces.push(encoder.encode(lines.join(",\n") + ",\n")); lines = []; }
+  };
+  pieces.push(encoder.encode('{"displayTimeUnit":"ms","traceEvents":[\n'));
+  for (let rank = 0; rank < run.ranks; rank++) add(`{"ph":"M","name":"process_name","pid":${rank},"args":{"name":"rank ${rank}"}}`);
+  for (let row = 0; row < 2 * run.ranks; row++) {
+    const [low, high] = run.row(row), rank = row % run.ranks;
+    for (let i = low; i < high; i++) {
+      const thread = row >= run.ranks ? 2 : run.laneOf[run.style[i]] === LOWER ? 1 : 0;
+      add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${run.kinds[run.kind(i)].name}","pid":${rank},"tid":${thread},` +
+        `"ts":${(run.start[i] * scale).toFixed(6)},"dur":${(run.duration(i) * scale).toFixed(6)}}`);
+    }
+  }
+  pieces.push(encoder.encode(lines.join(",\n") + "\n]}\n"));
+  return new Blob(pieces, { type: "application/json" });
+}
+
+/** Open a trace in ui.perfetto.dev: it answers a ping when it can take one. */
+async function openInPerfetto(run, unit) {
+  const tab = window.open(PERFETTO);
+  if (!tab) return false;
+  const buffer = await traceOf(run, unit).arrayBuffer();
+  const ping = setInterval(() => tab.postMessage("PING", PERFETTO), 100);
+  const stop = setTimeout(() => clearInterval(ping), 60000);
+  window.addEventListener("message", function answered(event) {
+    if (event.origin !== PERFETTO || event.data !== "PONG") return;
+    clearInterval(ping);
+    clearTimeout(stop);
+    window.removeEventListener("message", answered);
+    tab.postMessage({ perfetto: { buffer, title: run.name, fileName: `${run.name}.json` } }, PERFETTO);
+  });
+  return true;
+}

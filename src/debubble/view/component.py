@@ -1,0 +1,51 @@
+"""The browser's timeline: one custom element for files, notebooks and the playground.
+
+``assets/timeline/`` has its parts; they share one scope and are joined here. There is nothing to
+build, and nothing is fetched: the script carries its style.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+PARTS = ("model", "theme", "painter", "view", "input", "output", "element", "overlay", "panel")
+
+TAG = "debubble-timeline"
+
+
+def asset(name: str) -> str:
+    """The text of a file in ``assets/``."""
+    return resources.files("debubble.view").joinpath("assets", *name.split("/")).read_text("utf-8")
+
+
+@cache
+def script() -> str:
+    """The component as one script; running it twice in a document does no harm."""
+    style = json.dumps(asset("timeline/timeline.css"))
+    parts = "\n".join(asset(f"timeline/{name}.js") for name in PARTS)
+    return f'(() => {{\n"use strict";\nconst STYLE = {style};\n\n{parts}}})();\n'
+
+
+def element(payload: dict[str, Any], *, fallback: str = "", attributes: str = "") -> str:
+    """The component's element with its data inside, for a page that has the script.
+
+    Parameters
+    ----------
+    payload
+        From :func:`debubble.view.timeline_data.encode`.
+    fallback
+        HTML that is seen where no script runs.
+    attributes
+        ``page`` where the address of the page holds the view, ``keys`` where all keys are for the
+        timeline, ``cell`` in a notebook, ``layers="bubbles,memory"`` for what is shown at first.
+    """
+    # "<" cannot end the script element early when it is written as an escape.
+    data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")
+    return (
+        f"<{TAG}{f' {attributes}' if attributes else ''}>"
+        f'<script type="application/json">{data}</script>{fallback}</{TAG}>'
+    )

@@ -1,0 +1,293 @@
+"""Timelines as the browser's component reads them: a few bytes for every action.
+
+Every action is a row of small integers, column after column:
+
+======== ===== ============================================================================
+column   bytes meaning
+======== ===== ============================================================================
+style    1–4   which combination of kind, half of a pair, stage, copy and duration
+unit     1–4   microbatch, minus that of the previous action of the same style
+start    4     start in ticks, minus that of the previous action (modulo 2³²)
+slack    4     slack in ticks
+critical 1     1 on the critical path
+held     4     ticks of the idle time before the action in which the rank only lacked memory
+wait     4     ticks at the end of that idle time in which the input was on its way
+queued   4     ticks from the action's end to the start of the transfer of its result
+======== ===== ============================================================================
+
+The columns that are zero throughout are left out, the bytes of the others are regrouped by
+significance, and all is deflated: what repeats, as schedules do, costs next to nothing.
+
+**Precision.** A tick is the grid of the costs when there is one, and then every time is exact; else
+it is the 2³²-th part of the longest time, and times are right to half of that. Durations are exact.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
+from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.engine.timeline import Timeline
+from debubble.view import words
+from debubble.view.bars import chunks_of
+from debubble.view.colors import NAMES, STRIPES, shade, text_color
+
+FORMAT = 1
+TICKS = 1 << 32
+"""Ticks of the longest time, where the costs have no grid."""
+
+GRID_SAMPLE = 4096
+"""Costs that are looked at to find a grid, which is then tried on all times."""
+
+GRID_ERROR = 1e-6
+"""Part of a tick that times may miss the grid by, through rounding."""
+
+STREAM_COLOR = "#8791a1"
+
+_SENDS = {
+    Kind.SEND_F: (Kind.F, "transfer of an activation"),
+    Kind.SEND_B: (Kind.I, "transfer of a gradient"),
+}
+
+_STREAM_KINDS = [kind for kind in Kind if kind > Kind.OPT and not kind.name.startswith("RECV")]
+
+
+def encode(
+    timelines: Sequence[Timeline],
+    *,
+    limit: float | None = None,
+    time_unit: str = "",
+) -> dict[str, Any]:
+    """The timelines as plain data for the component.
+
+    Parameters
+    ----------
+    timelines
+        What to show, first on top.
+    limit
+        Memory of a rank: drawn as a line, and a cause of idle time.
+    time_unit
+        What times are in.
+    """
+    return {
+        "format": FORMAT,
+        "time_unit": time_unit,
+        "limit": limit,
+        "causes": list(CAUSES),
+        "kinds": [_kind(kind) for kind in Kind],
+        "timelines": [_encoded(timeline, limit) for timeline in timelines],
+    }
+
+
+def _kind(kind: Kind) -> dict[str, Any]:
+    """What a legend says about a kind."""
+    edge, stripe = STRIPES.get(kind, ("", ""))
+    _, title = _SENDS.get(kind, (kind, NAMES.get(kind, kind.name.replace("_", " ").lower())))
+    return {
+        "name": kind.name,
+        "title": title,
+        "color": _color(kind, 0, 1),
+        "edge": edge,
+        "stripe": stripe,
+    }
+
+
+def _color(kind: Kind, index: int, count: int) -> str:
+    kind, _ = _SENDS.get(kind, (kind, ""))
+    return shade(kind, index, count) if kind in NAMES else STREAM_COLOR
+
+
+def _encoded(timeline: Timeline, limit: float | None) -> dict[str, Any]:
+    schedule = timeline.schedule
+    found = bubbles(timeline, limit)
+    order, counts = _rows(timeline)
+    styles, style = _styles(timeline, order)
+    tick, exact = _tick(timeline)
+    start = _ticks(timeline.start[order], tick)
+    unit = microbatches_of(schedule.actions[order])
+    columns = {
+        "style": style.astype(_narrowest(style, signed=False)),
+        "unit": _differences(style, unit),
+        "start": np.diff(start, prepend=np.uint32(0)),
+        "slack": _ticks(timeline.slack[order], tick),
+        "critical": timeline.critical[order].astype(np.uint8),
+        "held": _idle(timeline, found, MEMORY, tick)[order],
+        "wait": _idle(timeline, found, P2P, tick)[order],
+        "queued": _queued(timeline, tick)[order],
+    }
+    kept = {name: column for name, column in columns.items() if column.any()}
+    raw = b"".join(_regrouped(column) for column in kept.values())
+    packed = zlib.compressobj(wbits=-15)
+    data = packed.compress(raw) + packed.flush()
+    return {
+        "name": words.name(timeline),
+        "setting": words.setting(timeline),
+        "conventions": words.conventions([timeline]),
+        "ranks": schedule.ranks,
+        "stages": schedule.stages,
+        "chunks": schedule.chunks,
+        "copies": schedule.placement.copies,
+        "microbatches": schedule.microbatches,
+        "slices": schedule.slices,
+        "iterations": schedule.iterations,
+        "mode": timeline.mode,
+        "makespan": timeline.makespan,
+        "bubble_ratio": timeline.bubble_ratio,
+        "overhead": timeline.overhead,
+        "busy": timeline.busy.tolist(),
+        "peak": timeline.peak_activation.tolist(),
+        "idle": found.totals.T.tolist(),
+        "tick": tick,
+        "rounding": (0.5 if exact else 1.5) * tick,
+        "counts": counts.tolist(),
+        "palette": _palette(timeline),
+        "styles": styles,
+        "columns": [[name, column.dtype.str[1:]] for name, column in kept.items()],
+        "data": base64.b64encode(data).decode(),
+    }
+
+
+def _palette(timeline: Timeline) -> list[list[list[str]]]:
+    """Colour and text colour of every kind, for every shade: copies times chunks."""
+    count = timeline.schedule.placement.copies * timeline.schedule.chunks
+    shades = {kind: 1 if kind == Kind.OPT else count for kind in Kind}
+    return [
+        [[color, text_color(color)] for color in
+         (_color(kind, index, shades[kind]) for index in range(shades[kind]))]
+        for kind in Kind
+    ]  # fmt: skip
+
+
+def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of what is drawn: compute of rank 0, of rank 1, …, then other streams likewise."""
+    schedule = timeline.schedule
+    kind = kinds_of(schedule.actions)
+    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    row = np.where(kind > Kind.OPT, schedule.ranks + rank, rank)
+    if kind.max(initial=0) <= Kind.OPT:
+        order = np.arange(len(kind))
+    else:
+        drawn = np.flatnonzero((kind <= Kind.OPT) | np.isin(kind, _STREAM_KINDS))
+        order = drawn[np.lexsort((timeline.start[drawn], row[drawn]))]
+    return order, np.bincount(row[order], minlength=2 * schedule.ranks)
+
+
+def _styles(
+    timeline: Timeline, order: NDArray[np.int64]
+) -> tuple[dict[str, list[Any]], NDArray[np.int64]]:
+    """What actions have in common, and which of these every action has."""
+    schedule, graph = timeline.schedule, timeline.graph
+    actions = schedule.actions[order]
+    kind, stage, copy = kinds_of(actions), stages_of(actions), np.zeros(len(actions), np.int64)
+    if schedule.placement.copies > 1:
+        step = kind == Kind.OPT
+        copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
+    place = copy * schedule.stages + stage
+    lane = pairs_of(actions)
+    cost = graph.cost[graph.node[order]].astype(np.int64)
+    key = ((cost * (schedule.placement.copies * schedule.stages) + place) * 4 + lane) * 32 + kind
+    _, first, style = np.unique(key, return_index=True, return_inverse=True)
+    kind, stage, copy, place, lane = (c[first] for c in (kind, stage, copy, place, lane))
+    memory = timeline.memory
+    chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
+    color = np.where(kind == Kind.OPT, 0, chunk)
+    unit = microbatches_of(actions[first])
+    columns: dict[str, NDArray[Any]] = {
+        "kind": kind, "lane": lane, "stage": stage, "copy": copy, "shade": color,
+        "duration": timeline.duration[order[first]],
+        "add": memory.at_start[kind, place], "free": memory.at_end[kind, place],
+        "link": _links(timeline, kind, stage, copy), "unit": unit,
+    }  # fmt: skip
+    return {name: column.tolist() for name, column in columns.items()}, style
+
+
+def _links(
+    timeline: Timeline, kind: NDArray[np.int64], stage: NDArray[np.int64], copy: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Time of the transfer of what an action computes to another rank, −1 where there is none."""
+    placement = timeline.schedule.placement
+    home = np.asarray(placement.table)
+    step = np.where(kind == Kind.F, 1, -1)
+    target = stage + step
+    sends = np.isin(kind, (Kind.F, Kind.I, Kind.B)) & (target >= 0) & (target < placement.stages)
+    target = np.where(sends, target, stage)
+    here, there = home[copy, stage], home[copy, target]
+    return np.where(sends & (here != there), timeline.table.link[here, there], -1.0)
+
+
+def _tick(timeline: Timeline) -> tuple[float, bool]:
+    """The length of a tick, and whether every time is a multiple of it: the costs' own grid."""
+    makespan = timeline.makespan
+    if makespan == 0:
+        return 1.0, True
+    graph = timeline.graph
+    values = timeline.costs[np.union1d(graph.cost, graph.lag)]
+    values = values[values > 0][:GRID_SAMPLE]
+    for parts in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 50, 100, 1000):
+        tick = float(values.min()) / parts
+        if makespan / tick < TICKS - 1 and _on_grid(values, tick):
+            # Sums of many costs round, and nothing may be moved to where it does not belong.
+            if _on_grid(timeline.start, tick):
+                return tick, True
+            break
+    return makespan / (TICKS - 2), False
+
+
+def _on_grid(times: NDArray[np.float64], tick: float) -> bool:
+    counts = times / tick
+    return bool(np.abs(counts - np.rint(counts)).max(initial=0.0) < GRID_ERROR)
+
+
+def _ticks(times: NDArray[np.float64], tick: float) -> NDArray[np.uint32]:
+    return np.rint(np.maximum(times, 0.0) / tick).astype(np.uint32)
+
+
+def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[Any]:
+    """Units minus that of the previous action of the same style, 0 for the first of each."""
+    order = np.argsort(style, kind="stable")
+    step = np.diff(unit[order], prepend=0)
+    step[np.flatnonzero(np.diff(style[order], prepend=-1))] = 0
+    found = np.empty_like(unit)
+    found[order] = step
+    return found.astype(_narrowest(found, signed=True))
+
+
+def _narrowest(values: NDArray[np.int64], *, signed: bool) -> str:
+    low, high = int(values.min(initial=0)), int(values.max(initial=0))
+    for size in (1, 2):
+        most = 1 << (8 * size - signed)
+        if high < most and low >= (-most if signed else 0):
+            return f"<{'i' if signed else 'u'}{size}"
+    return "<i4" if signed else "<u4"
+
+
+def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArray[np.uint32]:
+    """Ticks of idle time of one cause before every action."""
+    ticks = np.zeros(len(timeline.schedule), dtype=np.uint32)
+    here = np.flatnonzero((found.cause == cause) & (found.before >= 0))
+    ticks[found.before[here]] = _ticks(found.end[here] - found.start[here], tick)
+    return ticks
+
+
+def _queued(timeline: Timeline, tick: float) -> NDArray[np.uint32]:
+    """How long every result waits before its transfer starts."""
+    graph = timeline.graph
+    queued = np.zeros(len(timeline.schedule), dtype=np.uint32)
+    sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)
+    nodes = graph.sent[sending]
+    begin = timeline.node_end[nodes] - timeline.costs[graph.cost[nodes]]
+    queued[sending] = _ticks(begin - timeline.end[sending], tick)
+    return queued
+
+
+def _regrouped(column: NDArray[Any]) -> bytes:
+    """The bytes of a column, all lowest ones first."""
+    size = column.dtype.itemsize
+    return column.view(np.uint8).reshape(-1, size).T.tobytes()
