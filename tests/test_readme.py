@@ -30,7 +30,7 @@ SHOWN = [
 
 def test_the_recipes_are_found() -> None:
     assert {line.split()[1] for line in COMMANDS} == {
-        "compare", "simulate", "draw", "export", "check",
+        "compare", "simulate", "draw", "export", "check", "run",
     }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "examples", "compare.html", "interleaved.svg", "timeline.html", "zbv.csv",
+        "examples", "compare.html", "interleaved.svg", "timeline.html", "zbv.csv", "run.json.gz",
     }  # fmt: skip
 
 

@@ -13,18 +13,19 @@ from typer.core import TyperGroup
 from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
 
-COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export", "serve")
+COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export", "run", "serve")
 """Names of all commands in the order of the help; each is a module beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-INTRODUCTION = """Generate, check, simulate, draw and compare pipeline-parallel schedules."""
+INTRODUCTION = """Generate, check, simulate, draw, compare and run pipeline-parallel schedules."""
 
 EPILOG = """\b
 Examples:
   debubble schedules                              what there is
   debubble compare gpipe 1f1b zb-h1 -p 8 -m 32    which one wins
   debubble draw 1f1b -p 4 -m 8                    what it looks like
+  debubble run 1f1b -p 4 -m 8                     whether it computes the right gradients
   debubble serve                                  try them in a browser
 
 SCHEDULE is a registered name, a .csv or .json file, or path/file.py:function.

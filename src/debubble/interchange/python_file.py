@@ -77,7 +77,7 @@ def make_from_file(
     FormatError, ParameterError
         When the file or the function fails, or returns something else.
     """
-    function = _load(path, name)
+    function = load_function(path, name)
     label = f"{path}:{name}"
     entry = next((e for e in registry.entries().values() if e.order is function), None)
     if entry is not None:
@@ -105,7 +105,14 @@ def make_from_file(
     return _from_programs(programs, label, given)
 
 
-def _load(path: str, name: str) -> Callable[..., Any]:
+def load_function(path: str, name: str) -> Callable[..., Any]:
+    """A function of a Python file, which is executed.
+
+    Raises
+    ------
+    FormatError
+        When the file cannot be read or fails, or has no such function.
+    """
     source = read_text(path, MAX_SOURCE_BYTES)
     module = types.ModuleType(f"debubble_user_{Path(path).stem}")
     module.__file__ = path

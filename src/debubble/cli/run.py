@@ -1,0 +1,171 @@
+"""``debubble run``: a schedule for real, with PyTorch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
+from debubble.cli.output import note, print_json
+from debubble.cli.progress import steps as progress
+from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    from debubble.runtime.report import RunReport
+    from debubble.runtime.run import Settings
+
+NOT_EQUAL = 1
+
+
+@with_setup
+def run(
+    schedule: ScheduleName,
+    setup: Setup,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="gpt-tiny, mlp or file.py:function.")
+    ] = "gpt-tiny",
+    steps: Annotated[
+        str, typer.Option(metavar="N", help="Steps to measure; 0 only verifies.")
+    ] = "5",
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Only measure: a large model takes long to verify.")
+    ] = False,
+    sleep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MS", help="Actions sleep their cost, the shortest of them MS milliseconds."
+        ),
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(metavar="NAME", help="torch, debubble, or auto: torch where it can.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    timeout: Annotated[
+        str, typer.Option(metavar="S", help="End the run when nothing moves for S seconds.")
+    ] = "60",
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write predicted and measured times: .json or .json.gz."),
+    ] = None,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="Run also what 'debubble check' finds fault with.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a schedule on PyTorch: gradients and time.
+
+    Starts one process per rank on this machine, or joins the world that torchrun started. Compares
+    loss and gradients with the model's without a pipeline, and measured with predicted times.
+    Exits with 1 when a gradient differs.
+    """
+    from debubble.runtime.run import Settings, require_torch
+    from debubble.runtime.run import run as execute
+
+    inputs = setup.read()
+    settings = Settings(
+        model=model,
+        verify=not no_verify,
+        steps=_steps(steps),
+        sleep=None if sleep is None else _number("--sleep", sleep) / 1e3,
+        costs=inputs.costs,
+        runtime=runtime,
+        timeout=_number("--timeout", timeout),
+        device=device,
+    )
+    if trace is not None:
+        _check_trace(trace, settings)
+    require_torch()
+    with progress(2) as step:
+        step(f"making {schedule}")
+        made = inputs.schedule(schedule)
+        if not unchecked:
+            _check(made, schedule, inputs)
+        step(f"running {len(made):,} actions on {made.ranks} ranks")
+        report = execute(made, _with_model(settings))
+    if report is None:
+        return
+    if trace is not None:
+        _write(report, trace)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print(report)
+    if not report.equal:
+        raise typer.Exit(NOT_EQUAL)
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ParameterError(f"{flag} is '{text}'; give a positive number")
+    return number
+
+
+def _steps(text: str) -> int:
+    if not text.strip().isdecimal() or len(text) > 6:
+        raise ParameterError(f"--steps is '{text}'; give a whole number from 0 up")
+    return int(text)
+
+
+def _check_trace(path: str, settings: Settings) -> None:
+    """Refuse what cannot be written before anything runs."""
+    if not path.lower().endswith((".json", ".json.gz")):
+        raise ParameterError(f"--trace '{path}': traces end in .json or .json.gz")
+    if not settings.steps:
+        raise ParameterError("--trace needs measured steps; leave --steps 0 out")
+
+
+def _with_model(settings: Settings) -> Settings:
+    """The settings with the function that ``--model file.py:function`` names."""
+    from dataclasses import replace
+
+    from debubble.interchange.files import is_function
+    from debubble.interchange.python_file import load_function, split_target
+
+    name = settings.model
+    if not isinstance(name, str) or not is_function(name):
+        return settings
+    return replace(settings, model=load_function(*split_target(name)))
+
+
+def _check(schedule: Schedule, target: str, inputs: Inputs) -> None:
+    from debubble.analysis.check import check
+
+    report = check(schedule, p2p_mode=inputs.mode)
+    if not report.ok:
+        raise ScheduleError(
+            f"{target}: {report.problems[0]}\n'debubble check' lists every problem, "
+            "--unchecked runs it all the same"
+        )
+
+
+def _write(report: RunReport, path: str) -> None:
+    from debubble.interchange.run_trace import save_run_trace
+
+    measured, predicted = report.measured, report.predicted
+    assert measured is not None, "a trace needs measured steps"
+    assert predicted is not None, "there is a prediction with every measurement"
+    step = measured.typical
+    times = {
+        "predicted": (predicted.start, predicted.end),
+        "measured": (measured.starts[step], measured.ends[step]),
+    }
+    save_run_trace(report.schedule, times, path)
+    note(f"wrote {path}")
+
+
+app = command(
+    run,
+    [
+        "run 1f1b -p 4 -m 8",
+        "run dualpipe -p 4 -m 8 --sleep 20 --times F=1,I=1,W=1,O=2.5 --trace dualpipe.json.gz",
+        "run schedule.csv --model examples/model.py:build --steps 0",
+    ],
+)

@@ -1,0 +1,1 @@
+"""Execute schedules for real on ``torch.distributed``: verify gradients, measure, compare."""

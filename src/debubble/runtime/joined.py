@@ -1,0 +1,210 @@
+"""Join a world that ``torchrun`` started, on one host or several, and watch it from inside.
+
+There is no parent that sees all ranks: every rank tells the store where it is, looks where the
+others are, and leaves when one of them is in trouble.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from debubble.runtime.world import (
+    Board,
+    RunError,
+    State,
+    Text,
+    Work,
+    World,
+    describe,
+    devices,
+    reason,
+    stall,
+)
+
+PERIOD = 0.5
+"""Seconds between two looks at the store."""
+
+FAILED = "debubble/failed"
+PINGS = 20
+
+
+def is_joined() -> bool:
+    """Whether this process is one of a world that somebody else started."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def local_size(ranks: int) -> int:
+    """How many of the ranks are on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if is_joined() else ranks
+
+
+def check_size(ranks: int) -> None:
+    """Refuse a world of another size than the schedule's."""
+    size = int(os.environ["WORLD_SIZE"])
+    if size != ranks:
+        raise RunError(
+            f"torchrun started {size} processes, the schedule has {ranks} ranks; give -p {size}, "
+            f"or start {ranks} processes"
+        )
+
+
+def run_joined(
+    work: Work, ranks: int, text: Text, *, timeout: float, device: str
+) -> list[Any] | None:
+    """Run `work` in the world of the environment; arguments as in ``run_local``.
+
+    The world has as many processes as the schedule has ranks.
+
+    Returns
+    -------
+    list or None
+        What each rank returned, on rank 0; None on the others.
+
+    Raises
+    ------
+    RunError
+        When a rank raises, is lost or nothing moves. On the other ranks the process ends.
+    """
+    rank, size = int(os.environ["RANK"]), ranks
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    names, backend, staged = devices(device, local_size(size))
+    if names[local] != "cpu":
+        torch.cuda.set_device(names[local])
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=timeout + 600)
+    store = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout)))[0]
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("debubble", store), rank=rank, world_size=size,
+        timeout=limit,
+    )  # fmt: skip
+    control = dist.new_group(backend="gloo", timeout=limit)
+    board = Board(size)
+    guard = _Guard(rank, board, text, timeout)
+    guard.start()
+    world = World(rank, size, names[local], staged, board, _clock(control))
+    try:
+        result = work(world)
+        world.note(0, State.DONE)
+        results: list[Any] | None = [None] * size if rank == 0 else None
+        dist.gather_object(result, results, dst=0, group=control)
+        guard.stop()
+    except BaseException as error:
+        raise guard.report(error) from None
+    dist.destroy_process_group()
+    return results
+
+
+class _Guard(threading.Thread):
+    """Looks after the world while the rank computes or waits."""
+
+    def __init__(self, rank: int, board: Board, text: Text, timeout: float) -> None:
+        super().__init__(daemon=True)
+        from torch import distributed as dist
+
+        self.rank, self.board, self.text, self.timeout = rank, board, text, timeout
+        self.over = threading.Event()
+        # A connection of its own: the main thread may be waiting on the other one.
+        self.store = dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
+            timeout=timedelta(seconds=30),
+        )  # fmt: skip
+
+    def run(self) -> None:
+        """Exchange boards until the run is over, one way or the other."""
+        seen, moved = b"", time.monotonic()
+        while not self.over.wait(PERIOD):
+            try:
+                self._exchange()
+                message = self._failure()
+            except Exception as error:
+                self._leave("" if self.over.is_set() else f"lost the store: {reason(error)}")
+                return
+            if message:
+                self._leave("")
+            now = self.board.rows.tobytes()
+            if now != seen:
+                seen, moved = now, time.monotonic()
+            elif time.monotonic() - moved > self.timeout:
+                first = self._claim(stall(self.board, self.text, self.timeout))
+                self._leave(first)
+
+    def stop(self) -> None:
+        """The run is over."""
+        self.over.set()
+
+    def report(self, error: BaseException) -> RunError:
+        """What to raise for an error of this rank; leaves when another rank reports."""
+        lost = not isinstance(error, RunError) and (
+            self.board.rows[self.rank, Board.STATE] == State.WAITING
+        )
+        if lost:
+            # It is the partner that is in trouble: let it speak first.
+            time.sleep(4 * PERIOD)
+        words = "lost the rank it waited for" if lost else reason(error)
+        message = self._claim(describe(self.rank, words, self.board, self.text))
+        if not message:
+            self._leave("")
+        self.over.set()
+        return RunError(message)
+
+    def _claim(self, message: str) -> str:
+        """The message when this rank is the first to report, else nothing."""
+        claimed = f"{self.rank} {message}"
+        first = self.store.compare_set(FAILED, "", claimed).decode()
+        return message if first == claimed else ""
+
+    def _failure(self) -> str:
+        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
+
+    def _exchange(self) -> None:
+        import numpy as np
+
+        self.store.set(f"debubble/{self.rank}", self.board.rows[self.rank].tobytes().hex())
+        for other in range(len(self.board.rows)):
+            key = f"debubble/{other}"
+            if other != self.rank and self.store.check([key]):
+                row = bytes.fromhex(self.store.get(key).decode())
+                self.board.rows[other] = np.frombuffer(row, dtype=np.int64)
+
+    def _leave(self, message: str) -> None:
+        # The main thread may wait for something that never comes.
+        if message:
+            print(f"debubble: {message}", file=sys.stderr, flush=True)
+        os._exit(2)
+
+
+def _clock(group: Any) -> int:
+    """What to add to this host's monotonic clock for that of rank 0's host, in nanoseconds."""
+    import torch
+    from torch import distributed as dist
+
+    hosts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname(), group=group)
+    rank = dist.get_rank()
+    best, offset = 1 << 62, 0
+    for other in range(1, len(hosts)):
+        if hosts[other] == hosts[0]:
+            continue
+        for _ in range(PINGS):
+            now = torch.tensor([time.perf_counter_ns()])
+            if rank == 0:
+                dist.recv(torch.empty_like(now), other, group=group)
+                dist.send(torch.tensor([time.perf_counter_ns()]), other, group=group)
+            elif rank == other:
+                theirs = torch.empty_like(now)
+                dist.send(now, 0, group=group)
+                dist.recv(theirs, 0, group=group)
+                took = time.perf_counter_ns() - int(now)
+                if took < best:
+                    best, offset = took, int(theirs) - int(now) - took // 2
+    return offset

@@ -1,0 +1,380 @@
+"""A world of local processes: start them, watch them, and end all of them when one is in trouble.
+
+Every rank notes on a board in shared memory where it is. The parent ends the world when a rank dies
+or raises, or when for a time no rank gets any further, and says who waited for what.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import DebubbleError
+
+GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+POLL = 0.1
+"""Seconds between two looks at the board."""
+
+SHOWN = 8
+"""Ranks in a message."""
+
+
+class RunError(DebubbleError):
+    """A run ended early; the message names ranks and actions."""
+
+
+class State(IntEnum):
+    """What a rank is doing."""
+
+    STARTING = 0
+    RUNNING = 1
+    WAITING = 2
+    DONE = 3
+
+
+class Board:
+    """Where every rank is: shared by all processes that are forked after it was made.
+
+    Columns: the job, the position in the rank's program, the state, how often the rank has moved,
+    and when it failed.
+    """
+
+    JOB, POSITION, STATE, MOVES, FAILED = range(5)
+
+    def __init__(self, ranks: int) -> None:
+        self._memory = mmap.mmap(-1, ranks * 5 * 8)
+        self.rows: NDArray[np.int64] = np.frombuffer(self._memory, dtype=np.int64).reshape(ranks, 5)
+
+    def note(self, rank: int, position: int, state: State) -> None:
+        """Say where a rank is."""
+        row = self.rows[rank]
+        row[1], row[2] = position, state
+        row[3] += 1
+
+
+Text: TypeAlias = Callable[[int, int, int], str]
+"""What (job, rank, position) is, for messages."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What a rank knows about its world.
+
+    Parameters
+    ----------
+    rank, size
+        Which one it is, of how many.
+    device
+        Where it computes, as torch names it.
+    staged
+        Whether tensors go through the host on their way to another rank.
+    board
+        Where it says what it does.
+    clock
+        What to add to its monotonic clock for that of rank 0, in nanoseconds.
+    """
+
+    rank: int
+    size: int
+    device: str
+    staged: bool
+    board: Board
+    clock: int = 0
+
+    def begin(self, job: int) -> None:
+        """Start with one of the programs."""
+        self.board.rows[self.rank, Board.JOB] = job
+        self.note(0, State.RUNNING)
+
+    def note(self, position: int, state: State) -> None:
+        """Say what this rank does now."""
+        self.board.note(self.rank, position, state)
+
+
+Work: TypeAlias = Callable[[World], Any]
+
+
+def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
+    """Device of every local rank, backend, and whether transfers go through the host.
+
+    NCCL needs a GPU for every rank; where there are fewer, ranks share them and talk by gloo.
+
+    Raises
+    ------
+    RunError
+        When CUDA is asked for and not there.
+    """
+    import torch
+
+    # NVML counts devices without a CUDA context, which could not be used after a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    count = torch.cuda.device_count() if device != "cpu" else 0
+    if device == "cuda" and not count:
+        raise RunError("--device cuda: PyTorch finds no CUDA device; use --device cpu")
+    if not count:
+        return ["cpu"] * ranks, "gloo", False
+    names = [f"cuda:{rank % count}" for rank in range(ranks)]
+    return (names, "nccl", False) if count >= ranks else (names, "gloo", True)
+
+
+def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str) -> list[Any]:
+    """Run `work` on forked processes of this machine and return what each rank returned.
+
+    Parameters
+    ----------
+    work
+        Gets the :class:`World` of its rank, with a process group that is ready.
+    ranks
+        How many processes.
+    text
+        What is at a position of a program, for messages.
+    timeout
+        Seconds without any rank moving after which the run is ended.
+    device
+        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Raises
+    ------
+    RunError
+        When a rank dies, raises or nothing moves. No process is left then.
+    """
+    names, backend, staged = devices(device, ranks)
+    board = Board(ranks)
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="debubble-") as folder:
+        pipes, processes = [], []
+        # What is buffered here would be written once more by every child.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            with _forking():
+                for rank in range(ranks):
+                    receiver, sender = context.Pipe(duplex=False)
+                    world = World(rank, ranks, names[rank], staged, board)
+                    process = context.Process(
+                        target=_child,
+                        args=(work, world, backend, f"{folder}/store", timeout, sender),
+                        name=f"debubble-rank-{rank}",
+                        daemon=True,
+                    )
+                    process.start()
+                    sender.close()
+                    processes.append(process)
+                    pipes.append(receiver)
+            return _watch(processes, pipes, board, text, timeout)
+        finally:
+            end(processes)
+            for pipe in pipes:
+                pipe.close()
+
+
+@contextmanager
+def _forking() -> Iterator[None]:
+    """A context in which Ctrl-C waits: what Python calls around a fork would swallow it."""
+    pressed: list[int] = []
+    heeds = threading.current_thread() is threading.main_thread()
+    if heeds:
+        before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        with warnings.catch_warnings():
+            # Python warns of threads that are not copied; the child uses none of them.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        if heeds:
+            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+            if pressed:
+                signal.raise_signal(signal.SIGINT)
+
+
+def end(processes: Sequence[Any]) -> None:
+    """End processes, first kindly, and wait until they are gone."""
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    deadline = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _child(
+    work: Work, world: World, backend: str, store: str, timeout: float, pipe: Connection
+) -> None:
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C goes to the whole group of processes; the parent ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    try:
+        import torch
+        from torch import distributed
+
+        torch.set_num_threads(1)
+        if backend == "gloo":
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        if world.device != "cpu":
+            torch.cuda.set_device(world.device)
+        from datetime import timedelta
+
+        distributed.init_process_group(
+            backend,
+            store=distributed.FileStore(store, world.size),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=timeout + 600),
+        )
+        pipe.send((True, work(world)))
+        world.note(0, State.DONE)
+        distributed.barrier()
+        distributed.destroy_process_group()
+    except BaseException as error:
+        world.board.rows[world.rank, Board.FAILED] = time.monotonic_ns()
+        if os.environ.get("DEBUBBLE_DEBUG"):
+            traceback.print_exc()
+        pipe.send((False, reason(error)))
+        pipe.close()
+        os._exit(1)
+
+
+def _leave_with(parent: int) -> None:
+    """End this process when its parent is gone, however that ended."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def reason(error: BaseException) -> str:
+    """Class, message and place of an error, without what is around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, DebubbleError):
+        return str(error)
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__)
+        if f"{os.sep}torch{os.sep}" not in frame.filename
+    ]  # fmt: skip
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first}{where}"
+
+
+def _watch(
+    processes: Sequence[Any], pipes: Sequence[Connection], board: Board, text: Text, timeout: float
+) -> list[Any]:
+    """Collect results until every rank is done; raise when that will not happen."""
+    results: dict[int, Any] = {}
+    errors: dict[int, str] = {}
+    seen = board.rows.copy()
+    moved = time.monotonic()
+    waiting = dict(enumerate(processes))
+    while waiting:
+        wait([*(pipes[rank] for rank in waiting), *(p.sentinel for p in waiting.values())], POLL)
+        for rank, process in list(waiting.items()):
+            # Asked first: what a process sent before it ended is in the pipe by then.
+            code = process.exitcode
+            for fine, value in _received(pipes[rank]):
+                (results if fine else errors)[rank] = value
+            if code is not None:
+                del waiting[rank]
+                if code or rank not in results:
+                    errors.setdefault(rank, _death(code))
+        if errors:
+            raise RunError(_failure(processes, errors, board, text))
+        if not np.array_equal(seen, board.rows):
+            seen, moved = board.rows.copy(), time.monotonic()
+        elif time.monotonic() - moved > timeout:
+            raise RunError(stall(board, text, timeout))
+    return [results[rank] for rank in range(len(processes))]
+
+
+def _received(pipe: Connection) -> Iterator[tuple[bool, Any]]:
+    try:
+        while pipe.poll():
+            yield pipe.recv()
+    except EOFError:
+        return
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        return f"died of {signal.Signals(-code).name}"
+    return f"left with exit code {code}"
+
+
+def _failure(processes: Sequence[Any], errors: dict[int, str], board: Board, text: Text) -> str:
+    # Ranks that lose their partner fail at once, maybe before its end is known.
+    time.sleep(POLL)
+    for rank, process in enumerate(processes):
+        if process.exitcode is not None and process.exitcode < 0:
+            errors.setdefault(rank, _death(process.exitcode))
+
+    def when(rank: int) -> tuple[int, int]:
+        failed = int(board.rows[rank, Board.FAILED])
+        return (1, failed) if failed else (0, 0)
+
+    first = min(errors, key=when)
+    return describe(first, errors[first], board, text)
+
+
+def describe(rank: int, error: str, board: Board, text: Text) -> str:
+    """Which rank failed at what, and where the others were."""
+    where = _place(board.rows[rank], rank, text)
+    return f"rank {rank} {_verb(error)} {where}\n{_others(board, text, {rank})}"
+
+
+def _verb(error: str) -> str:
+    return f"{error} at" if error.startswith(("died", "left")) else f"failed: {error}; it was at"
+
+
+def _place(row: NDArray[np.int64], rank: int, text: Text) -> str:
+    if row[Board.STATE] == State.STARTING:
+        return "the start"
+    return text(int(row[Board.JOB]), rank, int(row[Board.POSITION]))
+
+
+def _others(board: Board, text: Text, without: set[int]) -> str:
+    words = {State.STARTING: "is at", State.RUNNING: "is at", State.WAITING: "waits at"}
+    parts = []
+    for rank, row in enumerate(board.rows):
+        state = State(int(row[Board.STATE]))
+        if state == State.DONE:
+            parts.append(f"rank {rank} is done")
+        elif rank not in without:
+            parts.append(f"rank {rank} {words[state]} {_place(row, rank, text)}")
+    more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
+    return "; ".join(parts[:SHOWN] + more)
+
+
+def stall(board: Board, text: Text, timeout: float) -> str:
+    """Which rank hangs, or who waits for whom."""
+    stuck = [r for r, row in enumerate(board.rows) if row[Board.STATE] == State.RUNNING]
+    head = f"nothing has moved for {timeout:g} s"
+    if stuck:
+        rank = stuck[0]
+        return f"{head}: rank {rank} hangs at {_place(board.rows[rank], rank, text)}\n" + _others(
+            board, text, {rank}
+        )
+    return f"{head}\n{_others(board, text, set())}"

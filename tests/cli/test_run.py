@@ -1,0 +1,210 @@
+"""``debubble run``: real processes behind the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
+
+Run = Callable[..., Any]
+ROOT = Path(__file__).parents[2]
+
+
+def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    result = run(
+        "run", "zb-h1", "-p", 2, "-m", 4, "--sleep", 10, "--steps", 3, "--trace", path, "--json"
+    )
+    assert (result.code, result.err) == (0, f"wrote {path}\n")
+    data = result.data
+    assert (data["runtime"], data["model"], data["sleep"]) == ("torch", "gpt-tiny", 0.01)
+    verification = data["verification"]
+    assert verification["equal"]
+    assert verification["relative_error"] < 1e-12
+    assert verification["loss"] == pytest.approx(verification["reference_loss"], rel=1e-12)
+    # Every action takes at least as long as it sleeps: 4 · 3 actions and one F and one I outside.
+    assert data["measured"]["makespan"] >= 0.13
+    assert data["predicted"]["makespan"] >= 0.13
+    assert len(data["measured"]["makespans"]) == data["steps"] == 3
+    assert data["overhead"] > 0
+    schedule = db.make("zb-h1", ranks=2, microbatches=4)
+    assert [action[:2] for action in data["actions"]] == [
+        [rank, str(action)] for rank, program in enumerate(schedule) for action in program
+    ]
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    names = [event["args"]["name"] for event in trace["traceEvents"]
+             if event["name"] == "process_name"]  # fmt: skip
+    assert names == [f"{group} · rank {r}" for group in ("predicted", "measured") for r in (0, 1)]
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == 2 * len(schedule)
+    assert all(event["dur"] >= 10_000 for event in slices)
+
+
+def test_a_model_of_the_user(run: Run) -> None:
+    model = f"{ROOT / 'examples' / 'model.py'}:build"
+    result = run("run", "dualpipe", "-p", 2, "-m", 4, "--model", model, "--steps", 0)
+    assert result.code == 0
+    assert "build on debubble's executor" in result.out
+    assert "gradients   all 56 equal" in result.out
+    assert "predicted" not in result.out
+
+
+def test_wrong_gradients_are_found(run: Run, tmp_path: Path) -> None:
+    """A stage that computes something else in another process."""
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import os, torch\n"
+        "HERE = os.getpid()\n"
+        "class Layer(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) * (1 if os.getpid() == HERE else 1 + 1e-6)\n"
+        "def build(stages):\n"
+        "    data = lambda u: (torch.ones(1, 4) * u, torch.zeros(1, 4))\n"
+        "    modules = [Layer(4, 4) for _ in range(stages)]\n"
+        "    return modules, torch.nn.functional.mse_loss, data\n"
+    )
+    result = run("run", "1f1b", "-p", 2, "-m", 2, "--model", f"{path}:build", "--steps", 0)
+    assert result.code == 1
+    assert "gradients   NOT EQUAL: largest error" in result.out
+    assert "in weight of stage 1, iteration 0" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "gpt"], "unknown model 'gpt'; known: gpt-tiny, mlp\na model of"),
+        (["--runtime", "pytorch"], "runtime is 'pytorch'; did you mean 'torch'?"),
+        (["--device", "gpu"], "device is 'gpu'; did you mean 'cpu'?"),
+        (["--sleep", "0"], "--sleep is '0'; give a positive number"),
+        (["--timeout", "no"], "--timeout is 'no'; give a positive number"),
+        (["--steps", "-1"], "--steps is '-1'; give a whole number from 0 up"),
+        (["--trace", "x.png"], "--trace 'x.png': traces end in .json or .json.gz"),
+        (["--trace", "x.json", "--steps", "0"], "--trace needs measured steps"),
+        (["--sleep", "9", "--times", "F=1,p2p=1"], "transfers of a real run take the time they"),
+        (["--sleep", "9", "--times", "F=0,B=0"], "all times are 0; give some with --times"),
+        (["--model", "nowhere.py:build"], "there is no file 'nowhere.py'"),
+        (
+            ["--iterations", "2", "--runtime", "torch"],
+            "PyTorch's runtime cannot run '1f1b': it has",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(refused: Run, words: list[str], message: str) -> None:
+    assert refused("run", "1f1b", "-p", 2, "-m", 2, *words).startswith(message)
+
+
+def test_what_a_model_must_return(refused: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def none(stages): pass\ndef few(stages): return [], None, None\n")
+    for name, message in (
+        ("none", "none returned NoneType; return (stages, loss, data)"),
+        ("few", "few returned 0 stages; 2 are asked for"),
+    ):
+        assert refused("run", "1f1b", "-p", 2, "-m", 2, "--model", f"{path}:{name}") == message
+
+
+def test_a_schedule_is_checked_first(refused: Run, tmp_path: Path) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n")
+    message = refused("run", path)
+    assert "0B1" in message
+    assert "--unchecked runs it all the same" in message
+
+
+def test_without_pytorch(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from debubble.runtime import run as module
+
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    message = refused("run", "1f1b", "-p", 2, "-m", 2)
+    assert message == "running needs PyTorch; pip install 'debubble[run]'"
+
+
+def children(pid: int) -> list[Path]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [Path("/proc", child) for child in found]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks processes up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(start: Run, how: signal.Signals) -> None:
+    process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
+    while len(found := children(process.pid)) < 3 and process.poll() is None:
+        time.sleep(0.05)
+    assert len(found) == 3
+    process.send_signal(how)
+    _, err = process.communicate()
+    if how == signal.SIGINT:
+        assert (process.returncode, err) == (130, "debubble: interrupted\n")
+        assert not any(child.exists() for child in found)
+    while any(child.exists() for child in found):
+        time.sleep(0.05)
+
+
+def joined(tmp_path: Path, *words: object, size: int = 2) -> list[tuple[int, str, str]]:
+    """Exit code and output of every rank of a world as torchrun starts it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(size):
+        world = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "debubble", "run", *map(str, words)],
+                env=os.environ | {key: str(value) for key, value in world.items()},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            )
+        )  # fmt: skip
+    outputs = [process.communicate() for process in processes]
+    return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
+
+
+def test_a_world_of_torchrun(tmp_path: Path) -> None:
+    first, second = joined(tmp_path, "dualpipe", "-p", 2, "-m", 4, "--steps", 2)
+    assert first[0] == 0, first[2]
+    assert "gradients   all 60 equal" in first[1]
+    assert "makespan" in first[1]
+    assert second[:2] == (0, "")
+
+
+def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import os, torch\n"
+        "class Layer(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if torch.distributed.is_initialized() and os.environ['RANK'] == '1':\n"
+        "            raise ValueError('no')\n"
+        "        return super().forward(x)\n"
+        "def build(stages):\n"
+        "    data = lambda u: (torch.ones(1, 4), torch.zeros(1, 4))\n"
+        "    modules = [Layer(4, 4) for _ in range(stages)]\n"
+        "    return modules, torch.nn.functional.mse_loss, data\n"
+    )
+    words = ("gpipe", "-p", 2, "-m", 2, "--model", "model.py:build", "--runtime", "debubble")
+    results = joined(tmp_path, *words, "--timeout", 30)
+    assert [code for code, _, _ in results] == [2, 2]
+    errors = "".join(error for _, _, error in results)
+    assert "rank 1 failed: ValueError: no (model.py, line 5); it was at action 1: 1F0" in errors
+
+
+def test_a_world_of_another_size(tmp_path: Path) -> None:
+    for code, out, err in joined(tmp_path, "1f1b", "-p", 3, "-m", 2):
+        assert (code, out) == (2, "")
+        assert "torchrun started 2 processes, the schedule has 3 ranks; give -p 2" in err

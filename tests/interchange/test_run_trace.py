@@ -1,0 +1,61 @@
+"""Traces of real runs: predicted and measured side by side."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+import debubble as db
+from debubble.core.errors import FormatError
+from debubble.interchange.run_trace import GROUP, run_trace, save_run_trace
+
+
+def test_two_groups_of_processes_with_the_same_actions() -> None:
+    schedule = db.make("dualpipe", ranks=2, microbatches=4)
+    timeline = db.simulate(schedule, db.Costs(F=0.5, I=0.5, W=0.5))
+    times = {
+        "predicted": (timeline.start, timeline.end),
+        "measured": (timeline.start + 0.25, timeline.end + 0.25),
+    }
+    data = json.loads("".join(run_trace(schedule, times)))
+    assert data["otherData"] == {
+        "schedule": "dualpipe", "ranks": 2, "groups": ["predicted", "measured"],
+    }  # fmt: skip
+    slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
+    first = [event for event in slices if event["pid"] < GROUP]
+    second = [event for event in slices if event["pid"] >= GROUP]
+    assert len(first) == len(second) == len(schedule)
+    for predicted, measured in zip(first, second, strict=True):
+        assert measured["pid"] == predicted["pid"] + GROUP
+        assert measured["name"] == predicted["name"]
+        assert measured["ts"] == predicted["ts"] + 250_000
+        assert measured["dur"] == predicted["dur"]
+    pairs = {event["name"] for event in slices if event["tid"] == 1}
+    assert pairs
+    assert all("B" in name for name in pairs)
+
+
+def test_transfers_are_left_out() -> None:
+    from debubble.lowering.transfers import add_transfers
+
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    lowered = add_transfers(schedule)
+    timeline = db.simulate(lowered)
+    text = "".join(run_trace(lowered, {"predicted": (timeline.start, timeline.end)}))
+    events = json.loads(text)["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(schedule)
+
+
+def test_files(tmp_path: Path) -> None:
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    timeline = db.simulate(schedule)
+    times = {"predicted": (timeline.start, timeline.end)}
+    plain, packed = tmp_path / "x.json", tmp_path / "x.json.gz"
+    save_run_trace(schedule, times, plain)
+    save_run_trace(schedule, times, packed)
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    with pytest.raises(FormatError, match=r"cannot write .*: No such file"):
+        save_run_trace(schedule, times, tmp_path / "no" / "x.json")
