@@ -53,8 +53,8 @@ def calibrated(settings: Settings, runtime: str) -> float:
 def main() -> None:
     """Print the table of all schedules, or of those named."""
     parser = argparse.ArgumentParser(description="Predicted against measured makespans.")
-    parser.add_argument("--sleep", type=float, default=20, metavar="MS")
-    parser.add_argument("--steps", type=int, default=7, metavar="N")
+    parser.add_argument("--sleep", type=float, default=40, metavar="MS")
+    parser.add_argument("--steps", type=int, default=5, metavar="N")
     parser.add_argument("schedules", nargs="*", metavar="schedule")
     words = parser.parse_args()
     names = words.schedules or [entry.name for entry in db.schedules()]
