@@ -88,7 +88,7 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
         parts[0], held_up = _split_memory(timeline, parts[0], limit)
         parts.append(held_up)
     last = np.flatnonzero(np.diff(rank, append=schedule.ranks) > 0)
-    idle = np.setdiff1d(np.arange(schedule.ranks), rank)
+    idle = np.flatnonzero(np.bincount(rank, minlength=schedule.ranks) == 0)
     ends = np.concatenate([end[last], np.zeros(len(idle))])
     owners = np.concatenate([rank[last], idle])
     full = np.full(len(owners), timeline.makespan)
