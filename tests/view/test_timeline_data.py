@@ -13,7 +13,7 @@ import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
 from debubble.lowering.transfers import add_transfers
-from debubble.view.timeline_data import encode
+from debubble.view.timeline_data import _levels, encode
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
 
@@ -138,3 +138,15 @@ def test_nothing_to_do_is_encoded():
     schedule = db.make("1f1b", ranks=1, microbatches=1)
     (data,) = encode([db.simulate(schedule, db.Costs(F=0, B=0))])["timelines"]
     assert data["makespan"] == 0
+
+
+@pytest.mark.parametrize("name", ["pipeoffload-half", "pipeoffload-full", "bpipe"])
+def test_memory_of_copies_is_sent_along(name: str) -> None:
+    schedule = db.make(name, ranks=4, microbatches=8)
+    timeline = db.simulate(schedule, db.Costs(activation=1, host_bandwidth=1, bandwidth=2))
+    levels = _levels(timeline)
+    for rank in range(4):
+        begin, end = timeline.schedule.offsets[rank : rank + 2]
+        # Between two actions of a rank a copy may peak, too.
+        assert 0 < levels[begin:end].max() <= timeline.peak_activation[rank]
+    assert levels.max() == timeline.peak_activation.max()

@@ -13,6 +13,7 @@ critical 1     1 on the critical path
 held     4     ticks of the idle time before the action in which the rank only lacked memory
 wait     4     ticks at the end of that idle time in which the input was on its way
 queued   4     ticks from the action's end to the start of the transfer of its result
+level    4     memory the rank holds at most while the action runs, where copies change it meanwhile
 ======== ===== ============================================================================
 
 The columns that are zero throughout are left out, the bytes of the others are regrouped by
@@ -121,6 +122,7 @@ def _encoded(timeline: Timeline, limit: float | None) -> dict[str, Any]:
         "held": _idle(timeline, found, MEMORY, tick)[order],
         "wait": _idle(timeline, found, P2P, tick)[order],
         "queued": _queued(timeline, tick)[order],
+        "level": _levels(timeline)[order],
     }
     kept = {name: column for name, column in columns.items() if column.any()}
     raw = b"".join(_regrouped(column) for column in kept.values())
@@ -186,15 +188,17 @@ def _styles(
     schedule, graph = timeline.schedule, timeline.graph
     actions = schedule.actions[order]
     kind, stage, copy = kinds_of(actions), stages_of(actions), np.zeros(len(actions), np.int64)
+    place, held_as = schedule.places_of(actions), kinds_of(timeline.memory.actions[order])
     if schedule.placement.copies > 1:
         step = kind == Kind.OPT
         copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
-    place = copy * schedule.stages + stage
     lane = pairs_of(actions)
     cost = graph.cost[graph.node[order]].astype(np.int64)
-    key = ((cost * (schedule.placement.copies * schedule.stages) + place) * 4 + lane) * 32 + kind
+    key = ((cost * graph.places + place) * 4 + lane) * 32 + held_as
     _, first, style = np.unique(key, return_index=True, return_inverse=True)
-    kind, stage, copy, place, lane = (c[first] for c in (kind, stage, copy, place, lane))
+    kind, stage, copy, place, lane, held_as = (
+        column[first] for column in (kind, stage, copy, place, lane, held_as)
+    )
     memory = timeline.memory
     chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
     color = np.where(kind == Kind.OPT, 0, chunk)
@@ -202,10 +206,28 @@ def _styles(
     columns: dict[str, NDArray[Any]] = {
         "kind": kind, "lane": lane, "stage": stage, "copy": copy, "shade": color,
         "duration": timeline.duration[order[first]],
-        "add": memory.at_start[kind, place], "free": memory.at_end[kind, place],
+        "add": memory.at_start[held_as, place], "free": memory.at_end[held_as, place],
         "link": _links(timeline, kind, stage, copy), "unit": unit,
     }  # fmt: skip
     return {name: column.tolist() for name, column in columns.items()}, style
+
+
+def _levels(timeline: Timeline) -> NDArray[np.float32]:
+    """What ranks hold while actions run, 0 where the actions themselves say so."""
+    schedule = timeline.schedule
+    found = np.zeros(len(schedule), dtype=np.float32)
+    if not timeline.graph.has_copies:
+        return found
+    for rank in range(schedule.ranks):
+        part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+        times, held = timeline.memory_curve(rank)
+        held = np.concatenate([[0.0], held, [0.0]])
+        begin = np.searchsorted(times, timeline.start[part], side="right")
+        end = np.searchsorted(times, timeline.end[part], side="left") + 1
+        spans = np.stack([begin, np.maximum(end, begin + 1)], axis=1).ravel()
+        if len(spans):
+            found[part] = np.maximum.reduceat(held, spans)[::2]
+    return found
 
 
 def _links(

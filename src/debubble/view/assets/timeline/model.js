@@ -3,7 +3,7 @@
 
 const WHOLE = 0, UPPER = 1, LOWER = 2;
 const FILL = 0, DRAIN = 1, DATA = 2, P2P = 3, MEMORY = 4;
-const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array };
+const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array, f4: Float32Array };
 
 /** The payload as {runs, kinds, causes, limit, unit}. */
 async function decode(payload) {
@@ -32,7 +32,7 @@ async function inflate(bytes) {
 /** Columns by name; those that were left out are null. */
 function unpack(meta, raw) {
   const count = meta.counts.reduce((a, b) => a + b, 0);
-  const columns = { held: null, wait: null, queued: null, count };
+  const columns = { held: null, wait: null, queued: null, level: null, count };
   let at = 0;
   for (const [name, type] of meta.columns) {
     const size = Number(type[1]);
@@ -65,6 +65,7 @@ class Run {
     this.heldTicks = columns.held;
     this.waitTicks = columns.wait;
     this.queuedTicks = columns.queued;
+    this.levels = columns.level;
     this.period = meta.microbatches * meta.slices;
     const s = meta.styles;
     this.kindOf = Uint8Array.from(s.kind);
@@ -123,6 +124,7 @@ class Run {
         if (lane !== UPPER) { held += freed; freed = 0; }
       }
     }
+    if (this.levels) this.level = this.levels;
     for (let i = 0; i < this.count; i++) this.criticalSum[i + 1] = this.criticalSum[i] + this.critical[i];
     this.fullest = Math.max(...this.peak, 0);
   }
@@ -334,6 +336,7 @@ class Run {
 
   /** Memory after an action, until the next one starts. */
   levelAfter(i) {
+    if (this.levels) return this.levels[i];
     const s = this.style[i];
     const partner = this.laneOf[s] === LOWER ? this.styles.free[this.style[i - 1]] : 0;
     return this.level[i] + this.styles.free[s] + partner;
