@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from debubble.cli.app import app
+from debubble.optimize import cache
 from debubble.schedules import registry
 
 ROOT = Path(__file__).parents[1]
@@ -30,18 +31,23 @@ SHOWN = [
 
 def test_the_recipes_are_found() -> None:
     assert {line.split()[1] for line in COMMANDS} == {
-        "compare", "simulate", "draw", "export", "check", "run",
+        "compare", "simulate", "draw", "optimize", "export", "check", "run",
     }  # fmt: skip
 
 
-def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_in_order(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    results = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(cache, "folder", lambda: results)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for line in COMMANDS:
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "examples", "compare.html", "interleaved.svg", "timeline.html", "zbv.csv", "run.json.gz",
+        "examples", "compare.html", "faster.csv", "interleaved.svg", "timeline.html", "zbv.csv",
+        "run.json.gz",
     }  # fmt: skip
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
     from debubble.engine.timeline import Timeline, simulate
     from debubble.interchange.files import load
+    from debubble.optimize.result import Result
+    from debubble.optimize.search import optimize
     from debubble.schedules.registry import ClosedForm, Constraint, make, register, schedules
 
 __version__ = "0.1.0"
@@ -46,12 +48,14 @@ _HOME = {
     "ParameterError": "core.errors",
     "ScheduleError": "core.errors",
     "Placement": "core.placement",
+    "Result": "optimize.result",
     "Schedule": "core.schedule",
     "Timeline": "engine.timeline",
     "simulate": "engine.timeline",
     "ClosedForm": "schedules.registry",
     "Constraint": "schedules.registry",
     "make": "schedules.registry",
+    "optimize": "optimize",
     "register": "schedules.registry",
     "schedules": "schedules",
 }
@@ -69,6 +73,7 @@ __all__ = [
     "ParameterError",
     "Placement",
     "Report",
+    "Result",
     "Schedule",
     "ScheduleError",
     "Timeline",
@@ -76,6 +81,7 @@ __all__ = [
     "compare",
     "load",
     "make",
+    "optimize",
     "register",
     "schedules",
     "simulate",

@@ -13,7 +13,9 @@ from typer.core import TyperGroup
 from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
 
-COMMANDS = ("schedules", "simulate", "draw", "compare", "check", "export", "run", "serve")
+COMMANDS = (
+    "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "serve",
+)  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

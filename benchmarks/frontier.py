@@ -1,0 +1,224 @@
+"""What the optimizer reaches, beside the best published schedules; writes docs/frontier.md.
+
+    python benchmarks/frontier.py [part …] [--seconds S]
+
+A part is ``published`` (points somebody else's schedulers reach, measured with another simulator),
+``small`` (p ≤ 4, m ≤ 8: is optimality proven?), or ``even`` and ``uneven`` (a grid, against the
+schedules registered here). Points that are in the results file are not computed again, so that a
+run can be broken off and continued; the document is written from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import debubble as db
+from debubble.core.errors import DebubbleError
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "frontier.jsonl"
+DOCUMENT = ROOT / "docs" / "frontier.md"
+
+REAL = {"F": 44.18, "I": 40.265, "W": 38.0, "p2p": 2.17}
+UNIT = {"F": 1.0, "I": 1.0, "W": 1.0, "p2p": 0.0}
+PUBLISHED: list[tuple[int, int, int, dict[str, float], dict[float, tuple[float, str]]]] = [
+    (4, 8, 1, REAL, {4: (1144.93, "zb_1p_w"), 8: (1118.61, "zb_2p_h")}),
+    (4, 8, 2, REAL, {2: (1353.74, "zbvgreedy_min"), 3: (1151.24, "zbvgreedy_half"),
+                     4: (1078.38, "zbv_h"), 8: (1059.49, "zbv_h_3p")}),
+    (4, 8, 1, UNIT, {4: (27, "zb_1p_h")}),
+    (4, 8, 2, UNIT, {2: (29.5, "zbvgreedy_min"), 3: (26.5, "zbvgreedy_half"), 4: (25.5, "zbv_h")}),
+    (4, 16, 1, REAL, {4: (2124.49, "zb_1p_w"), 8: (2098.17, "zb_2p_w")}),
+    (4, 16, 2, REAL, {2: (2483.5, "zbvgreedy_min"), 3: (2130.8, "zbvgreedy_half"),
+                      4: (2057.94, "zbv_h"), 8: (2039.05, "zbv_h_3p")}),
+    (4, 16, 1, UNIT, {4: (51, "zb_1p_h")}),
+    (4, 16, 2, UNIT, {2: (53.5, "zbvgreedy_min"), 3: (50.5, "zbvgreedy_half"), 4: (49.5, "zbv_h")}),
+    (8, 16, 1, REAL, {8: (2344.99, "zb_1p_h"), 16: (2283.57, "zb_2p_h")}),
+    (8, 16, 2, REAL, {4: (2713.7, "vauto_min"), 5: (2436.41, "vauto_half"),
+                      6: (2412.67, "ginter_v2_h"), 8: (2189.7, "vauto_2p"),
+                      15.5: (2147.15, "zbv_h_3p")}),
+    (8, 16, 1, UNIT, {8: (55, "zb_1p_h")}),
+    (8, 16, 2, UNIT, {4: (59.5, "vauto_min"), 5: (56.5, "vauto_half"), 8: (51.5, "vauto_2p")}),
+    (8, 32, 1, REAL, {8: (4304.11, "zb_1p_w"), 16: (4242.69, "zb_2p_w")}),
+    (8, 32, 2, REAL, {4: (4973.22, "vauto_min"), 5: (4395.53, "vauto_half"),
+                      6: (4371.79, "ginter_v2_h"), 8: (4148.82, "vauto_2p"),
+                      15.5: (4106.27, "zbv_h_3p")}),
+    (8, 32, 1, UNIT, {8: (103, "zb_1p_h")}),
+    (8, 32, 2, UNIT, {4: (107.5, "vauto_min"), 5: (104.5, "vauto_half"), 8: (99.5, "vauto_2p")}),
+]  # fmt: skip
+"""Ranks, microbatches, chunks, costs per rank, and the best makespan by peak activation."""
+
+GRID = {"F": 10.0, "I": 12.0, "W": 8.0, "p2p": 0.0}
+PARTS = ("published", "small", "even", "uneven")
+
+Point = tuple[int, int, int, dict[str, Any], float, float | None, str]
+"""Ranks, microbatches, chunks, costs per rank, memory, published makespan and its schedule."""
+
+
+def uneven(ranks: int) -> dict[str, Any]:
+    """Ranks of different speed: by up to a quarter, the last one slowest as a head makes it."""
+    factors = [1 + 0.05 * (rank * 3 % 4) for rank in range(ranks - 1)] + [1.25]
+    return {key: [GRID[key] * f for f in factors] for key in ("F", "I", "W")} | {"p2p": 0.5}
+
+
+def points(part: str) -> Iterator[Point]:
+    """All points of a part."""
+    if part == "published":
+        for p, m, v, costs, best in PUBLISHED:
+            for memory, (makespan, name) in best.items():
+                yield p, m, v, costs, memory, makespan, name
+        return
+    if part == "small":
+        for p in (2, 3, 4):
+            for m in (4, 8):
+                for costs in (UNIT, REAL, GRID):
+                    for memory in (p / 2, 3 * p / 4, p):
+                        yield p, m, 2, costs, max(memory, 1.0), None, ""
+        return
+    for p in (2, 4, 8, 16):
+        for m in (p, 2 * p, 4 * p, 8 * p):
+            costs = GRID if part == "even" else uneven(p)
+            for v in (1, 2):
+                for memory, (makespan, name) in registered(p, m, v, costs).items():
+                    yield p, m, v, costs, memory, makespan, name
+
+
+def registered(p: int, m: int, v: int, costs: dict[str, Any]) -> dict[float, tuple[float, str]]:
+    """The best makespan of the schedules here by peak activation, where more memory is faster."""
+    found = []
+    for entry in db.schedules():
+        if entry.weight_versions != 1 or entry.chunks not in (None, v):
+            continue
+        try:
+            own = None if entry.chunks else v
+            schedule = db.make(entry.name, ranks=p, microbatches=m, chunks=own)
+        except DebubbleError:
+            continue
+        if schedule.placement.copies > 1:  # twice the weights: another problem
+            continue
+        timeline = db.simulate(schedule, db.Costs.per_rank(**costs, chunks=v))
+        peak = round(float(timeline.peak_activation.max()), 6)
+        found.append((peak, timeline.makespan, entry.name))
+    best: dict[float, tuple[float, str]] = {}
+    fastest = float("inf")
+    for peak, makespan, name in sorted(found):
+        if makespan < fastest * (1 - 1e-9):
+            best[peak] = makespan, name
+            fastest = makespan
+    return best
+
+
+def measure(part: str, point: Point, seconds: float | None) -> dict[str, Any]:
+    p, m, v, costs, memory, makespan, name = point
+    wall, used = time.perf_counter(), time.process_time()
+    result = db.optimize(
+        ranks=p, microbatches=m, chunks=v, costs=db.Costs.per_rank(**costs, chunks=v),
+        memory=memory, time_limit=seconds, cache=False, published=False,
+    )  # fmt: skip
+    return {
+        "part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory,
+        "published": makespan, "name": name, "ours": result.makespan,
+        "bound": result.lower_bound, "status": result.status, "found_by": result.found_by,
+        "seconds": time.perf_counter() - wall, "cpu": time.process_time() - used,
+    }  # fmt: skip
+
+
+def key(row: dict[str, Any]) -> str:
+    return json.dumps([row[name] for name in ("part", "p", "m", "v", "costs", "memory")])
+
+
+def load() -> dict[str, dict[str, Any]]:
+    if not RESULTS.exists():
+        return {}
+    rows = map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())
+    return {key(row): row for row in rows}
+
+
+def text(value: Any) -> str:
+    if isinstance(value, list):
+        return "uneven"
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def document(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Beside the published frontier",
+        "",
+        "`python benchmarks/frontier.py` makes this table. Times are per rank, *memory* is the",
+        "limit of every rank in activation units, *bound* is proven. *published* is the best",
+        "makespan known at that memory: in the part `published` of public schedulers, measured in",
+        "another simulator; in the grid, of the schedules registered here, with their orders for",
+        "equal times. *s* is wall time and *CPU s* processor time of all threads, measured while",
+        "other work shared the two cores.",
+        "",
+    ]
+    for part in PARTS:
+        mine = [row for row in rows if row["part"] == part]
+        if not mine:
+            continue
+        lines += [f"## {part}", "", *summary(mine), "",
+                  "| p | m | v | F, I, W, p2p | memory | published | ours | gain | bound | gap "
+                  "| found by | s | CPU s |",
+                  "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+        for row in mine:
+            costs = row["costs"]
+            numbers = ", ".join(text(costs[name]) for name in ("F", "I", "W", "p2p"))
+            published, gain = "–", "–"
+            if row["published"] is not None:
+                published = f"{text(row['published'])} ({row['name']})"
+                share = round(100 * (1 - row["ours"] / row["published"]), 1)
+                gain = f"{share + 0.0:.1f} %"
+            gap = row["ours"] / row["bound"] - 1
+            shown = "optimal" if row["status"] == "optimal" else f"{100 * gap:.1f} %"
+            lines.append(
+                f"| {row['p']} | {row['m']} | {row['v']} | {numbers} | {text(row['memory'])} "
+                f"| {published} | {text(row['ours'])} | {gain} | {text(row['bound'])} | {shown} "
+                f"| {row['found_by']} | {row['seconds']:.1f} | {row['cpu']:.1f} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    known = [row for row in rows if row["published"] is not None]
+    proven = sum(row["status"] == "optimal" for row in rows)
+    found = [f"{len(rows)} points, {proven} proven optimal."]
+    if known:
+        # The published figures have two decimals.
+        slower = sum(row["ours"] > row["published"] + 0.006 for row in known)
+        room = [row for row in known if row["published"] > 1.01 * row["bound"]]
+        faster = sum(row["ours"] < row["published"] - 0.006 for row in room)
+        found.append(
+            f"Slower than the published one: {slower}. Of {len(room)} points where the published "
+            f"one is more than 1 % above the bound, {faster} are faster."
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=PARTS)
+    parser.add_argument("--seconds", type=float, help="time limit of every point")
+    arguments = parser.parse_args()
+    done = load()
+    for part in arguments.parts:
+        for point in points(part):
+            p, m, v, costs, memory, *_ = point
+            row = {"part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory}
+            if key(row) in done:
+                continue
+            row = measure(part, point, arguments.seconds)
+            done[key(row)] = row
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print({name: row[name] for name in row if name != "costs"}, flush=True)
+            DOCUMENT.write_text(document(list(done.values())), encoding="utf-8")
+    DOCUMENT.write_text(document(list(done.values())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""``debubble optimize``: find a schedule that is faster than the published ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.draw import check_picture
+from debubble.cli.options import AsJson, Inputs, Setup, with_setup
+from debubble.cli.output import note, print_json
+from debubble.core.errors import ParameterError
+
+SWEEP = "sweep"
+
+
+@with_setup
+def optimize(
+    setup: Setup,
+    placement: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE",
+            help="wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.",
+        ),
+    ] = "any",
+    backward: Annotated[
+        str, typer.Option(metavar="HOW", help="split, fused, or free: whichever is faster.")
+    ] = "free",
+    time_limit: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="Seconds to use; without it, a fixed amount of work."),
+    ] = None,
+    effort: Annotated[
+        str, typer.Option(metavar="X", help="Multiplies the fixed amount of work.")
+    ] = "1",
+    seed: Annotated[str, typer.Option(metavar="N", help="Seed of everything random.")] = "0",
+    workers: Annotated[str, typer.Option(metavar="N", help="Threads.")] = "2",
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor keep results on disk.")
+    ] = False,
+    as_json: AsJson = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Schedule (.json, .csv) or picture (.png, …)."
+        ),
+    ] = None,
+) -> None:
+    """Find the fastest schedule within the memory of every rank.
+
+    Says how much faster any schedule could be, and shows the published ones beside it. --memory is
+    one limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. Ctrl-C ends the
+    search with the best so far.
+    """
+    sweeping = setup.memory == SWEEP
+    limits = None if sweeping or setup.memory is None else _limits(setup.memory)
+    inputs = replace(setup, memory=None).read()
+    _refuse_others(inputs)
+    if output is not None:
+        _check_output(output, sweeping)
+    options: dict[str, Any] = {
+        "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
+        "chunks": inputs.size("chunks"), "costs": inputs.costs, "placement": _shape(placement),
+        "backward": backward, "p2p_mode": inputs.mode, "effort": _number("--effort", effort),
+        "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
+        "seed": _count("--seed", seed), "workers": _count("--workers", workers),
+        "cache": not no_cache,
+    }  # fmt: skip
+    if options["chunks"] is None:
+        del options["chunks"]
+    _say_without_solver()
+    with _line() as line:
+        if sweeping:
+            from debubble.optimize.pareto import sweep
+
+            result: Any = sweep(
+                time_unit=inputs.time_unit,
+                progress=lambda limit: line(f"memory {limit:g}"),
+                **options,
+            )
+        else:
+            import debubble
+
+            result = debubble.optimize(
+                memory=inputs.memory if limits is None else limits, report=_Report(line), **options
+            )
+    if output is not None:
+        _write(result, output, inputs)
+    if as_json:
+        print_json(result.to_dict() | {"costs": inputs.source or None})
+    else:
+        print(result)
+        if inputs.source:
+            print(f"costs: {inputs.source}")
+    if output is not None:
+        note(f"wrote {output}")
+
+
+def _limits(text: str) -> float | list[float]:
+    parts = [_number("--memory", part, f"; write a number, 3/3/2/2, or '{SWEEP}'")
+             for part in text.split("/")]  # fmt: skip
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _number(flag: str, text: str, more: str = "") -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number{more}")
+    return number
+
+
+def _count(flag: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise ParameterError(f"{flag} is '{text}'; give a whole number")
+    return int(text)
+
+
+def _shape(text: str) -> str | list[int]:
+    if "," not in text:
+        return text
+    return [_count("--placement", part.strip()) for part in text.split(",")]
+
+
+def _needed(inputs: Inputs, key: str) -> int:
+    size: int | None = inputs.size(key)
+    if size is None:
+        flag = {"ranks": "-p", "microbatches": "-m"}[key]
+        raise ParameterError(f"{key} is missing; give {flag}, such as {flag} 8")
+    return size
+
+
+def _refuse_others(inputs: Inputs) -> None:
+    """Options every command reads, which mean nothing here."""
+    for flag, value in (
+        ("--iterations", inputs.iterations), ("--sync", inputs.sync), ("--option", inputs.pairs),
+    ):  # fmt: skip
+        if value:
+            raise ParameterError(f"{flag} is for published schedules; leave it out")
+
+
+def _check_output(path: str, sweeping: bool) -> None:
+    from debubble.interchange.files import is_file_name
+
+    if sweeping:
+        if not path.lower().endswith((".png", ".svg", ".pdf")):
+            raise ParameterError(f"'{path}': a frontier is drawn as .png, .svg or .pdf")
+    elif not is_file_name(path):
+        check_picture(path)
+
+
+def _write(result: Any, path: str, inputs: Inputs) -> None:
+    from debubble.interchange.files import is_file_name
+
+    if is_file_name(path):
+        result.schedule.save(path)
+    elif hasattr(result, "timeline"):
+        result.timeline.save(path, time_unit=inputs.time_unit)
+    else:
+        result.save(path)
+
+
+def _say_without_solver() -> None:
+    from debubble.optimize.portfolio import has_solver
+
+    if not has_solver():
+        note("without OR-Tools nothing is solved exactly; pip install 'debubble[optimize]'")
+
+
+class _Report:
+    """A line that says how far it is."""
+
+    def __init__(self, line: Any) -> None:
+        self.line = line
+        self.began = time.monotonic()
+
+    def __call__(self, makespan: float, bound: float, found_by: str) -> None:
+        gap = makespan / bound - 1 if bound else 0.0
+        seconds = time.monotonic() - self.began
+        self.line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+
+
+@contextmanager
+def _line() -> Iterator[Any]:
+    """A line on standard error that is written over, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None  # noqa: ARG005 - nobody looks
+        return
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("")
+
+
+app = command(
+    optimize,
+    [
+        "optimize -p 4 -m 8 -v 2 --memory 2 --times F=5,I=6,W=4 --no-cache",
+        "optimize -p 4 -m 8 -v 2 --memory 3 --rank-times F=10,I=12,W=8 --time-limit 5 -o best.csv",
+        "optimize -p 2 -m 4 -v 2 --memory sweep -o frontier.png",
+    ],
+)

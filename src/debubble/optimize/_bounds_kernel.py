@@ -1,0 +1,127 @@
+"""The loops behind :mod:`debubble.optimize.bounds`."""
+
+from __future__ import annotations
+
+from debubble.engine.jit import Array, kernel
+
+
+@kernel(writes=("heads", "tails"))
+def longest_paths(
+    stages: int,
+    microbatches: int,
+    kinds: int,
+    times: Array,
+    up: Array,
+    down: Array,
+    last: Array,
+    spare: Array,
+    lag: Array,
+    heads: Array,
+    tails: Array,
+) -> None:
+    """Heads microbatch by microbatch forwards, tails backwards; actions as in a Problem."""
+    S = stages
+    m = microbatches
+    for b in range(m):
+        for s in range(S):
+            x = s * m + b
+            at = 0.0
+            if b > 0:
+                at = heads[x - 1] + times[s]
+            if s > 0:
+                at = max(at, heads[x - m] + times[s - 1] + up[s])
+            older = b - spare[s] - 1
+            if older >= 0:
+                z = (S + last[s]) * m + older
+                at = max(at, heads[z] + times[S + last[s]] + lag[s])
+            heads[x] = at
+        for s in range(S - 1, -1, -1):
+            x = (S + s) * m + b
+            at = heads[s * m + b] + times[s]
+            if b > 0:
+                at = max(at, heads[x - 1] + times[S + s])
+            if s < S - 1:
+                at = max(at, heads[x + m] + times[S + s + 1] + down[s])
+            heads[x] = at
+            if kinds > 2:
+                x = (2 * S + s) * m + b
+                at = heads[(S + s) * m + b] + times[S + s]
+                if b > 0:
+                    at = max(at, heads[x - 1] + times[2 * S + s])
+                heads[x] = at
+    for b in range(m - 1, -1, -1):
+        for s in range(S):
+            x = (S + s) * m + b
+            after = 0.0
+            if kinds > 2:
+                w = (2 * S + s) * m + b
+                if b < m - 1:
+                    tails[w] = tails[w + 1] + times[2 * S + s]
+                after = tails[w] + times[2 * S + s]
+            if b < m - 1:
+                after = max(after, tails[x + 1] + times[S + s])
+            if s > 0:
+                after = max(after, down[s - 1] + times[S + s - 1] + tails[x - m])
+            # Forwards that wait for memory, of any stage of this rank.
+            for t in range(s + 1):
+                younger = b + spare[t] + 1
+                if last[t] == s and younger < m:
+                    after = max(after, lag[t] + times[t] + tails[t * m + younger])
+            tails[x] = after
+        for s in range(S - 1, -1, -1):
+            x = s * m + b
+            after = times[S + s] + tails[(S + s) * m + b]
+            if b < m - 1:
+                after = max(after, tails[x + 1] + times[s])
+            if s < S - 1:
+                after = max(after, up[s + 1] + times[s + 1] + tails[x + m])
+            tails[x] = after
+
+
+@kernel(writes=("left", "heap"))
+def preemptive(by_head: Array, heads: Array, left: Array, tails: Array, heap: Array) -> float:
+    """Run what is there by the largest tail; tails fall, `by_head` sorts by head.
+
+    `left`, the times, is used up; `heap`, scratch, holds what is there, its smallest index on top.
+    """
+    n = len(heads)
+    size = 0
+    arrived = 0
+    now = 0.0
+    longest = 0.0
+    while arrived < n or size > 0:
+        if size == 0:
+            now = max(now, heads[by_head[arrived]])
+        while arrived < n and heads[by_head[arrived]] <= now:
+            node = size
+            size += 1
+            heap[node] = by_head[arrived]
+            arrived += 1
+            while node > 0 and heap[(node - 1) // 2] > heap[node]:
+                parent = (node - 1) // 2
+                held = heap[node]
+                heap[node] = heap[parent]
+                heap[parent] = held
+                node = parent
+        x = heap[0]
+        end = now + left[x]
+        if arrived < n and heads[by_head[arrived]] < end:
+            left[x] -= heads[by_head[arrived]] - now
+            now = heads[by_head[arrived]]
+            continue
+        now = end
+        longest = max(longest, now + tails[x])
+        size -= 1
+        heap[0] = heap[size]
+        node = 0
+        while True:
+            child = 2 * node + 1
+            if child + 1 < size and heap[child + 1] < heap[child]:
+                child += 1
+            if child >= size or heap[child] > heap[node]:
+                break
+            held = heap[node]
+            heap[node] = heap[child]
+            heap[child] = held
+            node = child
+    return longest

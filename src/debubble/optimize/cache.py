@@ -1,0 +1,118 @@
+"""Results on disk, found again by a hash of the exact problem.
+
+An entry is JSON: a schedule file's content, the bound, and the budget it was found with. Whatever
+is read is checked like any file from outside: an entry that is not right is as good as none.
+Entries lie in ``$XDG_CACHE_HOME/debubble/optimize``, by default below ``~/.cache``; the oldest go
+when there are too many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from debubble.core.actions import Program
+from debubble.core.errors import DebubbleError
+from debubble.core.schedule import Schedule
+from debubble.optimize.problem import Problem
+
+VERSION = 1
+"""Raised when entries of older code must not be found: a better search, or other fields."""
+
+MOST_ENTRIES = 512
+LARGEST_ENTRY = 32 << 20
+"""Bytes; a larger result is not kept."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A result found earlier."""
+
+    programs: list[Program]
+    bound: float
+    budget: str
+    seconds: float
+    found_by: str
+    table: tuple[tuple[int, ...], ...] = ()
+    """The placement's table."""
+
+
+def folder() -> Path:
+    """Where entries lie."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "debubble" / "optimize"
+
+
+def key(problems: Sequence[Problem]) -> str:
+    """A hash of everything that a result depends on, for all problems it is the best of."""
+    return hashlib.sha256(json.dumps([_data(problem) for problem in problems]).encode()).hexdigest()
+
+
+def _data(problem: Problem) -> list[Any]:
+    table = problem.table
+    numbers = (table.duration, table.activation, table.kept, table.link, problem.limits)
+    return [
+        VERSION, problem.placement.table, problem.microbatches, problem.mode, problem.backward,
+        *([value.hex() for value in array.ravel().tolist()] for array in numbers),
+    ]  # fmt: skip
+
+
+def read(problems: Sequence[Problem]) -> Entry | None:
+    """The entry of some problems; None when there is none that is right."""
+    from debubble.analysis.check import check
+    from debubble.interchange.schedule_json import from_json
+
+    path = folder() / f"{key(problems)}.json"
+    try:
+        if path.stat().st_size > LARGEST_ENTRY:
+            return None
+        data = json.loads(path.read_text(encoding="utf-8"))
+        schedule = from_json(json.dumps(data["schedule"]), str(path))
+        entry = Entry(
+            [schedule.program(rank) for rank in range(schedule.ranks)],
+            float(data["bound"]), str(data["budget"]), float(data["seconds"]),
+            str(data["found_by"]), schedule.placement.table,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not math.isfinite(entry.bound):
+        return None
+    for problem in problems:
+        if (
+            schedule.placement.table == problem.placement.table
+            and (schedule.microbatches, schedule.iterations, schedule.slices)
+            == (problem.microbatches, 1, 1)
+            and check(schedule, p2p_mode=problem.mode).ok
+            and problem.fits(schedule)
+        ):
+            return entry
+    return None
+
+
+def write(problems: Sequence[Problem], schedule: Schedule, entry: Entry) -> None:
+    """Keep a result; a folder that cannot be written to is no error."""
+    data = {
+        "bound": entry.bound, "budget": entry.budget, "seconds": entry.seconds,
+        "found_by": entry.found_by, "schedule": schedule.to_dict(),
+    }  # fmt: skip
+    text = json.dumps(data)
+    if len(text) > LARGEST_ENTRY:
+        return
+    place = folder()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".part", delete=False) as file:
+            file.write(text)
+        os.replace(file.name, place / f"{key(problems)}.json")
+        known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in known[:-MOST_ENTRIES]:
+            path.unlink()
+    except (OSError, DebubbleError):
+        return

@@ -1,0 +1,316 @@
+"""The whole problem as a constraint program for OR-Tools CP-SAT.
+
+Times are multiplied by a factor and rounded **down** to whole numbers, so that the solver's bound,
+divided by the factor, is a bound for the true times; where times are fractions with a common small
+denominator nothing is lost. Memory is rounded in favour of fitting, for the same reason. An order
+that comes back is simulated with the true times and measured against the true limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import combinations, product
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Program
+from debubble.optimize.bounds import (
+    heads_and_tails,
+    last_stages,
+    memory_lag,
+    spare_microbatches,
+)
+from debubble.optimize.problem import Problem
+
+LARGEST_DENOMINATOR = 10_000
+RESOLUTION = 1_000_000
+"""Whole numbers the makespan is spread over when times have no common small denominator."""
+
+MEMORY_UNITS = 1_000_000
+"""Parts of a memory limit where activations differ."""
+
+FRACTIONS = 1000
+"""Parts of an activation where they do not: what is kept for the weights is a share of it."""
+
+Key: TypeAlias = tuple[int, int, int]
+"""An action: the number of its kind, its stage and microbatch."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What the solver came to: an order unless it found none, and its bound."""
+
+    programs: list[Program] | None
+    bound: float
+    proven: bool
+    """Whether the order is optimal for the rounded times."""
+
+
+def factor_for(times: NDArray[np.float64], horizon: float) -> float:
+    """What times are multiplied by: their common denominator if it is small, over any divisor."""
+    values = np.unique(times[times > 0])
+    if len(values) == 0:
+        return 1.0
+    fractions = [Fraction(float(v)).limit_denominator(LARGEST_DENOMINATOR) for v in values]
+    close = all(
+        abs(float(f) - v) <= 1e-12 * max(1.0, v) for f, v in zip(fractions, values, strict=True)
+    )
+    denominator = math.lcm(*(f.denominator for f in fractions)) if close else 0
+    if close and denominator <= LARGEST_DENOMINATOR:
+        divisor = math.gcd(*(int(f * denominator) for f in fractions))
+        return denominator / divisor
+    return RESOLUTION / horizon
+
+
+def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Whole numbers at most `factor` times the times; rounding errors do not cost a unit."""
+    return np.floor(times * factor * (1 + 1e-12) + 1e-9)
+
+
+def rounded(problem: Problem, factor: float) -> Problem:
+    """The problem with times that are whole numbers, none above `factor` times the true ones."""
+    table = problem.table
+    duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
+    return replace(problem, table=replace(table, duration=duration, link=link))
+
+
+class Model:
+    """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
+
+    Parameters
+    ----------
+    problem
+        What to solve.
+    known
+        An order that fits; its makespan is the horizon, and the solver starts from it.
+    bound
+        A proven lower bound.
+    """
+
+    def __init__(self, problem: Problem, known: Sequence[Program], bound: float = 0.0) -> None:
+        from ortools.sat.python import cp_model
+
+        order = problem.schedule(known)
+        self.known = problem.timeline(order).makespan
+        lags = np.concatenate([problem.times.ravel(), problem.up, problem.down])
+        self.factor = factor_for(lags, self.known)
+        self.problem = rounded(problem, self.factor)
+        self.model = cp_model.CpModel()
+        self.solver = cp_model.CpSolver()
+        timeline = self.problem.timeline(order)
+        self.horizon = round(timeline.makespan)
+        self.start = self._starts()
+        self._literals: dict[tuple[Key, Key], Any] = {}
+        self._add_ranks()
+        self._add_data()
+        if problem.mode == "channel":
+            self._add_channels()
+        self._add_memory()
+        self._minimize(bound)
+        self._add_hints(problem.actions(known), timeline.start)
+
+    def _starts(self) -> NDArray[np.object_]:
+        """A start for every action, between its head and its tail; shape (kinds, S, m)."""
+        heads, tails = heads_and_tails(self.problem)
+        latest = self.horizon - tails - self.problem.times[:, :, None]
+        start = np.empty(heads.shape, dtype=object)
+        for place in np.ndindex(heads.shape):
+            low, high = int(heads[place]), int(latest[place])
+            start[place] = self.model.new_int_var(low, high, "")
+        return start
+
+    def _end(self, kind: int, stage: int, microbatch: int) -> Any:
+        return self.start[kind, stage, microbatch] + self._time(kind, stage)
+
+    def _time(self, kind: int, stage: int) -> int:
+        return int(self.problem.times[kind, stage])
+
+    def _add_ranks(self) -> None:
+        """Ranks run one action at a time, chains in microbatch order; a literal for every pair."""
+        add, m = self.model.add, self.problem.microbatches
+        kinds = len(self.problem.kinds)
+        for rank in range(self.problem.ranks):
+            stages = np.flatnonzero(self.problem.homes == rank).tolist()
+            chains = [(kind, stage) for stage in stages for kind in range(kinds)]
+            intervals = [
+                self.model.new_fixed_size_interval_var(
+                    self.start[*chain, b], self._time(*chain), ""
+                )
+                for chain in chains
+                for b in range(m)
+            ]
+            self.model.add_no_overlap(intervals)
+            for chain in chains:
+                for b in range(1, m):
+                    add(self.start[*chain, b] >= self._end(*chain, b - 1))
+            for one, other in combinations(chains, 2):
+                self._add_pair(one, other)
+
+    def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
+        """Which of two actions of a rank is first, for all actions of two chains."""
+        m = self.problem.microbatches
+        for b, c in product(range(m), range(m)):
+            x, y = (*one, b), (*other, c)
+            first: Any
+            if b <= c and _follows(one, other):
+                first = 1
+            elif c <= b and _follows(other, one):
+                first = 0
+            else:
+                first = self.model.new_bool_var("")
+                self.model.add(self.start[y] >= self._end(*x)).only_enforce_if(first)
+                self.model.add(self.start[x] >= self._end(*y)).only_enforce_if(~first)
+            self._literals[x, y] = first
+        # What comes before one action comes before later ones of its chain.
+        for b, c in product(range(m), range(m)):
+            first = self._literals[(*one, b), (*other, c)]
+            for x, y in (((*one, b), (*other, c + 1)), ((*one, b - 1), (*other, c))):
+                later = self._literals.get((x, y))
+                if later is not None and not isinstance(first, int) and not isinstance(later, int):
+                    self.model.add_implication(first, later)
+
+    def _before(self, x: Key, y: Key) -> Any:
+        """Whether an action runs before another one of its rank: a literal, or 0 or 1."""
+        if x[:2] == y[:2]:
+            return int(x[2] < y[2])
+        known = self._literals.get((x, y))
+        return 1 - self._literals[y, x] if known is None else known
+
+    def _add_data(self) -> None:
+        """Actions start when their input is there; forwards also when older activations left."""
+        problem = self.problem
+        spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
+        for stage in range(problem.stages):
+            for b in range(problem.microbatches):
+                if stage:
+                    arrival = self._end(0, stage - 1, b) + round(problem.up[stage])
+                    self.model.add(self.start[0, stage, b] >= arrival)
+                if stage < problem.stages - 1:
+                    arrival = self._end(1, stage + 1, b) + round(problem.down[stage])
+                    self.model.add(self.start[1, stage, b] >= arrival)
+                else:
+                    self.model.add(self.start[1, stage, b] >= self._end(0, stage, b))
+                if not problem.fused:
+                    self.model.add(self.start[2, stage, b] >= self._end(1, stage, b))
+                older = b - int(spare[stage]) - 1
+                if older >= 0:
+                    freed = self._end(1, int(last[stage]), older)
+                    freed += round(lag[problem.homes[stage]])
+                    self.model.add(self.start[0, stage, b] >= freed)
+
+    def _add_channels(self) -> None:
+        """Every directed pair of ranks carries one transfer at a time."""
+        problem, homes = self.problem, self.problem.homes
+        channels: dict[tuple[int, int], list[Any]] = {}
+        for kind, step, lags in (
+            (0, 1, np.roll(problem.up, -1)),
+            (1, -1, np.roll(problem.down, 1)),
+        ):
+            for stage in range(problem.stages):
+                to = stage + step
+                if not 0 <= to < problem.stages or lags[stage] == 0:
+                    continue
+                time = round(lags[stage])
+                for b in range(problem.microbatches):
+                    begin = self.model.new_int_var(0, self.horizon, "")
+                    self.model.add(begin >= self._end(kind, stage, b))
+                    self.model.add(self.start[kind, to, b] >= begin + time)
+                    interval = self.model.new_fixed_size_interval_var(begin, time, "")
+                    channels.setdefault((homes[stage], homes[to]), []).append(interval)
+        for intervals in channels.values():
+            self.model.add_no_overlap(intervals)
+
+    def _add_memory(self) -> None:
+        """When a forward starts, everything that has started and was not freed must fit."""
+        problem, m = self.problem, self.problem.microbatches
+        activation = problem.table.activation
+        for rank in range(problem.ranks):
+            stages = np.flatnonzero(problem.homes == rank).tolist()
+            limit = problem.roof[rank]
+            if limit >= problem.filled[rank] * m:
+                continue
+            unit = limit / MEMORY_UNITS
+            if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
+                unit = activation[stages[0]] / FRACTIONS
+            for stage, b in product(stages, range(m)):
+                held = [math.floor(activation[stage] / unit + 1e-6)]
+                for other, c in product(stages, range(m)):
+                    for kind, freed in enumerate(problem.freed[:, other]):
+                        change = activation[other] if kind == 0 else -freed
+                        amount = round(change / unit)
+                        if amount:
+                            held.append(amount * self._before((kind, other, c), (0, stage, b)))
+                self.model.add(sum(held) <= math.floor(limit / unit + 1e-3))
+
+    def _minimize(self, bound: float) -> None:
+        low = min(math.floor(bound * self.factor * (1 - 1e-12)), self.horizon)
+        makespan = self.model.new_int_var(max(low - self.problem.size, 0), self.horizon, "")
+        self.model.add_hint(makespan, self.horizon)
+        kinds, stages, m = self.start.shape
+        for kind in range(1, kinds):
+            for stage in range(stages):
+                self.model.add(makespan >= self._end(kind, stage, m - 1))
+        self.model.minimize(makespan)
+
+    def _add_hints(self, actions: NDArray[np.int64], starts: NDArray[np.float64]) -> None:
+        """The known order, as values of all starts and literals."""
+        known = np.empty(self.problem.size)
+        known[actions] = starts
+        grid = known.reshape(self.start.shape)
+        for key in np.ndindex(grid.shape):
+            start: Any = self.start[key]
+            self.model.add_hint(start, int(grid[key]))
+        for (x, y), first in self._literals.items():
+            if not isinstance(first, int):
+                self.model.add_hint(first, bool(grid[x] + self._time(*x[:2]) <= grid[y]))
+
+    def solve(self, work: float, seconds: float, workers: int, seed: int) -> Solution:
+        """Run the solver; `work` is its own unit, about a second. :meth:`stop` ends it early."""
+        from ortools.sat.python import cp_model
+
+        parameters = self.solver.parameters
+        parameters.max_deterministic_time = work
+        parameters.max_time_in_seconds = seconds
+        parameters.num_workers = workers
+        parameters.random_seed = seed
+        # Order decides everything here: no linear relaxation helps, and probing costs more than it
+        # saves.
+        parameters.linearization_level = 0
+        parameters.cp_model_probing_level = 0
+        parameters.max_presolve_iterations = 1
+        parameters.catch_sigint_signal = False
+        status = self.solver.solve(self.model)
+        bound = self.solver.best_objective_bound / self.factor
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Solution(None, bound, False)
+        starts = np.array([self.solver.value(x) for x in self.start.ravel()])
+        times = np.repeat(self.problem.times.ravel(), self.problem.microbatches)
+        return Solution(in_order(self.problem, starts, times), bound, status == cp_model.OPTIMAL)
+
+    def stop(self) -> None:
+        """End a running :meth:`solve` soon; callable from another thread."""
+        self.solver.stop_search()
+
+
+def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a chain comes after another one on the way of each microbatch."""
+    (kind, stage), (later_kind, later_stage) = one, other
+    if kind == 0:
+        return later_kind > 0 or later_stage > stage
+    if kind == 1:
+        return (later_kind == 1 and later_stage < stage) or (
+            later_kind == 2 and later_stage <= stage
+        )
+    return False
+
+
+def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]) -> list[Program]:
+    """Programs that run actions by their starts; what takes no time goes first."""
+    ranks = np.repeat(np.tile(problem.homes, len(problem.kinds)), problem.microbatches)
+    order = np.lexsort((np.arange(len(starts)), starts + times, starts, ranks))
+    return problem.programs(order)

@@ -1,0 +1,176 @@
+"""Makespan against memory: what every unit of memory buys."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from debubble.analysis.metrics import number, percent, table
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.engine.graph import P2PMode
+from debubble.optimize.backward import relaxed
+from debubble.optimize.bounds import lower_bound
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.result import Result
+from debubble.optimize.search import beside, optimize, problems_of
+
+if TYPE_CHECKING:
+    from debubble.analysis.comparison import Row
+
+MOST_POINTS = 12
+"""Memory limits of a sweep, at most."""
+
+POINT_SHARE = 0.2
+"""Effort of a point, relative to that of a single problem."""
+
+GENEROUS = 2.0
+"""Microbatches that fit on a rank at the last point, per rank."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frontier:
+    """The fastest schedules found under rising memory limits.
+
+    Parameters
+    ----------
+    points
+        Limit and result, by limit; a result that is no faster than the one before is left out.
+    published
+        Published schedules on the same costs.
+    time_unit
+        For display.
+    """
+
+    points: tuple[tuple[float, Result], ...]
+    published: tuple[Row, ...]
+    time_unit: str = ""
+
+    def nearest(self, row: Row) -> Result | None:
+        """The result for the largest limit that is at most what a schedule needs."""
+        within = [r for limit, r in self.points if limit <= row.peak_activation * (1 + 1e-9)]
+        return within[-1] if within else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The frontier as plain data, for JSON."""
+        return {
+            "frontier": [{"memory": limit} | result.to_dict() for limit, result in self.points],
+            "published": [row.to_dict() for row in self.published],
+        }
+
+    def __str__(self) -> str:
+        heads = ["memory", "makespan", "bound", "gap", "status"]
+        lines = [
+            [number(limit), number(r.makespan), number(r.lower_bound), percent(r.gap), r.status]
+            for limit, r in self.points
+        ]
+        other = [["published", "memory", "makespan", "best found within that memory"]]
+        for row in self.published:
+            best = self.nearest(row)
+            found = "–" if best is None else number(best.makespan)
+            other.append([row.name, number(row.peak_activation), number(row.makespan), found])
+        return "\n".join([*table([heads, *lines]), "", *table(other)])
+
+    def plot(self, ax: Any = None) -> Any:
+        """Makespan over memory with matplotlib, into `ax` when given; returns the axes."""
+        if ax is None:
+            from matplotlib.figure import Figure
+
+            ax = Figure(figsize=(7, 4.5), layout="constrained").add_subplot()
+        memory = [limit for limit, _ in self.points]
+        ax.step(memory, [r.makespan for _, r in self.points], where="post", marker="o",
+                label="best found")  # fmt: skip
+        ax.step(memory, [r.lower_bound for _, r in self.points], where="post", linestyle=":",
+                label="lower bound")  # fmt: skip
+        ax.scatter([row.peak_activation for row in self.published],
+                   [row.makespan for row in self.published], marker="x", color="black",
+                   label="published")  # fmt: skip
+        for row in self.published:
+            ax.annotate(row.name, (row.peak_activation, row.makespan), fontsize=7,
+                        xytext=(3, 3), textcoords="offset points")  # fmt: skip
+        unit = f" [{self.time_unit}]" if self.time_unit else ""
+        ax.set(xlabel="activation memory of the fullest rank", ylabel=f"makespan{unit}")
+        ax.legend()
+        return ax
+
+    def save(self, path: str | Path) -> None:
+        """Write the plot as .png, .svg or .pdf."""
+        ending = Path(path).suffix.lower().removeprefix(".")
+        if ending not in ("png", "svg", "pdf"):
+            raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
+        drawing = self.plot().figure
+        data: bytes = importlib.import_module("debubble.view.figure").render(drawing, ending)
+        Path(path).write_bytes(data)
+
+
+def sweep(
+    *,
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    p2p_mode: P2PMode = "overlapped",
+    time_unit: str = "",
+    progress: Callable[[float], None] | None = None,
+    **options: Any,
+) -> Frontier:
+    """Optimise under rising memory limits, from the smallest that works.
+
+    Parameters
+    ----------
+    ranks, microbatches, costs, p2p_mode
+        As for :func:`debubble.optimize`.
+    time_unit
+        For display.
+    progress
+        Called with each limit before it is tried.
+    **options
+        Further parameters of :func:`debubble.optimize`; a time limit is for all points together,
+        and a point gets a share of the effort of a single problem.
+
+    Returns
+    -------
+    Frontier
+        Limits grow by equal factors, until a result meets the bound for unlimited memory, or to
+        2p microbatches on every rank.
+    """
+    costs = costs or Costs()
+    problems = problems_of(
+        ranks, microbatches, options.get("chunks"), costs, None,
+        options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
+    )  # fmt: skip
+    unlimited = min(lower_bound(relaxed(problem)) for problem in problems)
+    points: list[tuple[float, Result]] = []
+    limits = limits_for(problems[0])
+    options["effort"] = options.get("effort", 1.0) * POINT_SHARE
+    if options.get("time_limit") is not None:
+        options["time_limit"] /= len(limits)
+    for limit in limits:
+        if progress is not None:
+            progress(limit)
+        result = optimize(
+            ranks=ranks, microbatches=microbatches, costs=costs, memory=limit, p2p_mode=p2p_mode,
+            published=False, **options,
+        )  # fmt: skip
+        if not points or result.makespan < points[-1][1].makespan * (1 - TOLERANCE):
+            points.append((limit, result))
+        if result.status == "interrupted" or result.makespan <= unlimited * (1 + TOLERANCE):
+            break
+    rows = beside(points[-1][1].schedule, costs, None, p2p_mode).rows
+    own = points[-1][1].schedule.name
+    return Frontier(tuple(points), tuple(row for row in rows if row.name != own), time_unit)
+
+
+def limits_for(problem: Problem) -> list[float]:
+    """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
+    step = float(problem.table.activation.max())
+    least = float(problem.filled.max())
+    if step == 0:
+        return [1.0]
+    most = least * min(GENEROUS * problem.ranks, problem.microbatches)
+    steps = np.unique(np.round(np.geomspace(least / step, most / step, MOST_POINTS)))
+    return [max(float(count) * step, least) for count in steps]

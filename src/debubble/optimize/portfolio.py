@@ -1,0 +1,352 @@
+"""What is tried, in which order and for how long.
+
+Every candidate, wherever it comes from, is measured by the engine in the problem's own transfer
+mode; the best that fits into memory is kept. Published schedules on the same placement and the list
+scheduler come first. If they do not meet the lower bound,
+
+* small problems are refined and then handed to the exact solver with the rest of the time;
+* others are refined, while patterns are sought in parallel: for one microbatch, then for two; each
+  is unrolled, its ends are repaired, and its middle is stretched. Where there are many
+  microbatches, an order of few is refined, and what repeats in it is stretched. The best of all is
+  refined once more.
+
+Without a time limit the amount of work is fixed. What each search finds then depends only on the
+problem and the seed, except where CP-SAT runs with two workers that exchange what they find.
+
+Searches think in overlapped transfers and in split or fused backwards throughout. Under the other
+modes their candidates are measured as they come; a backward that is faster fused is fused wherever
+that helps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from debubble.core.actions import (
+    PAIR_MASK,
+    PAIR_SHIFT,
+    Kind,
+    Program,
+    kinds_of,
+)
+from debubble.core.errors import DebubbleError
+from debubble.optimize.backward import fused, fusing_helps, relaxed, separate
+from debubble.optimize.bounds import lower_bound
+from debubble.optimize.pattern import find_pattern
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.refine import TEMPERATURES, refine
+from debubble.optimize.stop import Stop
+from debubble.optimize.unroll import (
+    PERIODS,
+    few_microbatches,
+    middle_period,
+    repeatable,
+    stretched,
+)
+from debubble.schedules import _greedy
+from debubble.schedules.registry import entries, make
+
+SMALL = 5_000
+"""Pairs of actions whose order the exact solver decides, at most, to be used at once."""
+
+SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
+"""Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
+
+WIDTHS = (1, 2)
+"""Microbatches per period of the patterns that are sought, in this order, up to the effort."""
+
+LARGEST_POLISHED = 200_000
+"""Actions up to which a whole order is annealed."""
+
+FEW_MORE = 8
+"""Microbatches beyond 2p on which orders of many are annealed."""
+
+PATTERN_SHARE = 0.35
+"""Share of its time limit for finding one pattern."""
+
+POLISH_SHARE = 0.15
+"""Share of the time limit for annealing the best once more."""
+
+EXACT_WORK = 60.0
+"""Work of the exact solver, in its own unit of about a second."""
+
+PATTERN_WORK = 0.04
+"""Solver work per period that is tried, per stage and microbatch."""
+
+LARGEST_PATTERN = 256
+"""Stages times microbatches of a pattern beyond which there is no more work for it."""
+
+LONGEST_WORK = 10.0
+"""How many times as much there is at most when there is a time limit."""
+
+Report: TypeAlias = Callable[[float, float, str], None]
+"""Called with the best makespan, the lower bound and what found it."""
+
+
+class Pool:
+    """The best order so far, offered from any thread.
+
+    Parameters
+    ----------
+    problem
+        What is solved.
+    stop
+        Asked to stop when the best meets the bound.
+    report
+        Called with the name of every better one, and when the bound rises.
+    """
+
+    def __init__(
+        self, problem: Problem, stop: Stop, report: Callable[[str], None] | None = None
+    ) -> None:
+        self.problem = problem
+        self.stop = stop
+        self.bound = lower_bound(relaxed(problem))
+        self.makespan = float("inf")
+        self.programs: list[Program] = []
+        self.found_by = ""
+        self._report = report
+        self._lock = threading.Lock()
+
+    def offer(self, programs: Sequence[Program], found_by: str) -> bool:
+        """Keep an order if it fits, runs, and is the fastest; whether it was kept."""
+        schedule = self.problem.schedule(programs)
+        if not self.problem.fits(schedule):
+            return False
+        try:
+            makespan = self.problem.timeline(schedule).makespan
+        except DebubbleError:
+            # With blocking transfers an order that runs otherwise can be a deadlock.
+            return False
+        with self._lock:
+            if not makespan < self.makespan * (1 - TOLERANCE):
+                return False
+            self.makespan, self.programs, self.found_by = makespan, list(programs), found_by
+        self._tell()
+        return True
+
+    def prove(self, bound: float) -> None:
+        """Raise the lower bound."""
+        with self._lock:
+            self.bound = max(self.bound, min(bound, self.makespan))
+        self._tell()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be better."""
+        return self.makespan <= self.bound * (1 + TOLERANCE)
+
+    def _tell(self) -> None:
+        if self._report is not None:
+            self._report(self.found_by)
+        if self.done:
+            self.stop.ask()
+
+
+def begin(pool: Pool) -> None:
+    """Fill a pool with published schedules and the list scheduler's."""
+    problem = pool.problem
+    for name, programs in published(problem):
+        pool.offer(separate(problem, programs), name)
+        if problem.backward == "free":
+            pool.offer(programs, name)
+    candidates = [separate(problem, pool.programs)] if pool.programs else []
+    pool.offer(listed(problem, candidates), "list scheduling")
+    assert pool.programs, "one microbatch at a time always fits"
+
+
+def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
+    """Look for better orders than a pool has, as long as the effort or the pool's stop allows.
+
+    Parameters
+    ----------
+    pool
+        Where candidates go; not empty.
+    effort
+        Multiplies the fixed amount of work; infinite to use all the time there is.
+    seed
+        Of everything random.
+    workers
+        Threads.
+    """
+    problem, stop = pool.problem, pool.stop
+    if pool.done or stop():
+        return
+    if pairs(problem) <= SMALL:
+        _refine(pool, pool.programs, SMALL_ROUNDS * min(effort, 2.0), seed, stop)
+        if has_solver() and not pool.done and not stop():
+            _exactly(pool, effort, seed, workers)
+    else:
+        _search_in_lanes(pool, effort, seed, workers)
+    if not pool.done and problem.backward == "free" and fusing_helps(problem):
+        twin = replace(problem, backward="fused")
+        order = listed(twin, ())
+        pool.offer(order, "list scheduling, fused")
+        _refine(pool, order, SMALL_ROUNDS * min(effort, 2.0), seed, stop, twin)
+        fuse_where_faster(pool)
+
+
+def _search_in_lanes(pool: Pool, effort: float, seed: int, workers: int) -> None:
+    problem, stop, best = pool.problem, pool.stop, pool.programs
+    lanes: list[Callable[[Stop], None]] = []
+    if has_solver():
+        lanes.append(lambda stop: _patterns(pool, stop, effort, seed))
+    if problem.microbatches >= 2 * (2 * problem.ranks + FEW_MORE + max(PERIODS)):
+        lanes.append(lambda stop: _repeat(pool, stop, effort, seed))
+    if problem.size <= LARGEST_POLISHED:
+        lanes.append(lambda stop: _refine(pool, best, effort * ROUNDS, seed, stop))
+    if not lanes:
+        return
+    seconds = stop.left * (1 - POLISH_SHARE) * min(1.0, workers / len(lanes))
+
+    def run(lane: Callable[[Stop], None]) -> None:
+        # A lane's time begins when it does.
+        lane(Stop(seconds, stop))
+
+    with ThreadPoolExecutor(workers) as threads:
+        for done in [threads.submit(run, lane) for lane in lanes]:
+            done.result()
+    if not pool.done and not stop() and problem.size <= LARGEST_POLISHED:
+        _refine(pool, pool.programs, effort * POLISH_ROUNDS, seed + 1, stop)
+
+
+def _refine(
+    pool: Pool,
+    programs: Sequence[Program],
+    rounds: float,
+    seed: int,
+    stop: Stop,
+    problem: Problem | None = None,
+) -> None:
+    def found(better: list[Program]) -> None:
+        pool.offer(better, "annealing")
+
+    problem = problem or pool.problem
+    start = separate(problem, programs)
+    refine(problem, start, stop, rounds, stop_at=pool.bound, seed=seed, found=found)
+
+
+def _exactly(pool: Pool, effort: float, seed: int, workers: int) -> None:
+    from debubble.optimize.exact import Model
+
+    overlapped = replace(pool.problem, mode="overlapped")
+    model = Model(relaxed(overlapped), separate(pool.problem, pool.programs), pool.bound)
+    with pool.stop.ending(model.stop):
+        solution = model.solve(EXACT_WORK * effort, pool.stop.left, workers, seed)
+    if solution.programs is not None:
+        pool.offer(solution.programs, "exact solving")
+    pool.prove(solution.bound)
+
+
+def _patterns(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
+    problem = pool.problem
+    for width in WIDTHS:
+        if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
+            break
+        share = Stop(PATTERN_SHARE * stop.left, stop)
+        size = min(problem.stages * width, LARGEST_PATTERN)
+        work = PATTERN_WORK * min(effort, LONGEST_WORK) * size
+        pattern = find_pattern(problem, width, share, work, seed)
+        if pattern is None:
+            continue
+        name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
+        pool.offer(pattern.unroll(problem), name)
+        few = few_microbatches(pattern, problem.microbatches)
+        short = problem.shortened(few)
+        fixed = middle_period(short, pattern) if few < problem.microbatches else None
+        rounds = ROUNDS * min(effort, 2.0)
+        order = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
+        if fixed is not None:
+            times = (problem.microbatches - few) // width
+            order = stretched(order, fixed, width, times)
+        pool.offer(order, name)
+        if pattern.tight:
+            break
+
+
+def _repeat(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
+    """Anneal an order of few microbatches, then repeat what repeats in it."""
+    problem, m = pool.problem, pool.problem.microbatches
+    few = 2 * problem.ranks + FEW_MORE
+    few += (m - few) % max(PERIODS)
+    short = problem.shortened(few)
+    order = listed(short, [separate(short, programs) for _, programs in published(short)])
+    cycles = 0
+    while True:
+        for width in PERIODS:
+            for places in repeatable(short, order, width):
+                if stop():
+                    return
+                times = (m - few) // width
+                pool.offer(stretched(order, places, width, times), "repeating an annealed order")
+        if cycles >= effort or stop():
+            return
+        order = refine(short, order, stop, len(TEMPERATURES), seed=seed + cycles)
+        cycles += 1
+
+
+def published(problem: Problem) -> Iterable[tuple[str, list[Program]]]:
+    """Registered schedules for the same placement, the halves of pairs one after the other."""
+    placement = problem.placement
+    for entry in entries().values():
+        if entry.chunks not in (None, placement.chunks) or entry.weight_versions != 1:
+            continue
+        try:
+            same = entry.placement(placement.ranks, placement.chunks).table == placement.table
+            if not same:
+                continue
+            limits = problem.limits if np.isfinite(problem.limits).all() else None
+            schedule = make(
+                entry.name, ranks=placement.ranks, microbatches=problem.microbatches,
+                chunks=None if entry.chunks else placement.chunks, costs=problem.table.costs,
+                memory=None if limits is None else limits.tolist(),
+            )  # fmt: skip
+        except DebubbleError:
+            continue
+        programs = [schedule.program(rank) for rank in range(schedule.ranks)]
+        if schedule.slices == 1 and not np.any(kinds_of(schedule.actions) > Kind.B):
+            yield entry.name, [program & ~(PAIR_MASK << PAIR_SHIFT) for program in programs]
+
+
+def listed(problem: Problem, candidates: Sequence[Sequence[Program]]) -> list[Program]:
+    """The list scheduler's order."""
+    table = problem.table
+    if problem.fused:
+        duration = table.duration.copy()
+        duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
+        table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
+        candidates = ()
+    limits = np.minimum(problem.limits, 4.0 * problem.microbatches * problem.filled.max() + 1.0)
+    order = _greedy.schedule(
+        problem.placement, table, problem.microbatches, limits, published=candidates
+    )
+    return separate(problem, order)
+
+
+def fuse_where_faster(pool: Pool) -> None:
+    """Fuse I and W that follow each other, of all stages, then of single ones, where it helps."""
+    programs = pool.programs
+    stages = range(pool.problem.stages)
+    for chosen in [list(stages), *([stage] for stage in stages)]:
+        changed = [fused(program, chosen) for program in programs]
+        if pool.offer(changed, f"{pool.found_by}, fused"):
+            programs = changed
+
+
+def pairs(problem: Problem) -> int:
+    """How many pairs of actions the exact solver has to order."""
+    chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
+    return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
+
+
+def has_solver() -> bool:
+    """Whether OR-Tools is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("ortools") is not None

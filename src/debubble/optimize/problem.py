@@ -1,0 +1,180 @@
+"""What is to be optimised: stages on ranks, times, memory limits. Plain data, no algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    MICROBATCH_SHIFT,
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+)
+from debubble.core.costs import CostTable
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.memory import measure_memory
+from debubble.engine.timeline import Timeline
+
+Backward: TypeAlias = Literal["split", "fused", "free"]
+BACKWARDS = ("split", "fused", "free")
+
+TOLERANCE = 1e-9
+"""Relative slack of memory limits and of equal times."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One copy of a model on ranks, to be ordered for the smallest makespan.
+
+    Actions have numbers: action ``(k · S + s) · m + b`` is the k-th of F, I, W (F, B where the
+    backward is fused) of stage s and microbatch b.
+
+    Parameters
+    ----------
+    placement
+        One copy of the model.
+    table
+        Times and activations of every stage.
+    microbatches
+        Microbatches m.
+    limits
+        Memory limit of every rank, shape ``(ranks,)``; infinite where there is none.
+    mode
+        How transfers between ranks are treated.
+    backward
+        ``"split"`` into I and W, ``"fused"`` into B, or ``"free"``, split but for what is faster
+        fused.
+    """
+
+    placement: Placement
+    table: CostTable
+    microbatches: int
+    limits: NDArray[np.float64]
+    mode: P2PMode = "overlapped"
+    backward: Backward = "split"
+
+    @property
+    def fused(self) -> bool:
+        """Whether every backward is one action B instead of I and W."""
+        return self.backward == "fused"
+
+    @property
+    def stages(self) -> int:
+        """Stages S of the model."""
+        return self.placement.stages
+
+    @property
+    def ranks(self) -> int:
+        """Ranks p."""
+        return self.placement.ranks
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of actions that every stage runs for every microbatch."""
+        return (Kind.F, Kind.B) if self.fused else (Kind.F, Kind.I, Kind.W)
+
+    @property
+    def size(self) -> int:
+        """Number of actions."""
+        return len(self.kinds) * self.stages * self.microbatches
+
+    @cached_property
+    def homes(self) -> NDArray[np.int64]:
+        """Rank of every stage."""
+        return self.placement.ranks_of_stages
+
+    @cached_property
+    def times(self) -> NDArray[np.float64]:
+        """Time of every kind on every stage, shape ``(kinds, stages)``."""
+        return self.table.duration[list(self.kinds)]
+
+    @cached_property
+    def up(self) -> NDArray[np.float64]:
+        """Transfer time into every stage from the one before, 0 for the first."""
+        return np.append(0.0, self.table.link[self.homes[:-1], self.homes[1:]])
+
+    @cached_property
+    def down(self) -> NDArray[np.float64]:
+        """Transfer time into every stage from the one after, 0 for the last."""
+        return np.append(self.table.link[self.homes[1:], self.homes[:-1]], 0.0)
+
+    @cached_property
+    def freed(self) -> NDArray[np.float64]:
+        """Memory an action frees at its end, shape ``(kinds, stages)``."""
+        activation, kept = self.table.activation, self.table.kept
+        backward = [activation] if self.fused else [activation - kept, kept]
+        return np.array([np.zeros_like(activation), *backward])
+
+    @cached_property
+    def work(self) -> NDArray[np.float64]:
+        """Time every rank computes for one microbatch, shape ``(ranks,)``."""
+        return self.per_rank(self.times.sum(axis=0))
+
+    @cached_property
+    def filled(self) -> NDArray[np.float64]:
+        """What one microbatch leaves on all stages of every rank: the smallest limit that works."""
+        return self.per_rank(self.table.activation)
+
+    @property
+    def roof(self) -> NDArray[np.float64]:
+        """Memory limits with the slack that sums of fractions need."""
+        return np.asarray(self.limits * (1 + TOLERANCE) + TOLERANCE * self.filled.max())
+
+    def per_rank(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sums of values per stage over the stages of each rank."""
+        sums = np.zeros(self.ranks)
+        np.add.at(sums, self.homes, values)
+        return sums
+
+    def actions(self, programs: Sequence[Program]) -> NDArray[np.int64]:
+        """Numbers of packed actions, rank after rank."""
+        packed = np.concatenate(programs)
+        lane = np.zeros(len(Kind), dtype=np.int64)
+        lane[list(self.kinds)] = np.arange(len(self.kinds))
+        kind = lane[kinds_of(packed)]
+        return (kind * self.stages + stages_of(packed)) * self.microbatches + microbatches_of(
+            packed
+        )
+
+    def programs(self, order: NDArray[np.int64]) -> list[Program]:
+        """Packed actions of every rank from their numbers, rank after rank."""
+        row, microbatch = np.divmod(order, self.microbatches)
+        kind, stage = np.divmod(row, self.stages)
+        codes = np.array(self.kinds, dtype=np.int64)[kind]
+        packed = microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | codes
+        return np.split(packed, self.offsets[1:-1])
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where the actions of every rank begin, shape ``(ranks + 1,)``."""
+        held = np.bincount(self.homes, minlength=self.ranks)
+        return np.concatenate([[0], np.cumsum(held * len(self.kinds) * self.microbatches)])
+
+    def shortened(self, microbatches: int) -> Problem:
+        """The same problem with another number of microbatches."""
+        return replace(self, microbatches=microbatches)
+
+    def schedule(self, programs: Sequence[Program], name: str = "optimized") -> Schedule:
+        """An order as a schedule."""
+        return Schedule.from_programs(name, self.placement, self.microbatches, programs)
+
+    def timeline(self, schedule: Schedule) -> Timeline:
+        """The engine's simulation of a schedule."""
+        graph = compile_graph(schedule, self.mode)
+        vector = graph.cost_vector(self.table)
+        return Timeline(graph, self.table, vector, graph.evaluate(vector))
+
+    def fits(self, schedule: Schedule) -> bool:
+        """Whether a schedule stays within the memory of every rank."""
+        return bool(np.all(measure_memory(schedule, self.table).peak <= self.roof))

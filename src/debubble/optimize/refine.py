@@ -1,0 +1,170 @@
+"""Refine an order: simulated annealing with exact, incremental evaluation.
+
+A move takes two neighbouring blocks of actions on one rank, of up to four actions each, and lets
+them change places. It is only a candidate where the first action of the second block is on the
+critical path and starts when its rank's previous action ends: no other move can help at once. Every
+stage keeps microbatch order, which loses nothing (see :mod:`debubble.optimize.bounds`), and memory
+its limit, which only the actions between the two ends of a move can break.
+
+All actions stand in one topological order. A move concerns the part of it from its first action to
+its last: what follows from the delayed block moves behind the rest, and if the other block is among
+that, the move would be a deadlock. New ends within that part, together with the known longest paths
+from every later action to the end, give the length of the longest path through the part; if that is
+too long the move is refused without looking at anything else, and that is what happens to most.
+After a move that is accepted, times are propagated as far as they change.
+
+Rounds of annealing at different temperatures follow each other, each from the best order so far: a
+cold one first, for the improvements at hand, then hot ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Program
+from debubble.optimize import _refine_kernel as inner
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.stop import Stop
+
+TEMPERATURES = ((0.06, 0.01), (0.5, 0.03), (1.0, 0.05), (0.2, 0.02))
+"""Temperature at the beginning and end of a round, in mean times of an action."""
+
+PIECES = 8
+"""Calls of the kernel per round: between them it can stop and report."""
+
+WORK_PER_ROUND = 400_000_000
+"""Moves of a round times actions, so that a round takes about as long whatever the size."""
+
+MOST_MOVES = 1_000_000
+FEWEST_MOVES = 50_000
+MOST_DOUBLINGS = 4
+"""How often rounds become twice as long: they cannot be broken off within a piece."""
+
+
+class Annealer:
+    """An order that is being refined.
+
+    Parameters
+    ----------
+    problem
+        What the order solves; transfers occupy nobody, whatever its mode.
+    programs
+        An order within memory.
+    seed
+        Start of the random numbers.
+    fixed
+        Places in every rank's program, from and to, that must stay as they are.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        programs: Sequence[Program],
+        seed: int = 0,
+        fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.best = problem.actions(programs)
+        self.makespan = float("inf")
+        self.mean = float(problem.times.mean()) or 1.0
+        self._counters = np.zeros(inner.COUNTERS)
+        self._counters[3] = (seed + 1) * 7919 % (1 << 47)
+        if fixed is None:
+            begin = end = problem.offsets[1:]
+        else:
+            begin, end = (problem.offsets[:-1] + places for places in fixed)
+        n = problem.size
+        self._fixed = (*_arrays(problem), problem.roof, begin, end)
+        self._scratch = tuple(
+            np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
+        )
+
+    def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
+        """Anneal `order` in place; temperatures in mean times of an action."""
+        best = order.copy()
+        inner.anneal.compiled(
+            moves, hot * self.mean, cold * self.mean, stop_at, TOLERANCE * self.mean,
+            *self._fixed, order, *self._scratch, best, self._counters,
+        )  # fmt: skip
+        if self._counters[1] < self.makespan:
+            self.makespan = float(self._counters[1])
+            self.best = best
+
+    @property
+    def programs(self) -> list[Program]:
+        """The best order so far."""
+        return self.problem.programs(self.best)
+
+
+def refine(
+    problem: Problem,
+    programs: Sequence[Program],
+    stop: Stop,
+    rounds: float,
+    *,
+    stop_at: float = 0.0,
+    seed: int = 0,
+    fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    found: Callable[[list[Program]], None] | None = None,
+) -> list[Program]:
+    """Anneal an order round after round.
+
+    Parameters
+    ----------
+    problem, programs, seed, fixed
+        As in :class:`Annealer`.
+    stop
+        Ends the search between the pieces of a round.
+    rounds
+        How many rounds at most, infinite for as many as the time allows. After every cycle of
+        temperatures rounds become twice as long, up to a limit.
+    stop_at
+        Where there is nothing left to gain: a lower bound.
+    found
+        Called with every better order.
+    """
+    annealer = Annealer(problem, programs, seed, fixed)
+    moves = int(np.clip(WORK_PER_ROUND // problem.size, FEWEST_MOVES, MOST_MOVES)) // PIECES
+    count = 0
+    while count < rounds and not stop() and annealer.makespan > stop_at:
+        hot, cold = TEMPERATURES[count % len(TEMPERATURES)]
+        order = annealer.best.copy()
+        step = (cold / hot) ** (1 / PIECES)
+        for piece in range(PIECES):
+            before = annealer.makespan
+            longer = moves << min(count // len(TEMPERATURES), MOST_DOUBLINGS)
+            annealer.run(longer, hot * step**piece, hot * step ** (piece + 1), stop_at, order)
+            if found is not None and annealer.makespan < before:
+                found(annealer.programs)
+            if stop():
+                break
+        count += 1
+    return annealer.programs
+
+
+Order = NDArray[np.int64]
+
+
+def _arrays(problem: Problem) -> tuple[NDArray[np.generic], ...]:
+    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action."""
+    kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
+    number = np.arange(problem.size).reshape(kinds, S, m)
+    needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
+    lag, taken = np.zeros((kinds, S, m)), np.zeros((kinds, S, m))
+    needs[0, 1:], lag[0] = number[0, :-1], problem.up[:, None]
+    needs[1, :-1], lag[1] = number[1, 1:], problem.down[:, None]
+    needs[1, -1] = number[0, -1]
+    consumer[0, :-1], consumer[0, -1] = number[0, 1:], number[1, -1]
+    consumer[1, 1:] = number[1, :-1]
+    if kinds > 2:
+        needs[2], other[1] = number[1], number[2]
+    taken[0] = problem.table.activation[:, None]
+    grids = (needs, lag, consumer, other, taken)
+    return (
+        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), number.ravel() // m,
+        np.repeat(problem.times.ravel(), m), *(grid.ravel() for grid in grids),
+        np.repeat(problem.freed.ravel(), m),
+    )  # fmt: skip

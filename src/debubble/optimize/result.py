@@ -1,0 +1,102 @@
+"""What an optimisation comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from debubble.analysis.metrics import number, percent
+from debubble.core.schedule import Schedule
+from debubble.engine.timeline import Timeline
+
+if TYPE_CHECKING:
+    from debubble.analysis.comparison import Comparison
+
+STATUSES = {
+    "optimal": "proven optimal",
+    "feasible": "best found",
+    "interrupted": "best found before it was interrupted",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """A schedule, how fast it is, and how much faster any could be.
+
+    Parameters
+    ----------
+    schedule, timeline
+        The order and the engine's simulation of it.
+    makespan
+        Of the timeline.
+    lower_bound
+        No order within the memory limits has a smaller makespan; over all choices left open.
+    status
+        ``"optimal"`` when the makespan meets the bound, else ``"feasible"`` or ``"interrupted"``.
+    seconds
+        How long it took; of a result from the cache, how long it once took.
+    found_by
+        What the schedule was made by.
+    cached
+        Whether it comes from the cache.
+    published
+        Published schedules on the same costs with this one among them; None when not asked for.
+    """
+
+    schedule: Schedule
+    timeline: Timeline
+    makespan: float
+    lower_bound: float
+    status: str
+    seconds: float
+    found_by: str
+    cached: bool = False
+    published: Comparison | None = field(default=None)
+
+    @property
+    def gap(self) -> float:
+        """(makespan − lower bound) / lower bound."""
+        return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence."""
+        bound = f"no schedule is faster than {number(self.lower_bound)}"
+        if self.status == "optimal":
+            return f"{number(self.makespan)}, proven optimal"
+        return (
+            f"{number(self.makespan)}, {STATUSES[self.status]}; {bound} (gap {percent(self.gap)})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for JSON."""
+        schedule = self.schedule
+        return {
+            "headline": self.headline,
+            "makespan": self.makespan,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "status": self.status,
+            "seconds": self.seconds,
+            "found_by": self.found_by,
+            "cached": self.cached,
+            "ranks": schedule.ranks,
+            "chunks": schedule.chunks,
+            "stages": schedule.stages,
+            "microbatches": schedule.microbatches,
+            "placement": schedule.placement.name,
+            "peak_activation": self.timeline.peak_activation.tolist(),
+            "bubble_ratio": self.timeline.bubble_ratio,
+            "overhead": self.timeline.overhead,
+            "published": self.published.to_dict() if self.published else None,
+        }
+
+    def __str__(self) -> str:
+        where = "the cache" if self.cached else f"{self.seconds:.1f} s"
+        lines = [f"{self.headline}", f"found by {self.found_by} in {where}"]
+        if self.published is not None:
+            lines += ["", str(self.published)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.headline}>"

@@ -1,0 +1,329 @@
+"""The public entry: what is asked for becomes problems, and their best result a :class:`Result`."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from debubble.core.actions import Kind, kinds_of
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2P_MODES, P2PMode
+from debubble.engine.memory import memory_limits
+from debubble.optimize import cache as store
+from debubble.optimize.portfolio import Pool, Report, begin, search
+from debubble.optimize.problem import BACKWARDS, TOLERANCE, Backward, Problem
+from debubble.optimize.result import Result
+from debubble.optimize.stop import Stop
+from debubble.schedules._greedy import check_memory
+from debubble.schedules.registry import LIMITS, MAX_ACTIONS, entries, make
+
+if TYPE_CHECKING:
+    from debubble.analysis.comparison import Comparison
+
+PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
+    "wave": (Placement.wave,),
+    "loop": (Placement.loop,),
+    "any": (Placement.wave, Placement.loop),
+}
+"""Placements by name; a wave of two chunks is a V."""
+
+PATIENCE = 0.2
+"""Seconds between looks at Ctrl-C while searches run."""
+
+Choice: TypeAlias = str | Placement | Sequence[int]
+
+
+def optimize(
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int | Sequence[int] | None = None,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    placement: Choice = "any",
+    backward: Backward = "free",
+    p2p_mode: P2PMode = "overlapped",
+    time_limit: float | None = None,
+    effort: float = 1.0,
+    seed: int = 0,
+    workers: int = 2,
+    cache: bool = True,
+    published: bool = True,
+    report: Report | None = None,
+) -> Result:
+    """Find the fastest schedule within the memory of every rank, and a bound for any.
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p and microbatches m.
+    chunks
+        Stages per rank v, or several to choose from. The default is 1; with costs per rank, where
+        every v is the same model, 1 and 2.
+    costs
+        What actions cost; the default is one unit of time each for F, I and W.
+    memory
+        Limit for the activations of every rank, or one per rank, in activation units or in the unit
+        of ``costs.activation``; None for no limit.
+    placement
+        ``"wave"`` (two chunks: a V), ``"loop"``, ``"any"``, which searches where published and
+        list scheduling are faster, a :class:`~debubble.Placement`, or the rank of every stage.
+    backward
+        ``"split"`` into I and W, ``"fused"``, or ``"free"``: whichever is faster, action by action.
+    p2p_mode
+        How ranks exchange results, see :func:`debubble.simulate`.
+    time_limit
+        Seconds to use. Left out, a fixed amount of work: about ten seconds on two cores for 8
+        ranks with 32 microbatches.
+    effort
+        Multiplies the fixed amount of work.
+    seed
+        Of everything random. With the same seed and no time limit the annealing is the same on
+        every machine; CP-SAT with its two workers is not in every case.
+    workers
+        Threads.
+    cache
+        Whether to look for a result on disk, and to keep this one.
+    published
+        Whether to simulate the published schedules for comparison.
+    report
+        Called with makespan, lower bound and what found it, whenever one of them improves.
+
+    Returns
+    -------
+    Result
+        After Ctrl-C (KeyboardInterrupt) the best so far, with the status ``"interrupted"``.
+
+    Raises
+    ------
+    ParameterError
+        When a parameter cannot be used; for a memory limit that is too small the message names the
+        smallest that works.
+
+    Notes
+    -----
+    Without OR-Tools (``pip install 'debubble[optimize]'``) nothing is solved exactly and no
+    patterns are sought; annealing and the bounds that need no solver remain.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> result = db.optimize(ranks=2, chunks=2, microbatches=2, memory=2, cache=False)
+    >>> result.makespan, result.lower_bound, result.status
+    (13.0, 13.0, 'optimal')
+    """
+    began = time.monotonic()
+    _check(time_limit, effort, workers)
+    costs = costs or Costs()
+    problems = problems_of(
+        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode
+    )
+    stop = Stop(math.inf if time_limit is None else time_limit)
+    field = _Field(problems, stop, report)
+    budget = f"{f'{time_limit:g} s' if time_limit else f'effort {effort:g}'}, seed {seed}"
+    known = store.read(problems) if cache else None
+    interrupted = False
+    if known is not None:
+        field.take(known)
+    fresh = known is None or not (field.done or known.budget == budget)
+    if fresh:
+        work = math.inf if time_limit else effort
+        interrupted = _run(lambda: field.search(work, seed, workers), stop)
+    best, bound = field.best, field.bound
+    schedule = best.problem.schedule(best.programs)
+    timeline = best.problem.timeline(schedule)
+    seconds = time.monotonic() - began
+    status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
+    if cache and fresh and status != "interrupted":
+        entry = store.Entry(best.programs, bound, budget, seconds, best.found_by)
+        store.write(problems, schedule, entry)
+    compared = beside(schedule, costs, memory, p2p_mode) if published else None
+    return Result(
+        schedule, timeline, timeline.makespan, bound, status, seconds, best.found_by, not fresh,
+        compared,
+    )  # fmt: skip
+
+
+class _Field:
+    """The problems to choose from, one for every placement, and the best of all."""
+
+    def __init__(self, problems: list[Problem], stop: Stop, report: Report | None) -> None:
+        self.stop = stop
+        self.pools = [Pool(problem, Stop(parent=stop), self._tell) for problem in problems]
+        self._proven = 0.0
+        self._report = report
+        self._told = (math.inf, 0.0)
+        self._lock = threading.Lock()
+
+    @property
+    def best(self) -> Pool:
+        """The pool with the fastest order."""
+        return min(self.pools, key=lambda pool: pool.makespan)
+
+    @property
+    def bound(self) -> float:
+        """A bound for every problem."""
+        lowest = min(pool.bound for pool in self.pools)
+        return min(max(lowest, self._proven), self.best.makespan)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be better."""
+        return self.best.makespan <= self.bound * (1 + TOLERANCE)
+
+    def take(self, known: store.Entry) -> None:
+        """Begin with an earlier result."""
+        for pool in self.pools:
+            if pool.problem.placement.table == known.table:
+                pool.offer(known.programs, known.found_by)
+        self._proven = known.bound
+
+    def search(self, effort: float, seed: int, workers: int) -> None:
+        """Look at every problem, then into the most promising, and on while one is solved."""
+        for pool in self.pools:
+            begin(pool)
+        waiting = sorted(self.pools, key=lambda pool: pool.makespan)
+        while waiting and not self.stop():
+            pool = waiting.pop(0)
+            if pool.bound < self.best.makespan * (1 - TOLERANCE):
+                search(pool, effort=effort, seed=seed, workers=workers)
+            if not pool.done:
+                break
+
+    def _tell(self, found_by: str) -> None:
+        if self._report is None:
+            return
+        with self._lock:
+            now = (self.best.makespan, self.bound)
+            if now != self._told:
+                self._told = now
+                self._report(*now, found_by)
+
+
+def _check(time_limit: float | None, effort: float, workers: int) -> None:
+    if time_limit is not None and not 0 < time_limit < math.inf:
+        raise ParameterError(f"time limit is {time_limit}; give a positive number of seconds")
+    if not 0 < effort < math.inf:
+        raise ParameterError(f"effort is {effort}; give a positive number")
+    if not 1 <= workers <= 256:
+        raise ParameterError(f"workers is {workers}; give a number from 1 to 256")
+
+
+def problems_of(
+    ranks: int,
+    microbatches: int,
+    chunks: int | Sequence[int] | None,
+    costs: Costs,
+    memory: float | Sequence[float] | None,
+    placement: Choice,
+    backward: Backward,
+    mode: P2PMode,
+) -> list[Problem]:
+    """One problem for every placement to choose from under which the memory is enough."""
+    if mode not in P2P_MODES:
+        raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
+    if backward not in BACKWARDS:
+        raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
+    problems: list[Problem] = []
+    refusals: list[ParameterError] = []
+    for place in _placements(ranks, microbatches, chunks, placement, costs):
+        table = costs.resolve(place)
+        limits = memory_limits(memory, ranks)
+        limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
+        try:
+            limits = check_memory(place, table, limits)
+        except ParameterError as error:
+            refusals.append(error)
+        else:
+            problems.append(Problem(place, table, microbatches, limits, mode, backward))
+    if not problems:
+        raise refusals[0]
+    return problems
+
+
+def _placements(
+    ranks: int,
+    microbatches: int,
+    chunks: int | Sequence[int] | None,
+    choice: Choice,
+    costs: Costs,
+) -> list[Placement]:
+    """Every placement that is to be tried, each once."""
+    if chunks is None:
+        free = costs.basis == "rank" and costs.chunks is None
+        chunks = (1, 2) if free else 1
+    numbers = (chunks,) if isinstance(chunks, int) else tuple(chunks)
+    sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
+    for name, value in sizes:
+        if not 1 <= value <= LIMITS[name]:
+            raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
+    if isinstance(choice, str):
+        if choice not in PLACEMENTS:
+            raise ParameterError(f"placement is '{choice}'; {did_you_mean(choice, PLACEMENTS)}")
+        made = [shape(ranks, v) for v in numbers for shape in PLACEMENTS[choice]]
+    else:
+        given = choice if isinstance(choice, Placement) else Placement.explicit(choice, ranks)
+        if given.copies > 1:
+            raise ParameterError("the placement has two copies of the model; give one copy")
+        if given.ranks != ranks:
+            raise ParameterError(f"the placement has {given.ranks} ranks; ranks is {ranks}")
+        made = [given]
+    different = {place.table: place for place in reversed(made)}
+    for place in different.values():
+        size = 3 * place.stages * microbatches
+        if size > MAX_ACTIONS:
+            raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
+    return list(reversed(different.values()))
+
+
+def _run(search: Callable[[], None], stop: Stop) -> bool:
+    """Run in another thread, so that Ctrl-C is heard; whether there was one."""
+    interrupted = False
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(search)
+        while not running.done():
+            try:
+                wait([running], PATIENCE)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                stop.ask()
+        running.result()
+    return interrupted
+
+
+def beside(schedule: Schedule, costs: Costs, memory: Any, mode: P2PMode) -> Comparison:
+    """Published schedules of the same model on the same costs, with a found one among them.
+
+    Those that train by another rule, cut sequences, or move activations elsewhere solve another
+    problem and are left out.
+    """
+    from debubble.analysis.compare import compare
+
+    same_model = costs.basis == "rank" and costs.chunks is None
+    limit = None if memory is None else float(np.min(memory))
+    items = [schedule]
+    for entry in entries().values():
+        chunks = entry.chunks or schedule.chunks
+        if entry.weight_versions != 1 or not (same_model or chunks == schedule.chunks):
+            continue
+        try:
+            known = make(
+                entry.name, ranks=schedule.ranks, microbatches=schedule.microbatches,
+                chunks=None if entry.chunks else chunks, costs=costs, memory=limit,
+            )  # fmt: skip
+        except DebubbleError:
+            continue
+        if known.slices == 1 and not np.any(kinds_of(known.actions) > Kind.B):
+            items.append(known)
+    return compare(items, costs=costs, memory=limit, p2p_mode=mode)

@@ -1,0 +1,109 @@
+"""``debubble optimize``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+Run = Callable[..., Any]
+SMALL = ["optimize", "-p", 2, "-m", 4, "-v", 2, "--no-cache"]
+
+
+def test_result_bound_and_published_schedules(run: Run) -> None:
+    out = run(*SMALL, "--memory", 2, "--times", "F=5,I=6,W=4").out
+    assert "proven optimal\nfound by " in out
+    assert "within 2 activation units" in out
+    for name in ("optimized", "zb-v", "interleaved-1f1b"):
+        assert f"\n{name} " in out
+
+
+def test_json(run: Run) -> None:
+    data = run(*SMALL, "--memory", "2/1.5", "--json").data
+    assert data["status"] == "optimal"
+    assert data["makespan"] == data["lower_bound"]
+    assert [peak <= limit for peak, limit in zip(data["peak_activation"], (2, 1.5), strict=True)]
+    assert data["published"]["rows"]
+
+
+def test_files_are_schedules_and_pictures(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "best.csv"
+    data = run(*SMALL, "--memory", 2, "--json", "-o", path).data
+    schedule = db.load(path)
+    assert db.check(schedule, memory=2).ok
+    assert db.simulate(schedule).makespan == data["makespan"]
+    run(*SMALL, "--memory", 2, "-o", tmp_path / "best.png")
+    assert (tmp_path / "best.png").stat().st_size > 5000
+
+
+def test_a_cost_file_has_sizes_and_the_limit(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "name: A model\nranks: 2\nmicrobatches: 4\nbasis: rank\ntimes: {F: 2, I: 2, W: 2}\n"
+        "memory: {limit: 2}\n"
+    )
+    data = run("optimize", "--costs", path, "--no-cache", "--json").data
+    assert (data["ranks"], data["microbatches"], data["costs"]) == (2, 4, "A model")
+    assert data["published"]["memory"] == 2
+
+
+def test_sweep(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "frontier.svg"
+    words = ["optimize", "-p", 2, "-m", 3, "-v", 2, "--memory", "sweep", "--no-cache"]
+    out = run(*words, "-o", path).out
+    assert out.splitlines()[0].split() == ["memory", "makespan", "bound", "gap", "status"]
+    assert "zb-v" in path.read_text()
+    assert run(*words, "--json").data["frontier"][0]["memory"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-m", 8], "ranks is missing; give -p"),
+        (["-p", 4], "microbatches is missing; give -m"),
+        (["-p", 4, "-m", 8, "--memory", 0.5], "memory 0.5 is too small"),
+        (["-p", 4, "-m", 8, "--memory", "much"], "--memory is 'much'; it is a positive number"),
+        (["-p", 4, "-m", 8, "--memory", "1/2"], "memory has 2 limits for 4 ranks"),
+        (["-p", 4, "-m", 8, "--time-limit", "x"], "--time-limit is 'x'"),
+        (["-p", 4, "-m", 8, "--seed", "-1"], "--seed is '-1'; give a whole number"),
+        (["-p", 4, "-m", 8, "--placement", "v"], "placement is 'v'"),
+        (["-p", 4, "-m", 8, "--placement", "0,x"], "--placement is 'x'"),
+        (["-p", 4, "-m", 8, "--iterations", 2], "--iterations is for published schedules"),
+        (["-p", 4, "-m", 8, "-o", "x.doc"], "x.doc"),
+        (["-p", 4, "-m", 8, "--memory", "sweep", "-o", "x.csv"], "a frontier is drawn as .png"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(refused: Run, words: list[Any], message: str) -> None:
+    assert message in refused("optimize", *words)
+
+
+def test_a_missing_extra_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from debubble.optimize import portfolio
+
+    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    result = run(*SMALL, "--memory", 2)
+    assert result.code == 0
+    assert "pip install 'debubble[optimize]'" in result.err
+
+
+def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> None:
+    process = start(
+        "optimize", "-p", 8, "-m", 16, "-v", 2, "--memory", 4, "--times", "F=5,I=6,W=4",
+        "--time-limit", 300, "--no-cache",
+    )  # fmt: skip
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(8)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "before it was interrupted" in out
+    assert "Traceback" not in err
