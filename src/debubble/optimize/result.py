@@ -92,8 +92,8 @@ class Result:
         }
 
     def __str__(self) -> str:
-        where = "the cache" if self.cached else f"{self.seconds:.1f} s"
-        lines = [f"{self.headline}", f"found by {self.found_by} in {where}"]
+        when = f"in {self.seconds:.1f} s" + (" once, now from the cache" if self.cached else "")
+        lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
         if self.published is not None:
             lines += ["", str(self.published)]
         return "\n".join(lines)
