@@ -57,12 +57,46 @@ def copy_time(
     return latency + size / costs.bandwidth
 
 
+def shards_of(schedule: Schedule, kind: Kind, microbatch: int) -> list[Action]:
+    """The passes of all ranks' shards of the output layer; each stands on a rank's first stage."""
+    row = schedule.placement.table[0]
+    return [Action(row.index(rank), kind, microbatch) for rank in range(schedule.ranks)]
+
+
+def shard_sources(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
+    """What S waits for, and what the last stage's backward waits for besides its forward."""
+    stage, kind, microbatch = action
+    last = schedule.stages - 1
+    if kind == Kind.S:
+        return [(Action(last, Kind.F, microbatch),)]
+    if kind in (Kind.I, Kind.B) and stage == last:
+        given = Kind.T if schedule.vocabulary == 1 else Kind.S
+        return [(source,) for source in shards_of(schedule, given, microbatch)]
+    return []
+
+
+def after_all_shards(
+    schedule: Schedule,
+    costs: Costs,
+    finished: dict[Action, tuple[float, int]],
+    microbatch: int,
+    rank: int,
+) -> float | None:
+    """When the last S has ended, and what that takes to get here from the last stage's rank."""
+    first = [finished.get(source) for source in shards_of(schedule, Kind.S, microbatch)]
+    if None in first:
+        return None
+    root = schedule.placement.table[0][-1]
+    summed = max(end for end, _ in (item for item in first if item is not None))
+    return summed + link_time(schedule, costs, root, rank, 0)
+
+
 def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     """Overlapped transfers only; every action waits for its rank and for its data.
 
     A copy is issued when its rank reaches it; each rank's copies run one after the other.
     """
-    table = costs.resolve(schedule.placement, schedule.slicing)
+    table = costs.table(schedule)
     stages = schedule.stages
     programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     heads = [0] * schedule.ranks
@@ -99,6 +133,10 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 sources.append(
                     (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
                 )
+        if schedule.vocabulary:
+            sources += shard_sources(schedule, action)
+            if kind == Kind.T:
+                return after_all_shards(schedule, costs, finished, microbatch, rank)
         part = microbatch % schedule.slices
         if kind == Kind.F and part > 0:
             sources.append((Action(stage, Kind.F, microbatch - 1),))
@@ -194,7 +232,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
 
 def peaks(schedule: Schedule, costs: Costs) -> list[float]:
     """Largest memory of every rank: what is held while each action, or pair of actions, runs."""
-    table = costs.resolve(schedule.placement, schedule.slicing)
+    table = costs.table(schedule)
     last = schedule.slices - 1
     found = []
     for rank in range(schedule.ranks):
@@ -218,6 +256,8 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
                     held[stage, unit] = (table.checkpoint if light else table.activation)[place]
                 elif kind == Kind.R:
                     held[stage, unit] = table.activation[place]
+                elif kind == Kind.S:
+                    context[stage, unit, "shard"] = table.shard
                 elif kind in (Kind.I, Kind.B) and unit % schedule.slices == last:
                     for part in range(schedule.slices):
                         earlier = member._replace(microbatch=unit - last + part)
@@ -228,6 +268,8 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
                 stage, kind, unit = member
                 if kind in (Kind.I, Kind.B):
                     del context[stage, unit, "kv"], context[stage, unit, "gradients"]
+                if kind == Kind.T:
+                    del context[stage, unit, "shard"]
                 if kind == Kind.I:
                     held[stage, unit] = table.kept[place_of(schedule, member)]
                 elif kind in (Kind.W, Kind.B):
@@ -242,7 +284,7 @@ def peaks_by_time(schedule: Schedule, costs: Costs, outcome: Outcome) -> list[fl
 
     For positive durations only: at each event's time, what ends is gone and what starts is there.
     """
-    table = costs.resolve(schedule.placement, schedule.slicing)
+    table = costs.table(schedule)
     spans: list[list[tuple[float, float, float]]] = [[] for _ in range(schedule.ranks)]
     for rank in range(schedule.ranks):
         at = {
@@ -250,6 +292,9 @@ def peaks_by_time(schedule: Schedule, costs: Costs, outcome: Outcome) -> list[fl
             for index, code in enumerate(schedule.program(rank).tolist())
         }
         for (stage, kind, microbatch), (begin, _) in at.items():
+            if kind == Kind.S:
+                done = at[Action(stage, Kind.T, microbatch)][1]
+                spans[rank].append((begin, done, table.shard))
             if kind != Kind.F:
                 continue
             place = place_of(schedule, Action(stage, kind, microbatch))

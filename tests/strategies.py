@@ -108,6 +108,10 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
             "host_bandwidth": draw(st.sampled_from([0.5, 1.0, 4.0, math.inf])),
             "bandwidth": draw(st.sampled_from([1.0, 2.0, math.inf])),
         }
+    if schedule.vocabulary:
+        # A share of the head is a multiple of a quarter, too.
+        head = {key: draw(TIMES) * schedule.ranks for key in ("F", "I", "W", "activation")}
+        more = {"head": head} if draw(st.booleans()) else {}
     if draw(st.booleans()):
         return Costs(F=draw(TIMES), I=draw(TIMES), W=draw(TIMES), p2p=draw(TIMES), **more)
     per_stage = st.lists(TIMES, min_size=schedule.stages, max_size=schedule.stages)

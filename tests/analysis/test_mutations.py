@@ -54,6 +54,14 @@ def good(schedule: Schedule) -> bool:
                 return False
             if counts[stage, Kind.OFFLOAD, unit] != counts[stage, Kind.RELOAD, unit]:
                 return False
+    passes = Counter({action: counts[action] for action in counts if action.kind >= Kind.S})
+    if passes != Counter(
+        action
+        for unit in range(schedule.units if schedule.vocabulary else 0)
+        for kind in (Kind.S, Kind.T)
+        for action in oracle.shards_of(schedule, kind, unit)
+    ):
+        return False
     try:
         oracle.simulate(schedule, db.Costs())
     except oracle.CannotRunError:
@@ -73,6 +81,7 @@ def rebuilt(schedule: Schedule, programs: list[list[int]]) -> Schedule:
         sync=schedule.sync,
         weight_versions=schedule.weight_versions,
         offload_to=schedule.offload_to,
+        vocabulary=schedule.vocabulary,
     )
 
 

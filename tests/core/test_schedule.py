@@ -45,6 +45,7 @@ def test_rows_read_back_for_every_family() -> None:
         back = Schedule.from_text(
             schedule.rows(), schedule.placement, 8, iterations=2, sync=schedule.sync,
             slices=schedule.slices, exchange=schedule.exchange, offload_to=schedule.offload_to,
+            vocabulary=schedule.vocabulary,
         )  # fmt: skip
         assert back == schedule, entry.name
 

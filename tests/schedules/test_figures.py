@@ -12,7 +12,9 @@ from debubble.schedules.registry import Entry
 from debubble.view.terminal import grid
 
 CAPTION = re.compile(
-    r"^p = (\d+), m = (\d+)(?:, (\d+) iterations)?(?:, s = (\d+))?.*::\n\n((?:    .*\n?)+)", re.M
+    r"^p = (\d+), m = (\d+)(?:, (\d+) iterations)?(?:, s = (\d+))?(?:, a head of (.*)|.*)::"
+    r"\n\n((?:    .*\n?)+)",
+    re.M,
 )
 
 
@@ -27,7 +29,7 @@ def test_text_shows_a_figure(entry: Entry) -> None:
 def test_figure_is_what_the_schedule_looks_like(entry: Entry) -> None:
     found = CAPTION.search(entry.text)
     assert found is not None
-    ranks, microbatches, iterations, slices, figure = found.groups()
+    ranks, microbatches, iterations, slices, head, figure = found.groups()
     schedule = db.make(
         entry.name,
         ranks=int(ranks),
@@ -35,6 +37,7 @@ def test_figure_is_what_the_schedule_looks_like(entry: Entry) -> None:
         iterations=int(iterations) if iterations else None,
         **({"slices": int(slices)} if slices else {}),
     )
-    drawn = grid(db.simulate(schedule))
+    parts = {key: float(time) for key, time in re.findall(r"(\w) = (\d+)", head or "")}
+    drawn = grid(db.simulate(schedule, db.Costs(head=parts or None)))
     shown = textwrap.dedent(figure).rstrip()
     assert [line.rstrip() for line in drawn.splitlines()] == shown.splitlines()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import Kind, computes, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
@@ -72,9 +72,7 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
     (['data', 'data', 'fill', 'drain'], [1.0, 2.0, 3.0, 0.0, 0.0])
     """
     schedule = timeline.schedule
-    busy = np.flatnonzero(
-        (kinds_of(schedule.actions) <= Kind.OPT) & (pairs_of(schedule.actions) != 2)
-    )
+    busy = np.flatnonzero(computes(kinds_of(schedule.actions)) & (pairs_of(schedule.actions) != 2))
     rank = np.searchsorted(schedule.offsets, busy, side="right") - 1
     opening = np.diff(rank, prepend=-1) > 0
     begin, end = timeline.start[busy], timeline.end[busy]

@@ -84,7 +84,7 @@ def check(
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
     costs = costs or Costs()
     limits = memory_limits(memory, schedule.ranks)
-    costs.resolve(schedule.placement, schedule.slicing)
+    costs.table(schedule)
 
     found = Findings()
     plain, steps = _survey(schedule)
@@ -109,7 +109,7 @@ def check(
 
 def _survey(schedule: Schedule) -> tuple[bool, bool]:
     """Whether the engine's first sweep can judge all actions, and whether there are steps."""
-    plain, steps = True, False
+    plain, steps = not schedule.vocabulary, False
     for begin in range(0, len(schedule), _BLOCK):
         block = schedule.actions[begin : begin + _BLOCK]
         kinds = (block & 31).astype(np.uint8)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.analysis.metrics import (
     MEASURES,
     MODES,
+    VOCABULARY,
     amount_text,
     memory_text,
     number,
@@ -181,6 +182,12 @@ class Comparison:
                 slices.setdefault(slices_text(row.timeline), []).append(row.name)
         if slices:
             words["slices"] = "; ".join(f"{', '.join(n)}: {text}" for text, n in slices.items())
+        sharded: dict[int, list[str]] = {}
+        for row in self.rows:
+            sharded.setdefault(row.schedule.vocabulary, []).append(row.name)
+        parts = [f"{', '.join(sharded[i])}: {VOCABULARY[i]}" for i in sorted(sharded) if i]
+        if parts:
+            words["vocabulary"] = "; ".join(parts)
         if self.costs.message > 0:
             words["p2p_volume"] += f", times the message size of {self.costs.message:g}"
         units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}

@@ -98,6 +98,15 @@ def p2p_volume(timeline: Timeline) -> float:
     return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
 
 
+_SHARDS = "the head is on all ranks, a shard each; S is its forward"
+VOCABULARY = (
+    "",
+    f"{_SHARDS}, T its backward",
+    f"{_SHARDS} and backward for input, T its backward for weights",
+)
+"""What S and T are, by the schedule's `vocabulary`."""
+
+
 def conventions(timeline: Timeline) -> dict[str, str]:
     """What the numbers of a timeline mean: times, transfers, memory and every measure."""
     costs = timeline.table.costs
@@ -110,9 +119,11 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     schedule = timeline.schedule
     slices = slices_text(timeline)
     steps = {"optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}"} if has_steps(schedule) else {}
+    vocabulary = VOCABULARY[schedule.vocabulary]
     return {
         "times": times_text(costs, schedule.chunks),
         **({"slices": slices} if slices else {}),
+        **({"vocabulary": vocabulary} if vocabulary else {}),
         "p2p": p2p,
         **steps,
         "memory": memory_text(costs, schedule),

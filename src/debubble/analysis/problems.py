@@ -36,6 +36,7 @@ CODES = {
     "bad-pair": "an overlapped pair that is not one forward and one independent backward",
     "mixed-backward": "a full backward beside a backward for input or for weight",
     "optimizer": "an optimizer step that is missing, repeated or in the wrong place",
+    "vocabulary": "a pass of the output layer's shard that is not sharded, or on another stage",
     "weight-versions": "a forward with weights that are thrown away before its backward",
     "deadlock": "actions that wait for each other",
     "transfer": "a send or receive without its other end, or out of turn",

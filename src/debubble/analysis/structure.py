@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
 from debubble.core.actions import (
+    VOCABULARY_KINDS,
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
@@ -22,6 +23,7 @@ from debubble.core.actions import (
     pairs_of,
     stages_of,
 )
+from debubble.core.ends import first_stages
 from debubble.core.schedule import Schedule
 
 WORK_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
@@ -64,6 +66,7 @@ def inspect_structure(schedule: Schedule, found: Findings) -> None:
     _home(columns, found)
     _pairs(columns, found)
     _cells(columns, found)
+    _shards(columns, found)
 
 
 def period_of(schedule: Schedule) -> int:
@@ -304,3 +307,60 @@ def _order(
         backward = np.maximum(at[Kind.I], at[Kind.B])
         early(at[Kind.F, 1:][next_slice], at[Kind.F, :-1][next_slice])
         early(backward[:-1][next_slice], backward[1:][next_slice])
+
+
+def _shards(columns: Columns, found: Findings) -> None:
+    """Passes of a sharded output layer: S, then T, on every rank for every microbatch."""
+    schedule, rank = columns.schedule, columns.rank
+    here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))
+
+    def misplaced(position: int) -> Problem:
+        number, index, text, where = position_text(schedule, position)
+        what, fix = "is a pass of an output layer that is not sharded", "set vocabulary to 1 or 2"
+        if schedule.vocabulary:
+            what = f"is not on the rank's first stage, {first[number]}, which stands for its shard"
+            fix = f"write stage {first[number]}"
+        return Problem("vocabulary", f"{where} {what}", number, index, (text,), fix)
+
+    def duplicate(position: int) -> Problem:
+        number, index, text, where = position_text(schedule, position)
+        return Problem(
+            "duplicate", f"{where} runs again", number, index, (text,), "remove one of them"
+        )
+
+    def missing(cell: int, kind: Kind) -> Problem:
+        number, unit = divmod(cell, units)
+        text = schedule.text(Action(int(first[number]), kind, unit))
+        return Problem(
+            "missing", f"{text} is missing", number, None, (text,), f"add it on rank {number}"
+        )
+
+    if not schedule.vocabulary:
+        found.add("vocabulary", here, misplaced)
+        return
+    first = first_stages(schedule.placement)
+    units = min(schedule.units, MOST_UNITS)
+    placed = columns.stage[here] == first[rank[here]]
+    found.add("vocabulary", here[~placed], misplaced)
+    here = here[placed]
+    seen = {}
+    for kind in VOCABULARY_KINDS:
+        these = here[columns.kind[here] == kind]
+        cells, at = np.unique(rank[these] * units + columns.unit[these], return_index=True)
+        found.add("duplicate", np.delete(these, at), duplicate)
+        gaps, absent = first_gaps(cells, schedule.ranks * units)
+        found.add("missing", gaps, partial(missing, kind=kind))
+        found.omit("missing", absent - len(gaps))
+        seen[kind] = cells, these[at]
+    (cells, S), (others, T) = seen.values()
+    _, one, two = np.intersect1d(cells, others, assume_unique=True, return_indices=True)
+
+    def early(position: int) -> Problem:
+        number, index, text, where = position_text(schedule, position)
+        wanted = text.replace("T", "S")
+        return Problem(
+            "order", f"{where} needs {wanted}, which comes later", number, index, (text, wanted),
+            f"move {wanted} before {text}",
+        )  # fmt: skip
+
+    found.add("order", np.sort(T[two][S[one] > T[two]]), early)

@@ -64,9 +64,16 @@ class Kind(IntEnum):
     REDUCE_GRAD = 12
     UNSHARD = 13
     RESHARD = 14
+    S = 15
+    """First pass of a rank's shard of the output layer; it carries the rank's first stage."""
+    T = 16
+    """Second pass of the shard, with what the first passes of all shards add up to."""
 
 
-COMPUTE_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
+VOCABULARY_KINDS = (Kind.S, Kind.T)
+"""Passes of an output layer that is cut along the vocabulary, a shard for every rank."""
+
+COMPUTE_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT, *VOCABULARY_KINDS)
 """Kinds that occupy a rank's compute stream."""
 
 TRANSFER_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
@@ -155,6 +162,11 @@ def unpack(packed: int) -> Action:
 def kinds_of(packed: Program) -> NDArray[np.int64]:
     """The :class:`Kind` values of packed actions."""
     return packed & KIND_MASK
+
+
+def computes(kinds: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Whether kinds occupy a rank's compute stream, as :data:`COMPUTE_KINDS` says."""
+    return (kinds <= Kind.OPT) | (kinds >= Kind.S)
 
 
 def pairs_of(packed: Program) -> NDArray[np.int64]:

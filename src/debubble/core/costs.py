@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from debubble.core.ends import ENDS, Part, check_part, ends_of
 from debubble.core.errors import CostError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
+
+if TYPE_CHECKING:
+    from debubble.core.schedule import Schedule
 
 Value: TypeAlias = float | Sequence[float] | Mapping[int, float]
 """One number for all stages, one per stage (or rank), or a mapping that names every one."""
@@ -69,7 +72,8 @@ class Costs:
     embedding, head, mtp
         What the first stage (embedding) or the last (head and loss; multi-token prediction) does in
         addition: a mapping with F, I, W, B, R and activation, each one number, for one microbatch.
-        Never divided by the number of chunks.
+        Never divided by the number of chunks. Where a schedule shards the vocabulary, the head is
+        not on the last stage: every rank has its share of it.
     recompute_kept
         Share of the activation that a forward leaves when an R brings back the rest before the
         backward: the stage's input, over everything the stage stores. The default 0 takes it for
@@ -199,9 +203,19 @@ class Costs:
         values |= {name: getattr(self, name) / factor for name in _BANDWIDTHS}
         return Costs(**values)
 
-    def resolve(self, placement: Placement, slicing: Slicing = WHOLE) -> CostTable:
-        """Costs of every (kind, stage) under a placement, for every slice of a microbatch."""
-        return CostTable.of(self, placement, slicing)
+    def table(self, schedule: Schedule) -> CostTable:
+        """Costs of every (kind, stage) of a schedule, for every slice of a microbatch."""
+        return self.resolve(schedule.placement, schedule.slicing, schedule.vocabulary)
+
+    def resolve(
+        self, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
+    ) -> CostTable:
+        """Costs of every (kind, stage) under a placement, for every slice of a microbatch.
+
+        `vocabulary` says how the head is sharded, as in
+        :class:`debubble.core.schedule.Schedule`.
+        """
+        return CostTable.of(self, placement, slicing, vocabulary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +246,8 @@ class CostTable:
         What a slice's transfer takes longer than the average one's; shape ``(slices,)``.
     ends
         What of `duration` is the embedding's, the head's and so on.
+    shard
+        Memory of one microbatch in each shard of the head, from S to T; 0 where it is not sharded.
     costs, placement, slicing
         What the table was made from.
     """
@@ -247,12 +263,15 @@ class CostTable:
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
     ends: NDArray[np.float64]
+    shard: float
     costs: Costs
     placement: Placement
     slicing: Slicing
 
     @classmethod
-    def of(cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE) -> CostTable:
+    def of(
+        cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
+    ) -> CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
         divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
         spread = _Spread(placement, costs.basis)
@@ -269,7 +288,9 @@ class CostTable:
             else spread(costs.activation, "activation", 0.0) / divisor
         )
         kv = spread(costs.kv, "kv", 0.0) / divisor
-        ends, end_memory = ends_of({name: getattr(costs, name) for name in ENDS}, placement)
+        parts = {name: getattr(costs, name) for name in ENDS}
+        ends, end_memory = ends_of(parts, placement, vocabulary)
+        sharded = costs.head if vocabulary and costs.head else {}
         activation = activation + end_memory
         attention = spread(costs.attention, "attention", 0.0)
         kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
@@ -297,7 +318,7 @@ class CostTable:
         link = _links(costs, placement.ranks, message)
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention, optimizer, link, excess,
-            ends, costs, placement, slicing,
+            ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement, slicing,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:

@@ -46,9 +46,12 @@ def times_of(part: Part) -> NDArray[np.float64]:
 
 
 def ends_of(
-    parts: Mapping[str, Part | None], placement: Placement
+    parts: Mapping[str, Part | None], placement: Placement, vocabulary: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """What parts add to the first and the last stage of every copy.
+
+    With a sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no
+    stage: each rank's first stage has the times of S and T for its shard.
 
     Returns
     -------
@@ -62,7 +65,25 @@ def ends_of(
     for name, part in parts.items():
         if part is None:
             continue
+        if name == "head" and vocabulary:
+            for kind, time in _passes(times_of(part), vocabulary).items():
+                duration[kind, first_stages(placement)] = time / placement.ranks
+            continue
         where = slice(0 if ENDS[name] == FIRST else stages - 1, None, stages)
         duration[:, where] += times_of(part)[:, None]
         activation[where] += part.get("activation", 0.0)
     return duration, activation
+
+
+def _passes(times: NDArray[np.float64], vocabulary: int) -> dict[Kind, float]:
+    """What S and T of all shards take together."""
+    F, I, W, B = (float(times[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
+    return {Kind.S: F, Kind.T: B} if vocabulary == 1 else {Kind.S: F + I, Kind.T: W}
+
+
+def first_stages(placement: Placement) -> NDArray[np.int64]:
+    """The first stage of every rank, shape ``(ranks,)``; −1 where a rank has none."""
+    first = np.full(placement.ranks, -1)
+    row = np.asarray(placement.table[0])
+    first[row[::-1]] = np.arange(len(row))[::-1]
+    return first

@@ -21,6 +21,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
+from debubble.core.ends import first_stages
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.slicing import Slicing, check_cut
@@ -29,6 +30,7 @@ FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
 SYNCS = ("global", "local", "post-validation")
 RECOMPUTE_AFTER = ("forward", "gradient")
+VOCABULARIES = (0, 1, 2)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +73,14 @@ class Schedule:
     weight_versions
         Versions of the weights the training rule keeps at the same time: one number, or one for
         each rank.
+    vocabulary
+        0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
+        the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
+        the last stage's forward, T for the S of all shards. With 1 the last stage's backward waits
+        for every T, which is the backward of the output layer. With 2 S has its backward for the
+        input, too, which is put right with the sums over all shards: the last stage waits for every
+        S, and T is the backward for the weights. Sums take the time of one transfer to the last
+        rank and one back.
     options
         Parameters the order was made with, for display and for files.
     offload_to
@@ -92,6 +102,7 @@ class Schedule:
     weight_versions: int | tuple[int, ...] = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     offload_to: tuple[int | None, ...] = ()
+    vocabulary: int = 0
     derived: dict[Any, Any] = field(default_factory=dict, init=False)
     """What other layers have worked out about this very order, for instance its event graphs."""
 
@@ -113,6 +124,7 @@ class Schedule:
                 f"recompute_after is '{self.recompute_after}'; use 'forward' or 'gradient'"
             )
         _check_targets(self.offload_to, self.placement.ranks)
+        self._check_vocabulary()
         for name in ("actions", "offsets"):
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.setflags(write=False)
@@ -124,6 +136,21 @@ class Schedule:
             )
         assert self.offsets[0] == 0
         assert self.offsets[-1] == len(self.actions)
+
+    def _check_vocabulary(self) -> None:
+        if self.vocabulary not in VOCABULARIES:
+            raise ParameterError(
+                f"vocabulary is {self.vocabulary!r}; use 0 for an output layer on the last stage, "
+                "1 or 2 for a sharded one"
+            )
+        placement = self.placement
+        if self.vocabulary and (
+            placement.copies > 1 or self.slices > 1 or first_stages(placement).min() < 0
+        ):
+            raise ParameterError(
+                f"vocabulary is {self.vocabulary}; that needs one copy of the model, whole "
+                "microbatches and a stage on every rank; use 0"
+            )
 
     @classmethod
     def from_programs(
@@ -254,7 +281,8 @@ class Schedule:
             self.placement.table == other.placement.table
             and (self.microbatches, self.iterations, self.slicing)
             == (other.microbatches, other.iterations, other.slicing)
-            and (self.sync, self.recompute_after) == (other.sync, other.recompute_after)
+            and (self.sync, self.recompute_after, self.vocabulary)
+            == (other.sync, other.recompute_after, other.vocabulary)
             and self.copy_targets == other.copy_targets
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.actions, other.actions)
@@ -273,7 +301,9 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as plain data, as it stands in a JSON file."""
-        targets = {"offload_to": list(self.offload_to)} if self.offload_to else {}
+        rare: dict[str, Any] = {"offload_to": list(self.offload_to)} if self.offload_to else {}
+        if self.vocabulary:
+            rare["vocabulary"] = self.vocabulary
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -292,7 +322,7 @@ class Schedule:
             ),
             "recompute_after": self.recompute_after,
             "options": dict(self.options),
-            **targets,
+            **rare,
             "placement": {
                 "name": self.placement.name,
                 "table": [list(row) for row in self.placement.table],

@@ -81,10 +81,10 @@ def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:
     return placed
 
 
-def merge(*parts: tuple[NDArray[np.int64], Program]) -> Program:
+def merge(*parts: tuple[NDArray[np.int64] | NDArray[np.float64], Program]) -> Program:
     """Actions in the order of their slots; in one slot those of earlier parts come first.
 
-    Each part is the slots of its actions, and the actions.
+    Each part is the slots of its actions, or their times, and the actions.
 
     Examples
     --------

@@ -18,6 +18,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
+from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import compile as sweep
@@ -122,11 +123,20 @@ def dependencies(schedule: Schedule, action: Action) -> list[Action]:
         return found
     if kind == Kind.W:
         return [Action(stage, Kind.I, unit)]
+    last = schedule.stages - 1
+    shards = first_stages(schedule.placement).tolist() if schedule.vocabulary else []
+    if kind == Kind.S:
+        return [Action(last, Kind.F, unit)]
+    if kind == Kind.T:
+        return [Action(shard, Kind.S, unit) for shard in shards]
     if kind not in (Kind.I, Kind.B, Kind.R):
         return []
     found = [Action(stage, Kind.F, unit)]
     if takes_gradient(schedule, kind) and stage < schedule.stages - 1:
         found.append(Action(stage + 1, Kind.I, unit))
+    if stage == last and kind != Kind.R:
+        given = Kind.T if schedule.vocabulary == 1 else Kind.S
+        found += [Action(shard, given, unit) for shard in shards]
     if kind != Kind.R and (unit + 1) % schedule.slices > 0:
         found.append(Action(stage, Kind.I, unit + 1))
     return found

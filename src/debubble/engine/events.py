@@ -36,6 +36,7 @@ from debubble.core.actions import (
     KIND_MASK,
     TRANSFER_KINDS,
     Kind,
+    computes,
     kinds_of,
     microbatches_of,
     pairs_of,
@@ -95,7 +96,7 @@ class Events:
         self.own: Ids = np.full(len(actions), -1, dtype=np.int32)
         self.event: Ids = np.arange(len(actions), dtype=np.int32)
         self.carrier: Ids = np.full(len(actions), -1, dtype=np.int32)
-        alone = np.flatnonzero((self.kind <= Kind.OPT) & (self.pair != 2))
+        alone = np.flatnonzero(computes(self.kind) & (self.pair != 2))
         self.turns: tuple[Ids, Ids] = (alone, alone)
         self._added: list[Ids] = []
         self._events = len(actions)
@@ -212,8 +213,8 @@ class Events:
         self._dynamic.append((kind, new // places, new % places))
         return index
 
-    def copy_time(self, kind: Kind, place: Ids) -> Ids:
-        """Cost indices of the copies of places out of their ranks, or back."""
+    def place_time(self, kind: Kind, place: Ids) -> Ids:
+        """Cost indices of a kind on places that few schedules have: of copies, S and T."""
         new, index = self._index(kind, place, self.places)
         self._dynamic.append((kind, new, self.schedule.homes[new]))
         return index

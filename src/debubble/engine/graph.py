@@ -10,7 +10,8 @@ Layout of the cost vector, for P = slices · copies · stages places and p ranks
     0            nothing, costs 0
     1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
     1 + 5P …     optimizer step of rank r: 1 + 5P + r
-    1 + 5P + p … links between ranks, overlapped pairs and copies, in order of first use
+    1 + 5P + p … links between ranks, overlapped pairs, copies and passes of the output layer's
+                 shards, in order of first use
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT, TRANSFER_KINDS, Kind
+from debubble.core.actions import (
+    COPY_KINDS,
+    KIND_MASK,
+    PAIR_MASK,
+    PAIR_SHIFT,
+    TRANSFER_KINDS,
+    VOCABULARY_KINDS,
+    Kind,
+)
 from debubble.core.costs import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS, Schedule
@@ -35,7 +44,8 @@ P2P_MODES = ("overlapped", "channel", "blocking")
 
 TIMED_KINDS = 5
 LINK = 0
-"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half, or of a copy."""
+"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half, of a copy, or
+of a pass of the output layer's shard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +67,8 @@ class EventGraph:
     dynamic_kind, dynamic_a, dynamic_b
         What the last cost indices stand for: a link from rank a to rank b, for slice j from
         a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
-        of that kind on place b; or a copy of place a on rank b.
+        of that kind on place b; a copy, or a pass of the output layer's shard, of place a on
+        rank b.
     completed
         How many (stage, microbatch) have all of their backward.
     shared
@@ -100,7 +111,7 @@ class EventGraph:
     @property
     def has_copies(self) -> bool:
         """Whether activations leave their ranks."""
-        return bool(np.any(self.dynamic_kind >= Kind.OFFLOAD))
+        return bool(np.isin(self.dynamic_kind, COPY_KINDS).any())
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
@@ -116,7 +127,9 @@ class EventGraph:
                 strict=True,
             )
         ):
-            if kind >= Kind.OFFLOAD:
+            if kind in VOCABULARY_KINDS:
+                dynamic[index] = table.duration[kind, a]
+            elif kind in COPY_KINDS:
                 target = self.schedule.copy_targets[b]
                 dynamic[index] = table.copy(kind, a, target, again is not None and bool(again[a]))
             elif kind != LINK:
@@ -238,7 +251,7 @@ def compile_graph(
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
         most = largest_kind(schedule)
-        if most > max(TRANSFER_KINDS):
+        if most > max(TRANSFER_KINDS) or schedule.vocabulary:
             from debubble.engine.events import compile_events
 
             graph = compile_events(schedule, mode, host_link_shared_by)

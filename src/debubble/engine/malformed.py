@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import TRANSFER_KINDS, Action, Kind
+from debubble.core.actions import TRANSFER_KINDS, VOCABULARY_KINDS, Action, Kind
+from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.engine import stuck
 from debubble.engine.events import SLICES, Events, Ids, takers
@@ -34,7 +35,7 @@ def refuse_malformed(events: Events) -> None:
     ScheduleError
         What the sweeps say in the same case.
     """
-    for sort in (_misplaced, _repeated, _bad_pairs, _missing, _transfers, _steps):
+    for sort in (_misplaced, _repeated, _bad_pairs, _missing, _transfers, _steps, _shards):
         for error in sort(events):
             raise error
 
@@ -57,7 +58,7 @@ def _first(wrong: NDArray[np.bool_], positions: Ids | None = None) -> Iterator[i
 def _misplaced(events: Events) -> Iterator[ScheduleError]:
     schedule = events.schedule
     step = events.kind == Kind.OPT
-    for position in _first(events.kind > Kind.RELOAD):
+    for position in _first((events.kind > Kind.RELOAD) & (events.kind < Kind.S)):
         yield _explain(events, sweep.OTHER_KIND, position)
     outside = (events.stage >= schedule.stages) | ((events.unit >= schedule.units) & ~step)
     for position in _first(outside):
@@ -126,6 +127,47 @@ def _missing(events: Events) -> Iterator[ScheduleError]:
             yield _explain(events, sweep.ORDER, position)
 
 
+def _shards(events: Events) -> Iterator[ScheduleError]:
+    """Passes of the output layer on other stages than the first of a rank, or not on every rank."""
+    schedule = events.schedule
+    here = events.of(*VOCABULARY_KINDS)
+    if len(here) and not schedule.vocabulary:
+        position = int(here[0])
+        raise ScheduleError(
+            f"{_where(events, position)} is a pass of a sharded output layer, and the schedule's "
+            "vocabulary is 0; set it to 1 or 2",
+            (events.text(position),),
+        )
+    if not schedule.vocabulary:
+        return
+    first = first_stages(schedule.placement)
+    for position in _first(first[events.rank[here]] != events.stage[here], here):
+        expected = int(first[events.rank[position]])
+        yield ScheduleError(
+            f"{_where(events, position)} is not on the rank's first stage, {expected}, which "
+            f"stands for its shard of the output layer; write stage {expected}",
+            (events.text(position),),
+        )
+    last, units = schedule.stages - 1, schedule.units
+    tables = [events.where(kind).reshape(-1, units)[first] for kind in VOCABULARY_KINDS]
+    made, used = (
+        events.where(*kinds).reshape(-1, units)[last] for kinds in ((Kind.F,), (Kind.I, Kind.B))
+    )
+    positions = np.vstack([*tables, made, used])
+    # What waits, or is waited for, stands for the microbatch in the message.
+    known = positions.max(axis=0)
+    for kind, table in zip(VOCABULARY_KINDS, tables, strict=True):
+        for rank in range(schedule.ranks):
+            for unit in _first((table[rank] < 0) & (known >= 0)):
+                yield _nobody(events, int(known[unit]), Action(int(first[rank]), kind, unit))
+    for unit in _first((made < 0) & (known >= 0)):
+        yield _nobody(events, int(known[unit]), Action(last, Kind.F, unit))
+
+
+def _where(events: Events, position: int) -> str:
+    return f"{events.text(position)} (rank {int(events.rank[position])})"
+
+
 def _missing_copies(events: Events) -> Iterator[ScheduleError]:
     """Offloads before their forward, and backwards of what is never reloaded."""
     out = events.of(Kind.OFFLOAD)
@@ -160,8 +202,7 @@ def _at(events: Events, position: int, step: int, kind: Kind) -> Action:
 def _nobody(events: Events, position: int, missing: Action) -> ScheduleError:
     action, wanted = events.text(position), events.schedule.text(missing)
     return ScheduleError(
-        f"{action} (rank {int(events.rank[position])}) waits for {wanted}, which no rank runs; "
-        f"add {wanted}",
+        f"{_where(events, position)} waits for {wanted}, which no rank runs; add {wanted}",
         (action, wanted),
     )
 

@@ -59,6 +59,8 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     takes what the gradients of all keys and values need: later slices add to those of earlier
     ones. Each slice's I or B frees its part of both.
 
+    S takes what a shard of the output layer needs of a microbatch, and T frees it.
+
     OFFLOAD frees what it moves and RELOAD takes it again, here as if copies took no time and what
     goes to another rank took none of its memory; see :mod:`debubble.engine.held`.
     """
@@ -75,6 +77,8 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_end[Kind.I] = table.kept - table.activation
     at_end[Kind.W] = -table.kept
     at_end[Kind.B] = -table.activation
+    at_start[Kind.S] = table.shard
+    at_end[Kind.T] = -table.shard
     moved = table.moved(share >= 1)
     at_end[Kind.OFFLOAD] = -moved
     at_start[Kind.RELOAD] = moved

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, Kind
+from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS, Kind
 from debubble.core.costs import Costs
+from debubble.core.ends import first_stages
 from debubble.engine.events import SLICES, Edges, Events, Ids, Rule, takers
 from debubble.engine.graph import TIMED_KINDS, compile_graph
 from debubble.engine.kernels.events import follow
@@ -178,7 +179,7 @@ def copies(events: Events) -> Iterator[Edges]:
     for kind in COPY_KINDS:
         here = events.of(kind)
         if len(here):
-            events.own[here] = events.copy_time(kind, events.place[here])
+            events.own[here] = events.place_time(kind, events.place[here])
     yield events.after_turn(both)
     yield _on_streams(events, both)
     back = events.of(Kind.RELOAD)
@@ -197,7 +198,7 @@ def _on_streams(events: Events, both: Ids) -> Edges:
     if events.shared > 1:
         to_host = np.array([target is None for target in schedule.copy_targets])[stream]
         graph = compile_graph(schedule, events.mode)
-        vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, schedule.slicing))
+        vector = graph.cost_vector(UNIT_COSTS.table(schedule))
         node = graph.node[both]
         time = (graph.evaluate(vector) - vector[graph.cost])[node]
         stream = np.where(to_host, schedule.ranks + stream // events.shared, stream)
@@ -207,5 +208,47 @@ def _on_streams(events: Events, both: Ids) -> Edges:
     return Edges(both[1:][same], both[:-1][same], turn=True)
 
 
-RULES: tuple[Rule, ...] = (durations, sends, turns, channels, results, steps, copies)
+def vocabulary(events: Events) -> Iterator[Edges]:
+    """Passes of the output layer's shards, see :class:`debubble.core.schedule.Schedule`.
+
+    What ranks exchange for them is small or broadcast: it takes the latency of a link, and in no
+    mode occupies anybody.
+    """
+    schedule = events.schedule
+    if not schedule.vocabulary:
+        return
+    for kind in VOCABULARY_KINDS:
+        here = events.of(kind)
+        if len(here):
+            events.own[here] = events.place_time(kind, events.place[here])
+    ranks, units, last = schedule.ranks, schedule.units, schedule.stages - 1
+    home = schedule.placement.table[0][last]
+    first = first_stages(schedule.placement)
+    S, T = (events.where(kind).reshape(-1, units)[first] for kind in VOCABULARY_KINDS)
+    made = events.where(Kind.F).reshape(-1, units)[last]
+    begun = np.flatnonzero(made >= 0)
+    S, T, made = S[:, begun], T[:, begun], made[begun]
+    gathered = events.add(np.zeros(len(begun), dtype=np.int32))
+    user = events.where(Kind.I, Kind.B).reshape(-1, units)[last, begun]
+    used = user >= 0
+    given = T if schedule.vocabulary == 1 else S
+    for rank in range(ranks):
+        there, back = ((a, b) for a, b in ((home, rank), (rank, home)))
+        yield _over(events, events.event[S[rank]], events.event[made], *there)
+        yield Edges(gathered, events.event[S[rank]])
+        yield _over(events, events.event[T[rank]], gathered, *there)
+        yield _over(events, events.event[user[used]], events.event[given[rank][used]], *back)
+
+
+def _over(events: Events, consumer: Ids, producer: Ids, source: int, target: int) -> Edges:
+    """Edges from one rank to another, or within it."""
+    if source == target or not len(consumer):
+        return Edges(consumer, producer)
+    lag = events.link(np.array([source]), np.array([target]))
+    return Edges(consumer, producer, np.broadcast_to(lag, len(consumer)))
+
+
+RULES: tuple[Rule, ...] = (
+    durations, sends, turns, channels, results, steps, copies, vocabulary,
+)  # fmt: skip
 """Every rule, in the order in which they run; a later one may use what earlier ones filled in."""

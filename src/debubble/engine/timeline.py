@@ -16,6 +16,7 @@ from debubble.core.actions import (
     TRANSFER_KINDS,
     Action,
     Kind,
+    computes,
     kinds_of,
     pairs_of,
     unpack,
@@ -24,7 +25,7 @@ from debubble.core.costs import Costs, CostTable
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import held
-from debubble.engine.graph import TIMED_KINDS, EventGraph, P2PMode, compile_graph, largest_kind
+from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 
@@ -112,7 +113,7 @@ class Timeline:
         for rank in range(schedule.ranks):
             part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
             program = schedule.actions[part]
-            alone = graph.node[part][(pairs_of(program) != 1) & (kinds_of(program) <= TIMED_KINDS)]
+            alone = graph.node[part][(pairs_of(program) != 1) & computes(kinds_of(program))]
             counts = np.bincount(graph.cost[alone], minlength=len(self.costs))
             use[rank] = counts
         return use @ self.costs
@@ -125,9 +126,9 @@ class Timeline:
         last = np.zeros(schedule.ranks)
         for rank, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             # Transfers at either end of a program are not work.
-            while begin < end and schedule.actions[begin] & KIND_MASK > TIMED_KINDS:
+            while begin < end and not computes(schedule.actions[begin] & KIND_MASK):
                 begin += 1
-            while begin < end and schedule.actions[end - 1] & KIND_MASK > TIMED_KINDS:
+            while begin < end and not computes(schedule.actions[end - 1] & KIND_MASK):
                 end -= 1
             if begin == end:
                 continue
@@ -252,13 +253,15 @@ class Timeline:
         sends = np.flatnonzero(np.isin(kinds_of(schedule.actions), (Kind.SEND_F, Kind.SEND_B)))
         order[graph.node[sends]] = sends
         steps: list[Step] = []
-        previous_rank = -1
+        previous_rank, previous_end = -1, 0.0
         for node in self._critical_nodes.tolist():
             position = int(order[node])
             if position < 0:
                 continue
             rank = schedule.rank_of(position)
-            waited_for = "start" if not steps else "rank" if rank == previous_rank else "data"
+            # Shards of the output layer may wait for others in between two of their passes.
+            own = rank == previous_rank and self._begin[position] == previous_end
+            waited_for = "start" if not steps else "rank" if own else "data"
             end = float(self.node_end[node])
             steps.append(
                 Step(
@@ -270,7 +273,7 @@ class Timeline:
                     schedule.slices,
                 )
             )
-            previous_rank = rank
+            previous_rank, previous_end = rank, end
         return steps
 
     def sensitivity(self) -> dict[str, int]:
@@ -347,7 +350,7 @@ def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
     """Simulate a compiled schedule with other costs."""
     if graph.has_copies and costs.host_link_shared_by != graph.shared:
         graph = compile_graph(graph.schedule, graph.mode, costs.host_link_shared_by)
-    table = costs.resolve(graph.schedule.placement, graph.schedule.slicing)
+    table = costs.table(graph.schedule)
     vector = graph.cost_vector(table)
     return Timeline(graph, table, vector, graph.evaluate(vector))
 
@@ -362,4 +365,4 @@ def memory_use(schedule: Schedule, costs: Costs, p2p_mode: P2PMode = "overlapped
             return simulate(schedule, costs, p2p_mode).memory
         except ScheduleError:
             pass
-    return measure_memory(schedule, costs.resolve(schedule.placement, schedule.slicing))
+    return measure_memory(schedule, costs.table(schedule))

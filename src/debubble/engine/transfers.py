@@ -40,7 +40,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import COPY_KINDS, KIND_MASK, TRANSFER_KINDS, Kind, kinds_of, unpack
+from debubble.core.actions import (
+    COPY_KINDS,
+    KIND_MASK,
+    TRANSFER_KINDS,
+    VOCABULARY_KINDS,
+    computes,
+    kinds_of,
+    unpack,
+)
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -103,6 +111,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     # Every slice counts as a whole microbatch, so that times stay whole numbers.
     slicing = Slicing((1.0,) * schedule.slices)
     vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, slicing))
+    vector[graph.dynamic_costs :][np.isin(graph.dynamic_kind, VOCABULARY_KINDS)] = 1
     node_end = graph.evaluate(vector).astype(np.int32)
     node_start = node_end - vector.astype(np.int32)[graph.cost]
     start, end = node_start[graph.node], node_end[graph.node]
@@ -158,7 +167,7 @@ def _without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
 def _with_copies(schedule: Schedule, lowered: Schedule, copies: NDArray[np.bool_]) -> Schedule:
     """The lowered schedule with the copies of the schedule as it was given."""
     compile_graph(schedule)
-    compute = np.flatnonzero(kinds_of(lowered.actions) <= Kind.OPT)
+    compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
     here = np.flatnonzero(copies)
     rank = np.searchsorted(schedule.offsets, here, side="right") - 1
     # How many compute actions of all programs stand before each copy.

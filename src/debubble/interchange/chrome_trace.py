@@ -20,6 +20,7 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
+    computes,
     kinds_of,
     microbatches_of,
     pairs_of,
@@ -116,7 +117,7 @@ def _threads(timeline: Timeline) -> NDArray[np.int64]:
     actions = timeline.schedule.actions
     kinds = kinds_of(actions)
     threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
-    threads = np.where(kinds > Kind.OPT, TRANSFERS, threads)
+    threads = np.where(computes(kinds), threads, TRANSFERS)
     return np.where(np.isin(kinds, COPY_KINDS), COPIES, threads)
 
 

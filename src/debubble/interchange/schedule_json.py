@@ -13,7 +13,14 @@ import numpy as np
 
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
-from debubble.core.schedule import FORMAT, FORMAT_VERSION, RECOMPUTE_AFTER, SYNCS, Schedule
+from debubble.core.schedule import (
+    FORMAT,
+    FORMAT_VERSION,
+    RECOMPUTE_AFTER,
+    SYNCS,
+    VOCABULARIES,
+    Schedule,
+)
 from debubble.core.slicing import check_cut
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import check_keys, check_label, shown
@@ -21,7 +28,7 @@ from debubble.interchange.text import check_keys, check_label, shown
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
 OPTIONAL = (
     "name", "iterations", "slices", "cut", "exchange", "sync", "recompute_after", "weight_versions",
-    "offload_to", "options",
+    "offload_to", "vocabulary", "options",
 )  # fmt: skip
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
            "ranks": MAX_RANKS}  # fmt: skip
@@ -93,22 +100,29 @@ def from_json(text: str, where: str) -> Schedule:
     exchange = data.get("exchange", False)
     if not isinstance(exchange, bool):
         raise FormatError(f"{where}: exchange is {shown(exchange)}; use true or false")
-    return Schedule.from_programs(
-        check_label(data.get("name", "custom"), f"{where}: name"),
-        placement,
-        programs=[
-            read_cells(program, partial(_place, where, rank), counts["slices"])
-            for rank, program in enumerate(programs)
-        ],
-        cut=_cut(data.get("cut", []), counts["slices"], where),
-        exchange=exchange,
-        sync=_choice(data, "sync", SYNCS, where),
-        recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
-        options=_options(data.get("options", {}), where),
-        weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
-        offload_to=_targets(data.get("offload_to", []), ranks, where),
-        **counts,
-    )
+    vocabulary = data.get("vocabulary", 0)
+    if type(vocabulary) is not int or vocabulary not in VOCABULARIES:
+        raise FormatError(f"{where}: vocabulary is {shown(vocabulary)}; use 0, 1 or 2")
+    try:
+        return Schedule.from_programs(
+            check_label(data.get("name", "custom"), f"{where}: name"),
+            placement,
+            programs=[
+                read_cells(program, partial(_place, where, rank), counts["slices"])
+                for rank, program in enumerate(programs)
+            ],
+            cut=_cut(data.get("cut", []), counts["slices"], where),
+            exchange=exchange,
+            sync=_choice(data, "sync", SYNCS, where),
+            recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
+            options=_options(data.get("options", {}), where),
+            weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
+            offload_to=_targets(data.get("offload_to", []), ranks, where),
+            vocabulary=vocabulary,
+            **counts,
+        )
+    except ParameterError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
 def _place(where: str, rank: int, index: int) -> str:

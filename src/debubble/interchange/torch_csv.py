@@ -251,6 +251,11 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
             "leave iterations out",
         ),
         (schedule.slices > 1, "cuts sequences into slices, which a CSV cannot say"),
+        (
+            schedule.vocabulary > 0,
+            "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
+            "stage",
+        ),
     ]
     for applies, reason in reasons:
         if applies:

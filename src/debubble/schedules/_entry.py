@@ -45,8 +45,9 @@ class ClosedForm:
         and p, m, v, s.
     value
         The formula for a case with attributes p, m, v, s (slices), F, I, W, B, O, c, `copy` (the
-        time of one OFFLOAD or RELOAD), the memory `unit` of one action and its `kept` part, the
-        cost `table` and the options; times and memory of a first slice.
+        time of one OFFLOAD or RELOAD), S and T, the memory `unit` of one action and its `kept`
+        part, of a `shard` of the head, the cost `table` and the options; times and memory of a
+        first slice.
     accuracy
         ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
     holds

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -353,18 +353,23 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     transfer
         Time of a transfer between ranks.
     """
-    if schedule.name not in entries() or not costs.uniform or schedule.iterations > 1:
+    # A sharded head is the same on all ranks.
+    plain = replace(costs, head=None) if schedule.vocabulary else costs
+    if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
     if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
         return []
-    table = costs.resolve(schedule.placement, schedule.slicing)
-    F, I, W, B = (float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
+    table = costs.table(schedule)
+    F, I, W, B, S, T = (
+        float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
+    )
     case = entry.case(**schedule.options)
     vars(case).update(
         ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
+        S=S, T=T, shard=table.shard,
         s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
         copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
     )  # fmt: skip

@@ -193,10 +193,13 @@ class Bars:
 
 
 def bars_of(timeline: Timeline) -> Bars:
-    """The bars of a timeline; transfers, offloads and other streams are left out."""
+    """The bars of a timeline; transfers, offloads and other streams are left out.
+
+    So are passes of the output layer where costs name no head.
+    """
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
-    drawn = np.isin(kind, _DRAWN)
+    drawn = np.isin(kind, _DRAWN) & ((kind < Kind.S) | (timeline.duration > 0))
     counts = np.concatenate([[0], np.cumsum(drawn)])
     offsets = counts[schedule.offsets]
     actions = schedule.actions[drawn]

@@ -2,7 +2,7 @@
 
 Forward work is cool and backward work warm, which the common colour vision deficiencies keep
 apart. The kinds also differ in lightness, from the light W to the dark OPT, so that a grey print
-still reads, and W and R carry a stripe (see :data:`STRIPES`).
+still reads, and W, R and S carry a stripe (see :data:`STRIPES`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ NAMES = {
     Kind.B: "full backward",
     Kind.R: "recompute",
     Kind.OPT: "optimizer step",
+    Kind.S: "output layer, first pass",
+    Kind.T: "output layer, second pass",
 }
 """What a legend calls the kinds that are drawn, in the order it lists them."""
 
@@ -29,6 +31,8 @@ _RAMPS = {
     Kind.B: ("#cf7161", "#a54537", "#771b14"),
     Kind.R: ("#eef6fd", "#a1cff4", "#75a3c7"),
     Kind.OPT: ("#694e81", "#43285d", "#1e0537"),
+    Kind.S: ("#65877f", "#5c7e76", "#53756e"),
+    Kind.T: ("#4f48bf", "#4338ae", "#38279d"),
 }
 """Lightest, middle and darkest shade of every kind."""
 
@@ -39,15 +43,18 @@ _XTERM = {
     Kind.B: (174, 131, 88),
     Kind.R: (195, 153, 110),
     Kind.OPT: (97, 54, 53),
+    Kind.S: (109, 66, 23),
+    Kind.T: (62, 61, 19),
 }
 """The same ramps in the cube of 256-colour terminals, where the nearest colours have wrong hues."""
 
 STRIPES: dict[Kind, tuple[Literal["top", "bottom"], str]] = {
     Kind.W: ("bottom", "#8a7420"),
     Kind.R: ("top", "#3a6d97"),
+    Kind.S: ("top", "#b5d3cb"),
 }
-"""Edge along which a kind carries a stripe, and its colour: the light kinds would be the first to
-merge with others in a grey print or on a bad projector."""
+"""Edge along which a kind carries a stripe, and its colour: the light kinds and the grey S would be
+the first to merge with others in a grey print or on a bad projector."""
 
 INK = "#1f2530"
 FAINT = "#5d6675"

@@ -34,7 +34,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
-from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import (
+    COMPUTE_KINDS,
+    Kind,
+    computes,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+)
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import chunks_of
@@ -57,7 +65,9 @@ _SENDS = {
     Kind.SEND_B: (Kind.I, "transfer of a gradient"),
 }
 
-_STREAM_KINDS = [kind for kind in Kind if kind > Kind.OPT and not kind.name.startswith("RECV")]
+_STREAM_KINDS = [
+    kind for kind in Kind if kind not in COMPUTE_KINDS and not kind.name.startswith("RECV")
+]
 
 
 def encode(
@@ -172,11 +182,11 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
-    row = np.where(kind > Kind.OPT, schedule.ranks + rank, rank)
+    row = np.where(computes(kind), rank, schedule.ranks + rank)
     if kind.max(initial=0) <= Kind.OPT:
         order = np.arange(len(kind))
     else:
-        drawn = np.flatnonzero((kind <= Kind.OPT) | np.isin(kind, _STREAM_KINDS))
+        drawn = np.flatnonzero(computes(kind) | np.isin(kind, _STREAM_KINDS))
         order = drawn[np.lexsort((timeline.start[drawn], row[drawn]))]
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from debubble.analysis.metrics import (
     MEASURES,
     MODES,
+    VOCABULARY,
     memory_text,
     number,
     offload_text,
@@ -87,6 +88,8 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     divisor = chunks.pop() if len(chunks) == 1 else None
     lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in timelines]
     lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
+    sharded = [timeline.schedule.vocabulary for timeline in timelines]
+    lines += [f"vocabulary: {VOCABULARY[number]}" for number in sharded if number]
     lines += [f"p2p {timeline.mode}: {MODES[timeline.mode]}" for timeline in paying]
     if free:
         where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""

@@ -4,7 +4,7 @@
 // costs as much as it has pixels, however many actions there are.
 
 const BAR = 0, GAP = 1, DENSE = 2;
-const GLYPHS = "0123456789.FIWBROPT";
+const GLYPHS = "0123456789.FIWBROPTS";
 
 class Painter {
   constructor(canvas) {
