@@ -63,32 +63,33 @@ def shards_of(schedule: Schedule, kind: Kind, microbatch: int) -> list[Action]:
     return [Action(row.index(rank), kind, microbatch) for rank in range(schedule.ranks)]
 
 
-def shard_sources(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
-    """What S waits for, and what the last stage's backward waits for besides its forward."""
-    stage, kind, microbatch = action
-    last = schedule.stages - 1
-    if kind == Kind.S:
-        return [(Action(last, Kind.F, microbatch),)]
-    if kind in (Kind.I, Kind.B) and stage == last:
-        given = Kind.T if schedule.vocabulary == 1 else Kind.S
-        return [(source,) for source in shards_of(schedule, given, microbatch)]
-    return []
-
-
-def after_all_shards(
+def shard_arrival(
     schedule: Schedule,
     costs: Costs,
     finished: dict[Action, tuple[float, int]],
-    microbatch: int,
+    action: Action,
     rank: int,
 ) -> float | None:
-    """When the last S has ended, and what that takes to get here from the last stage's rank."""
-    first = [finished.get(source) for source in shards_of(schedule, Kind.S, microbatch)]
-    if None in first:
-        return None
-    root = schedule.placement.table[0][-1]
-    summed = max(end for end, _ in (item for item in first if item is not None))
-    return summed + link_time(schedule, costs, root, rank, 0)
+    """When an action has what it needs of the output layer's shards; None when not yet known."""
+    stage, kind, microbatch = action
+    last, sources, relay = schedule.stages - 1, [], 0.0
+    if kind == Kind.S:
+        sources = [Action(last, Kind.F, microbatch)]
+    elif kind == Kind.T:
+        sources = shards_of(schedule, Kind.S, microbatch)
+        relay = link_time(schedule, costs, schedule.placement.table[0][last], rank, 0)
+    elif kind in (Kind.I, Kind.B) and stage == last and schedule.vocabulary:
+        given = Kind.T if schedule.vocabulary == 1 else Kind.S
+        sources = shards_of(schedule, given, microbatch)
+    latest = 0.0
+    for source in sources:
+        if source not in finished:
+            return None
+        when, where = finished[source]
+        # Sums over all shards go through the last stage's rank.
+        lag = relay if kind == Kind.T else link_time(schedule, costs, where, rank, 0)
+        latest = max(latest, when + lag)
+    return latest
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Outcome:
@@ -133,17 +134,15 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 sources.append(
                     (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
                 )
-        if schedule.vocabulary:
-            sources += shard_sources(schedule, action)
-            if kind == Kind.T:
-                return after_all_shards(schedule, costs, finished, microbatch, rank)
         part = microbatch % schedule.slices
         if kind == Kind.F and part > 0:
             sources.append((Action(stage, Kind.F, microbatch - 1),))
         if kind in (Kind.I, Kind.B) and part < schedule.slices - 1:
             later = microbatch + 1
             sources.append((Action(stage, Kind.I, later), Action(stage, Kind.B, later)))
-        latest = 0.0
+        latest = shard_arrival(schedule, costs, finished, action, rank)
+        if latest is None:
+            return None
         if (stage, microbatch) in away and kind in (Kind.I, Kind.B, Kind.R):
             if Action(stage, Kind.RELOAD, microbatch) not in copied:
                 return None

@@ -167,4 +167,5 @@ def with_copies(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         recompute_after=schedule.recompute_after,
         weight_versions=schedule.weight_versions,
         offload_to=tuple(targets),
+        vocabulary=schedule.vocabulary,
     )

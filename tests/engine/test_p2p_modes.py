@@ -15,7 +15,7 @@ from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, TRANSFER_KINDS, kinds_
 from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.oracle import copy_of, copy_time, link_time, place_of
+from tests.oracle import copy_of, copy_time, link_time, place_of, shard_arrival
 from tests.strategies import ENTRIES, TIMES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -27,7 +27,7 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
     Ranks post a whole group, links take transfers in the order of the sends, and whatever can
     happen happens, until nothing is left.
     """
-    table = costs.resolve(schedule.placement, schedule.slicing)
+    table = costs.table(schedule)
     ranks = schedule.ranks
     codes = [schedule.program(rank).tolist() for rank in range(ranks)]
     programs = [[unpack(code) for code in row] for row in codes]
@@ -132,7 +132,16 @@ def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float
                     for member in members
                     if program[member].kind in (Kind.I, Kind.B, Kind.R)
                 ]
-                run(rank, members, max([free[rank], *back]), took)
+                finished = {}
+                if schedule.vocabulary:
+                    finished = {programs[r][i]: (when, r) for (r, i), when in end.items()}
+                shards = [
+                    shard_arrival(schedule, costs, finished, program[member], rank)
+                    for member in members
+                ]
+                if None in shards:
+                    continue
+                run(rank, members, max([free[rank], *back, *shards]), took)
                 moved = True
         for link, names in line.items():
             while names and len(posts[names[0]]) == 2:
