@@ -73,12 +73,13 @@ def shard_arrival(
     """When an action has what it needs of the output layer's shards; None when not yet known."""
     stage, kind, microbatch = action
     last, sources, relay = schedule.stages - 1, [], 0.0
+    takers = (Kind.I, Kind.B, *((Kind.R,) if schedule.recompute_after == "gradient" else ()))
     if kind == Kind.S:
         sources = [Action(last, Kind.F, microbatch)]
     elif kind == Kind.T:
         sources = shards_of(schedule, Kind.S, microbatch)
         relay = link_time(schedule, costs, schedule.placement.table[0][last], rank, 0)
-    elif kind in (Kind.I, Kind.B) and stage == last and schedule.vocabulary:
+    elif kind in takers and stage == last and schedule.vocabulary:
         given = Kind.T if schedule.vocabulary == 1 else Kind.S
         sources = shards_of(schedule, given, microbatch)
     latest = 0.0

@@ -261,7 +261,7 @@ def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataOb
     # Attention is a share of what an action takes, so that a longer action has more of it; and
     # there is less to copy where a forward leaves less.
     costs = replace(data.draw(costs_for(schedule)), attention=0.0, exchange=0.0, offload_share=0.0)
-    table = costs.resolve(schedule.placement)
+    table = costs.resolve(schedule.placement, vocabulary=schedule.vocabulary)
     F, I, W, B, R = table.duration[:5, : schedule.stages]
     longer = replace(costs, F=F, I=I + R, W=W, B=B + R, R=R)
     recomputed = simulate(add_recompute(schedule, at="with-backward"), costs)

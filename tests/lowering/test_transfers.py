@@ -27,7 +27,9 @@ each_policy = pytest.mark.parametrize("policy", RECEIVE_POLICIES)
 
 def unit_simulation(schedule: Schedule, mode: P2PMode = "overlapped") -> Timeline:
     """With the times that receives are placed by: a slice takes as long as a microbatch."""
-    costs = replace(UNIT_COSTS.scaled(schedule.slices), OPT=1.0)
+    # The passes of a shard take one unit of time each.
+    head = {"F": schedule.ranks, "W": schedule.ranks} if schedule.vocabulary else None
+    costs = replace(UNIT_COSTS.scaled(schedule.slices), OPT=1.0, head=head)
     return simulate(replace(schedule, cut=(), exchange=False), costs, mode)
 
 

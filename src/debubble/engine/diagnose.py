@@ -134,7 +134,7 @@ def dependencies(schedule: Schedule, action: Action) -> list[Action]:
     found = [Action(stage, Kind.F, unit)]
     if takes_gradient(schedule, kind) and stage < schedule.stages - 1:
         found.append(Action(stage + 1, Kind.I, unit))
-    if stage == last and kind != Kind.R:
+    if stage == last and takes_gradient(schedule, kind):
         given = Kind.T if schedule.vocabulary == 1 else Kind.S
         found += [Action(shard, given, unit) for shard in shards]
     if kind != Kind.R and (unit + 1) % schedule.slices > 0:

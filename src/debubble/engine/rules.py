@@ -229,15 +229,19 @@ def vocabulary(events: Events) -> Iterator[Edges]:
     begun = np.flatnonzero(made >= 0)
     S, T, made = S[:, begun], T[:, begun], made[begun]
     gathered = events.add(np.zeros(len(begun), dtype=np.int32))
-    user = events.where(Kind.I, Kind.B).reshape(-1, units)[last, begun]
-    used = user >= 0
+    late = ((Kind.R,),) if schedule.recompute_after == "gradient" else ()
+    users = [
+        events.where(*kinds).reshape(-1, units)[last, begun] for kinds in ((Kind.I, Kind.B), *late)
+    ]
     given = T if schedule.vocabulary == 1 else S
     for rank in range(ranks):
         there, back = ((a, b) for a, b in ((home, rank), (rank, home)))
         yield _over(events, events.event[S[rank]], events.event[made], *there)
         yield Edges(gathered, events.event[S[rank]])
         yield _over(events, events.event[T[rank]], gathered, *there)
-        yield _over(events, events.event[user[used]], events.event[given[rank][used]], *back)
+        for user in users:
+            used = user >= 0
+            yield _over(events, events.event[user[used]], events.event[given[rank][used]], *back)
 
 
 def _over(events: Events, consumer: Ids, producer: Ids, source: int, target: int) -> Edges:
