@@ -47,6 +47,7 @@ def test_a_good_schedule_is_ok_and_true() -> None:
         "peak_activation": [4.0, 3.0, 2.0, 1.0],
         "problems": [],
         "more": {},
+        "warnings": [],
     }
 
 
@@ -191,6 +192,21 @@ def test_a_turn_on_one_rank_is_a_deadlock_when_its_order_is_swapped() -> None:
     assert problem.code == "deadlock"
     assert set(problem.actions) == {"1F0", "2F0"}
     assert problem.fix == "move 1F0 before 2F0 on rank 1"
+
+
+def test_losses_come_in_the_order_of_the_microbatches() -> None:
+    problem = only(db.check(order(["0F1 0F0 0F2 0B1 0B0 0B2", "1F1 1F0 1F2 1B1 1B0 1B2"], 3)))
+    assert (problem.code, problem.rank, problem.position) == ("loss-order", 1, 1)
+    assert problem.actions == ("1F0", "1F1")
+    assert problem.message.startswith("rank 1, action 1: 1F0 comes after 1F1 (action 0)")
+    assert problem.fix.startswith("move 1F0 before 1F1")
+
+
+def test_losses_of_each_copy_have_an_order_of_their_own() -> None:
+    both = Placement.bidirectional(1)
+    assert db.check(order(["0F2 0F0 0F3 0F1 0B2 0B0 0B3 0B1"], 4, placement=both))
+    swapped = db.check(order(["0F2 0F1 0F3 0F0 0B2 0B0 0B3 0B1"], 4, placement=both))
+    assert [(p.code, p.actions) for p in swapped.problems] == [("loss-order", ("0F0", "0F1"))]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ some_entry = st.sampled_from(strategies.ENTRIES)
 
 
 def good(schedule: Schedule) -> bool:
-    """Complete, in place and runnable, by dictionaries alone; for orders without steps."""
+    """Complete, in place, runnable, losses in turn, by dictionaries; for orders without steps."""
+    losses: dict[int, int] = {}
     counts: Counter[tuple[int, Kind, int]] = Counter()
     for rank, program in enumerate(schedule):
         halves = ((schedule.program(rank) >> PAIR_SHIFT) & PAIR_MASK).tolist()
@@ -37,6 +38,10 @@ def good(schedule: Schedule) -> bool:
             if schedule.placement.table[copy][action.stage] != rank:
                 return False
             counts[action] += 1
+            if action.stage == schedule.stages - 1 and action.kind == Kind.F:
+                if action.microbatch < losses.get(copy, 0):
+                    return False
+                losses[copy] = action.microbatch
             if halves[index] == 3:
                 return False
             if halves[index] == 1:
@@ -173,7 +178,7 @@ def test_two_swapped_actions_are_judged_as_by_an_independent_run(
     mutant = rebuilt(schedule, programs)
     codes = codes_of(mutant)
     assert (codes == set()) == good(mutant)
-    assert codes <= {"order", "deadlock", "bad-pair"}
+    assert codes <= {"order", "deadlock", "bad-pair", "loss-order"}
 
 
 @st.composite
@@ -237,4 +242,4 @@ def shuffled(draw: st.DrawFn) -> Schedule:
 def test_any_order_is_judged_as_by_an_independent_run(schedule: Schedule) -> None:
     codes = codes_of(schedule)
     assert (codes == set()) == good(schedule)
-    assert codes <= {"order", "deadlock"}
+    assert codes <= {"order", "deadlock", "loss-order"}

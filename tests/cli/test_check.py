@@ -35,6 +35,15 @@ def test_problems_exit_with_1(run: Run, tmp_path: Path) -> None:
     assert data.data["conventions"]["memory"].startswith("activation units")
 
 
+def test_warnings_leave_the_exit_code_alone(run: Run) -> None:
+    traps = Path(__file__).parents[1] / "interchange" / "traps"
+    result = run("check", traps / "early-receives.csv")
+    assert result.code == 0
+    assert result.out.splitlines()[1].startswith("warning: rank 1, action 4: 1RECV_F1")
+    assert run("check", traps / "moved-receive.csv").code == 1
+    assert run("check", traps / "moved-receive.csv", "--p2p-mode", "blocking").code == 0
+
+
 def test_a_memory_limit_is_a_problem_when_it_is_exceeded(run: Run) -> None:
     words = ["check", "gpipe", "-p", 4, "-m", 8, "--memory"]
     assert run(*words, 8).code == 0

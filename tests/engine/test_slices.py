@@ -91,7 +91,8 @@ def test_any_valid_order_runs_as_in_the_oracle(schedule: Schedule, data: st.Data
         for index in range(len(schedule.program(rank))):
             assert timeline.end[position] == expected.end[rank, index]
             position += 1
-    assert check(schedule).ok
+    # Random orders run; their losses come in any order.
+    assert {problem.code for problem in check(schedule).problems} <= {"loss-order"}
 
 
 @settings(max_examples=30)
@@ -99,11 +100,11 @@ def test_any_valid_order_runs_as_in_the_oracle(schedule: Schedule, data: st.Data
 def test_explicit_transfers_change_nothing(schedule: Schedule, data: st.DataObject) -> None:
     costs = data.draw(costs_for(schedule))
     lowered = add_transfers(schedule)
-    assert check(lowered).ok
+    assert {problem.code for problem in check(lowered).problems} <= {"loss-order"}
     assert simulate(lowered, costs).makespan == simulate(schedule, costs).makespan
-    overlapped, channel, blocking = (simulate(schedule, costs, mode).makespan for mode in P2P_MODES)
+    overlapped, channel, *meeting = (simulate(schedule, costs, mode).makespan for mode in P2P_MODES)
     assert overlapped <= channel
-    assert blocking >= simulate(schedule, costs).busy.max()
+    assert min(meeting) >= simulate(schedule, costs).busy.max()
 
 
 def memory_by_hand(schedule: Schedule, costs: Costs, rank: int) -> float:

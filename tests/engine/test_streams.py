@@ -199,7 +199,7 @@ def test_steps_over_several_iterations(mode: str) -> None:
         (0, None, 1, "0SEND_B0", "rank 0, action 1: 0SEND_B0 has no other end: stage 0 is the fir"),
         (1, None, 2, "1SEND_F0", "rank 1, action 2: 1SEND_F0 has no other end: stage 1 is the las"),
         (1, None, 2, "1SEND_F4", "rank 1, action 2: 1SEND_F4 is out of range; stages go to 1"),
-        (0, None, 1, "0UNSHARD0", "rank 0, action 1: 0UNSHARD0 cannot be simulated; remove it"),
+        (0, None, 1, "1UNSHARD0", "rank 0, action 1: 1UNSHARD0 is on the wrong rank; stage 1 li"),
         (1, None, 4, "1R0", r"1R0 \(rank 1\) comes after its backward; move it before"),
         (0, None, 4, "0OPT0", r"0OPT0 \(rank 0\) waits for 1OPT0, which rank 1 never runs"),
         (0, None, 1, "0W0", r"0W0 \(rank 0\) waits for 0I0, which rank 0 never runs; add 0I0"),

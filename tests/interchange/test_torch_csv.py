@@ -72,7 +72,7 @@ def test_waits_follow_the_backward_of_a_forward_send_or_stand_at_the_end() -> No
 def test_reductions_stand_behind_the_last_weights_of_their_stage() -> None:
     lowered = with_transfers(db.make("dualpipe-v", ranks=2, microbatches=4))
     first, second = to_csv(lowered, transfers=True).splitlines()
-    assert "(3F3;0B1)OVERLAP_F_B,3B3,3SEND_B3,3REDUCE_GRAD,0RECV_B2," in first
+    assert "(3F3;0B1)OVERLAP_F_B,3B3,0RECV_B2,3SEND_B3,3REDUCE_GRAD," in first
     assert first.endswith(",0W3,0REDUCE_GRAD")
     assert second.endswith(",2W3,2REDUCE_GRAD,1W3,1REDUCE_GRAD")
 
@@ -105,17 +105,22 @@ def test_transfers_read_back_equal() -> None:
     assert with_transfers(again) is again
 
 
-def test_what_follows_from_the_rest_is_skipped() -> None:
+def test_collectives_are_read_and_written_where_they_stand_and_waits_skipped() -> None:
     text = (
         "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD"
         "\n1UNSHARD0,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_SEND_B0\n"
     )
     schedule = from_csv(text, "x.csv")
     assert schedule.rows() == [
-        ["0F0", "0SEND_F0", "0RECV_B0", "0B0"],
-        ["1RECV_F0", "1F0", "1B0", "1SEND_B0"],
+        ["0UNSHARD0", "0F0", "0SEND_F0", "0RECV_B0", "0B0", "0REDUCE_GRAD0", "0RESHARD0"],
+        ["1UNSHARD0", "1RECV_F0", "1F0", "1B0", "1SEND_B0", "1REDUCE_GRAD0"],
     ]
     assert db.check(schedule).ok
+    assert with_transfers(schedule) is schedule
+    assert to_csv(schedule, transfers=True) == (
+        "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n"
+        "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD\n"
+    )
 
 
 @pytest.mark.parametrize(

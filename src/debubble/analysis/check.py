@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.copies import inspect_copies
 from debubble.analysis.metrics import amount_text, number
+from debubble.analysis.outputs import inspect_outputs
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
+from debubble.analysis.queues import lost_in_queues
+from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import TRANSFER_KINDS, Action, Kind, pack
@@ -24,6 +28,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import MemoryUse, memory_limits
 from debubble.engine.timeline import memory_use
+from debubble.engine.transfers import first_transfer
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -40,7 +45,7 @@ def check(
     *,
     memory: float | Sequence[float] | None = None,
     costs: Costs | None = None,
-    p2p_mode: P2PMode = "overlapped",
+    p2p_mode: P2PMode | None = None,
 ) -> Report:
     """Find everything that is wrong with a schedule; never raises on a bad one.
 
@@ -52,17 +57,20 @@ def check(
         Limit of the activation memory of every rank, or one limit per rank; in activation units
         per rank, or in the unit of ``costs.activation``.
     costs
-        What activations take; times matter only where activations leave their ranks.
+        What activations take; times matter only where activations leave their ranks, and to
+        warnings.
     p2p_mode
         How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
-        deadlock with ``"blocking"`` ones.
+        deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``). The
+        default is ``"overlapped"``, and for schedules with explicit transfers all of these.
 
     Returns
     -------
     Report
         True when the schedule is good; else its problems, see
         :data:`debubble.analysis.problems.CODES`. Deadlocks are looked for when every action is
-        there, in its place and in order, because each of these can be the reason for one.
+        there, in its place and in order, because each of these can be the reason for one; the
+        order of losses when there is no deadlock either.
 
     Raises
     ------
@@ -80,6 +88,8 @@ def check(
     1 problem in custom:
       missing  1F0 is missing; add it on rank 1
     """
+    told = p2p_mode is not None
+    p2p_mode = p2p_mode or "overlapped"
     if p2p_mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
     costs = costs or Costs()
@@ -98,13 +108,23 @@ def check(
         inspect_copies(schedule, found)
         if not found and not plain:
             _transfers(schedule, found)
+            inspect_sharding(schedule, found)
         if not found:
             error = error or _compile_error(schedule, p2p_mode)
         if not found and error is not None:
             found.problems.append(_stuck(schedule, error))
+    if not found:
+        inspect_outputs(schedule, found)
+    warnings: list[Problem] = []
+    if not found and not plain and first_transfer(schedule) is not None:
+        if not told:
+            _deadlocks(schedule, found)
+        queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
+        if not found and (not told or p2p_mode == queues):
+            warnings = lost_in_queues(schedule, costs, queues)
     if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
-    return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode)
+    return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
 
 def _survey(schedule: Schedule) -> tuple[bool, bool]:
@@ -143,7 +163,38 @@ def _transfers(schedule: Schedule, found: Findings) -> None:
     """Sends and receives that do not belong together, or would swap what they carry."""
     for error in matched(schedule, limit=LISTED):
         message, _, fix = str(error).rpartition("; ")
-        found.problems.append(Problem("transfer", message, None, None, error.chain, fix))
+        rank, index = _end_of(schedule, error.chain)
+        found.problems.append(Problem("transfer", message, rank, index, error.chain, fix))
+
+
+def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int | None]:
+    """Rank and index of the first receive among some actions that is there, else of a send."""
+    for text in sorted(texts, key=lambda text: "RECV" not in text):
+        stage, kind, unit = Action.parse(text, schedule.slices)
+        positions = np.flatnonzero(schedule.actions == pack(kind, stage, unit))
+        if len(positions):
+            return position_text(schedule, int(positions[0]))[:2]
+    return None, None
+
+
+_MEETING: tuple[tuple[P2PMode, str], ...] = (
+    ("blocking", "with blocking transfers"),
+    ("pair", "with transfers queued between each two ranks, as by NCCL"),
+    ("group", "with all transfers of a rank on one queue, as by NCCL with one communicator"),
+)
+
+
+def _deadlocks(schedule: Schedule, found: Findings) -> None:
+    """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
+    queued = False
+    for mode, words in _MEETING:
+        error = None if queued else _compile_error(schedule, mode)
+        if error is not None:
+            problem = _stuck(schedule, error)
+            message = f"{words} ({mode}): {problem.message}"
+            found.problems.append(replace(problem, message=message))
+            # What is stuck with a queue for each peer is so with one for all.
+            queued = mode == "pair"
 
 
 def _stuck(schedule: Schedule, error: ScheduleError) -> Problem:

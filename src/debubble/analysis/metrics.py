@@ -42,6 +42,10 @@ MODES = {
     "overlapped": "a transfer delays its consumer and occupies nobody",
     "channel": "every directed pair of ranks carries one transfer at a time",
     "blocking": "sender and receiver are both busy during a transfer",
+    "pair": "transfers queue between each two ranks, both directions on one queue, in the order of "
+    "the programs (NCCL, one communicator for two ranks)",
+    "group": "each rank queues all its transfers in the order of its program (NCCL, one "
+    "communicator for all)",
 }
 """What a transfer between ranks does."""
 

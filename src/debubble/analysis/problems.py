@@ -33,16 +33,22 @@ CODES = {
     "out-of-range": "a stage, microbatch or kind that does not exist",
     "wrong-rank": "an action on a rank where its stage does not live",
     "order": "an action before one of the same microbatch it needs, on the same rank",
+    "loss-order": "forwards of the last stage that are not in the order of the microbatches",
     "bad-pair": "an overlapped pair that is not one forward and one independent backward",
     "mixed-backward": "a full backward beside a backward for input or for weight",
     "optimizer": "an optimizer step that is missing, repeated or in the wrong place",
     "vocabulary": "a pass of the output layer's shard that is not sharded, or on another stage",
     "weight-versions": "a forward with weights that are thrown away before its backward",
+    "reduce-grad": "gradients of a stage that are not reduced, or not once when they are complete",
+    "unshard": "an action on a stage whose weights its rank does not hold",
     "deadlock": "actions that wait for each other",
     "transfer": "a send or receive without its other end, or out of turn",
     "memory": "a rank whose activations do not fit",
 }
 """Every code a problem can have, and what it means."""
+
+WARNINGS = {"head-of-line": "transfers that wait for others in front of them on a queue"}
+"""Every code a warning can have, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Problem:
     Parameters
     ----------
     code
-        A key of :data:`CODES`.
+        A key of :data:`CODES`, or of :data:`WARNINGS`.
     message
         What is wrong and where, for people.
     rank
@@ -104,6 +110,8 @@ class Report:
         The costs that memory was counted with.
     p2p_mode
         How ranks exchange results.
+    warnings
+        What is right and costs time all the same.
     """
 
     schedule: Schedule
@@ -111,6 +119,7 @@ class Report:
     more: Mapping[str, int] = field(default_factory=dict)
     costs: Costs = field(default_factory=Costs)
     p2p_mode: P2PMode = "overlapped"
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -146,17 +155,19 @@ class Report:
             "peak_activation": None if peak is None else peak.tolist(),
             "problems": [problem.to_dict() for problem in self.problems],
             "more": dict(self.more),
+            "warnings": [warning.to_dict() for warning in self.warnings],
         }
 
     def __str__(self) -> str:
         if self.ok:
             peak = self.peak_activation
             assert peak is not None, "without problems every action exists"
-            return (
+            good = (
                 f"ok: {_count(len(self.schedule), 'action')} on "
                 f"{_count(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
                 f"peak activation {number(float(peak.max()))}"
             )
+            return "\n".join([good, *(f"warning: {warning}" for warning in self.warnings)])
         width = max(len(problem.code) for problem in self.problems)
         lines = [f"{_count(self.count, 'problem')} in {self.schedule.name}:"]
         for code in CODES:

@@ -26,7 +26,8 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         step(f"reading {schedule}")
         made = inputs.schedule(schedule)
         step(f"checking {len(made):,} actions")
-        report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=inputs.mode)
+        mode = None if setup.p2p_mode is None else inputs.mode
+        report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=mode)
     if as_json:
         words = {"p2p": _transfers(inputs.mode), "memory": memory_text(inputs.costs, made)}
         print_json(

@@ -72,9 +72,12 @@ class Setup:
         typer.Option(metavar="FILE", help="Cost file: .yaml, .json or .toml; may set -p, -m, -v."),
     ] = None
     p2p_mode: Annotated[
-        str,
-        typer.Option(metavar="MODE", help="Transfers are overlapped, channel or blocking."),
-    ] = "overlapped"
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Transfers are overlapped (the default), channel, blocking, pair or group.",
+        ),
+    ] = None
     iterations: Annotated[
         str | None,
         typer.Option(metavar="N", help="Training steps in a row, with an optimizer step each."),
@@ -123,10 +126,9 @@ class Setup:
         """
         from debubble.engine.graph import P2P_MODES
 
-        if self.p2p_mode not in P2P_MODES:
-            raise ParameterError(
-                f"--p2p-mode is '{self.p2p_mode}'; {did_you_mean(self.p2p_mode, P2P_MODES)}"
-            )
+        mode: Any = self.p2p_mode or "overlapped"
+        if mode not in P2P_MODES:
+            raise ParameterError(f"--p2p-mode is '{mode}'; {did_you_mean(mode, P2P_MODES)}")
         costs, file = self._costs()
         pairs = list(self.option or [])
         if self.group_size is not None:
@@ -134,7 +136,6 @@ class Setup:
         memory = _limit(self.memory)
         if memory is None and file is not None:
             memory = file.memory_limit
-        mode: Any = self.p2p_mode
         return Inputs(
             ranks=_whole("-p", self.ranks),
             microbatches=_whole("-m", self.microbatches),

@@ -84,6 +84,11 @@ WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
 COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
 """Kinds that move an activation out of its rank's memory, and back."""
 
+SHARDING_KINDS = (Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
+"""Kinds in which data-parallel replicas of a stage exchange its weights or gradients.
+
+The ``microbatch`` of a REDUCE_GRAD is the iteration it ends; the others carry 0."""
+
 
 class Action(NamedTuple):
     """One piece of work: a stage, what is done there, and for which microbatch."""

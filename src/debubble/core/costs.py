@@ -58,6 +58,10 @@ class Costs:
         Recompute; the default is F.
     OPT
         Optimizer step of one rank. Always per rank.
+    unshard
+        Time in which the replicas of a stage gather its weights, for an ``UNSHARD``.
+    reduce_grad
+        Time in which they reduce its gradients, for a ``REDUCE_GRAD``.
     p2p
         Time between producer and consumer on different ranks: one number, or a matrix
         ``p2p[from][to]`` of shape ``(ranks, ranks)``. Never divided by the number of chunks.
@@ -117,6 +121,8 @@ class Costs:
     overlap_factor: float = 1.0
     R: Value | None = None
     OPT: Value = 0.0
+    unshard: Value = 0.0
+    reduce_grad: Value = 0.0
     p2p: float | Sequence[Sequence[float]] = 0.0
     message: float = 0.0
     bandwidth: float = math.inf
@@ -178,7 +184,7 @@ class Costs:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = (
             self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation, self.attention,
-            self.kv, self.exchange, self.offload_share,
+            self.kv, self.exchange, self.offload_share, self.unshard, self.reduce_grad,
         )  # fmt: skip
         ends = any(getattr(self, name) is not None for name in ENDS)
         return not ends and all(value is None or isinstance(value, float) for value in values)
@@ -192,7 +198,7 @@ class Costs:
 
     def scaled(self, factor: float) -> Costs:
         """The same costs with every time multiplied by `factor`; memory stays."""
-        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p", "exchange")
+        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p", "exchange", "unshard", "reduce_grad")
         changes = {name: _times(getattr(self, name), factor) for name in timed}
         for name in ENDS:
             part = getattr(self, name)
@@ -239,6 +245,8 @@ class CostTable:
         Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
+    collective
+        Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
     link
         Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
         zero on the diagonal.
@@ -260,6 +268,7 @@ class CostTable:
     kv: NDArray[np.float64]
     attention: NDArray[np.float64]
     optimizer: NDArray[np.float64]
+    collective: NDArray[np.float64]
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
     ends: NDArray[np.float64]
@@ -315,10 +324,15 @@ class CostTable:
         for kind, values in zip(TIMED_KINDS[:5], times, strict=True):
             duration[kind] += values / divisor
         optimizer = _spread_ranks(costs.OPT, placement.ranks)
+        collective = np.array(
+            [spread(costs.unshard, "unshard", 0.0), spread(costs.reduce_grad, "reduce_grad", 0.0)]
+        )
+        collective /= divisor
         link = _links(costs, placement.ranks, message)
         return cls(
-            duration, activation, kept, offload, checkpoint, kv, attention, optimizer, link, excess,
-            ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement, slicing,
+            duration, activation, kept, offload, checkpoint, kv, attention, optimizer, collective,
+            link, excess, ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
+            slicing,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:

@@ -81,6 +81,9 @@ class Schedule:
         input, too, which is put right with the sums over all shards: the last stage waits for every
         S, and T is the backward for the weights. Sums take the time of one transfer to the last
         rank and one back.
+    explicit_reduction
+        Whether gradients are reduced by ``REDUCE_GRAD`` actions and nowhere else, as in PyTorch's
+        schedules with communication, so that every stage needs one.
     options
         Parameters the order was made with, for display and for files.
     offload_to
@@ -100,6 +103,7 @@ class Schedule:
     sync: str = "global"
     recompute_after: str = "forward"
     weight_versions: int | tuple[int, ...] = 1
+    explicit_reduction: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     offload_to: tuple[int | None, ...] = ()
     vocabulary: int = 0
@@ -321,6 +325,7 @@ class Schedule:
                 else list(self.weight_versions)
             ),
             "recompute_after": self.recompute_after,
+            **({"explicit_reduction": True} if self.explicit_reduction else {}),
             "options": dict(self.options),
             **rare,
             "placement": {

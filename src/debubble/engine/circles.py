@@ -36,9 +36,13 @@ def explain_circle(events: Events, edges: Sequence[Edges], place: Ids) -> Schedu
         wants, makes = rest.halves((event, turn), following)
         if wants != made:
             texts.append(rest.text(made))
-            story.append(f"{texts[-1]} runs together with {rest.text(wants)}")
+            verb = "runs together with" if events.meets[made] < 0 else "is the other end of"
+            story.append(f"{texts[-1]} {verb} {rest.text(wants)}")
         texts.append(rest.text(wants))
-        story.append(f"{texts[-1]} {'runs after' if turn else 'waits for'} {rest.text(makes)}")
+        verb = "runs after" if turn else "waits for"
+        if events.meets[wants] >= 0 and events.meets[makes] >= 0:
+            verb = "is queued behind"
+        story.append(f"{texts[-1]} {verb} {rest.text(makes)}")
         made = makes
     first, last = circle[0][0], circle[-1][0]
     if len(texts) == 2 and events.rank[first] == events.rank[last]:
@@ -71,6 +75,8 @@ class _Rest:
     def halves(self, step: tuple[int, bool], following: tuple[int, bool]) -> tuple[int, int]:
         """The actions of two events of which the first waits for the second."""
         (waiting, turn), (wanted, _) = step, following
+        if self.events.meets[waiting] >= 0 or self.events.meets[wanted] >= 0:
+            return self._ends(waiting, wanted)
         if not turn:
             for one in self._parts(waiting):
                 needs = dependencies(self.events.schedule, self._action(one))
@@ -79,6 +85,17 @@ class _Rest:
                     if action in needs or action._replace(kind=Kind.I) in needs:
                         return one, other
         return waiting, wanted
+
+    def _ends(self, waiting: int, wanted: int) -> tuple[int, int]:
+        """The ends on one rank through which a queued transfer waits, or is waited for."""
+        meets, rank = self.events.meets, self.events.rank
+        ends = [
+            (int(one), int(other))
+            for one in (waiting, meets[waiting])
+            for other in (wanted, meets[wanted])
+            if one >= 0 and other >= 0 and rank[one] == rank[other]
+        ]
+        return next((pair for pair in ends if pair[1] < pair[0]), ends[0])
 
     def _parts(self, event: int) -> tuple[int, ...]:
         return (event, event + 1) if self.events.pair[event] == 1 else (event,)

@@ -8,6 +8,14 @@ An *event* is something that takes time on one stream. Actions are events, the t
 and the two ends of a transfer are one; rules add further events, such as transfers that are not
 actions, or joins of no duration that many events wait for.
 
+Collectives
+-----------
+``UNSHARD`` and ``REDUCE_GRAD`` run on the collective stream of their rank, in the order of the
+program. Each is issued when its rank has done all computing that stands before it, and occupies
+no compute. What computes on a stage waits for the end of the last ``UNSHARD`` before it, unless a
+``RESHARD``, which takes no time, came in between; a ``REDUCE_GRAD`` waits for the weight gradients
+of its iteration, and an optimizer step for the ``REDUCE_GRAD`` before it.
+
 Copies of activations
 ---------------------
 ``OFFLOAD`` and ``RELOAD`` run on a copy stream of their rank, one for both directions, in the order
@@ -44,9 +52,17 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import LINK, TIMED_KINDS, EventGraph, P2PMode, lanes_of
+from debubble.engine.graph import (
+    LINK,
+    MEETING,
+    QUEUES,
+    TIMED_KINDS,
+    EventGraph,
+    P2PMode,
+    lanes_of,
+)
 from debubble.engine.kernels.events import WIDTH, WORK, join_edges, sort_events
-from debubble.engine.transfers import first_transfer, insert_transfers
+from debubble.engine.transfers import ReceivePolicy, first_transfer, insert_transfers
 
 Ids: TypeAlias = NDArray[np.integer]
 """Positions of actions, or numbers of events: an action's event has the action's position."""
@@ -75,11 +91,12 @@ class Events:
 
     Notes
     -----
-    Columns have one entry per action, in the schedule's order; rules fill the last three.
+    Columns have one entry per action, in the schedule's order; rules fill the last ones.
 
     * ``own[i]`` is the cost index of action i, −1 where it is part of another action's event;
     * ``event[i]`` is the event that action i is part of;
     * ``carrier[i]`` is the transfer that the result of action i goes through, −1 where none;
+    * ``meets[i]`` is the other end of a send or receive that is queued, −1 for all else;
     * ``turns`` are the positions and events that occupy ranks one after the other, sorted.
     """
 
@@ -96,6 +113,7 @@ class Events:
         self.own: Ids = np.full(len(actions), -1, dtype=np.int32)
         self.event: Ids = np.arange(len(actions), dtype=np.int32)
         self.carrier: Ids = np.full(len(actions), -1, dtype=np.int32)
+        self.meets: Ids = np.full(len(actions), -1, dtype=np.int32)
         alone = np.flatnonzero(computes(self.kind) & (self.pair != 2))
         self.turns: tuple[Ids, Ids] = (alone, alone)
         self._added: list[Ids] = []
@@ -219,6 +237,12 @@ class Events:
         self._dynamic.append((kind, new, self.schedule.homes[new]))
         return index
 
+    def collective_time(self, kind: Kind, place: Ids) -> Ids:
+        """Cost indices of the collectives of the stages of copies."""
+        new, index = self._index(kind, place, self.places)
+        self._dynamic.append((kind, new, new))
+        return index
+
     def _index(self, kind: int, key: Ids, size: int) -> tuple[Ids, Ids]:
         """Keys that get their cost index now, and the indices of all keys."""
         index = self._indices.setdefault(kind, np.zeros(size, dtype=np.int32))
@@ -259,11 +283,12 @@ def compile_events(schedule: Schedule, mode: P2PMode, shared: int = 1) -> EventG
     Parameters
     ----------
     schedule
-        Any schedule. In blocking mode one without transfers gets them from
+        Any schedule. In modes in which transfers meet one without transfers gets them from
         :func:`debubble.engine.transfers.insert_transfers`, and the graph speaks about the actions
         of the schedule as given.
     mode
-        What a transfer does, see :mod:`debubble.engine.streams`.
+        What a transfer does, see :mod:`debubble.engine.streams` and
+        :func:`debubble.engine.rules.sends`.
     shared
         How many neighbouring ranks share one link to the host.
 
@@ -273,8 +298,9 @@ def compile_events(schedule: Schedule, mode: P2PMode, shared: int = 1) -> EventG
         When the order cannot run: an action twice, without what it needs, or a circle of actions
         that wait for each other, of which the shortest is shown.
     """
-    if mode == "blocking" and first_transfer(schedule) is None:
-        graph = _compile(insert_transfers(schedule, "just-in-time"), mode, shared)
+    if mode in MEETING and first_transfer(schedule) is None:
+        policy: ReceivePolicy = "queued" if mode in QUEUES else "just-in-time"
+        graph = _compile(insert_transfers(schedule, policy), mode, shared)
         kinds = graph.schedule.actions & KIND_MASK
         kept = np.flatnonzero((kinds < min(TRANSFER_KINDS)) | (kinds > max(TRANSFER_KINDS)))
         return replace(graph, schedule=schedule, node=graph.node[kept], sent=graph.sent[kept])

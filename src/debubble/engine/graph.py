@@ -10,7 +10,7 @@ Layout of the cost vector, for P = slices · copies · stages places and p ranks
     0            nothing, costs 0
     1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
     1 + 5P …     optimizer step of rank r: 1 + 5P + r
-    1 + 5P + p … links between ranks, overlapped pairs, copies and passes of the output layer's
+    1 + 5P + p … links between ranks, pairs, copies, collectives and passes of the output layer's
                  shards, in order of first use
 """
 
@@ -39,13 +39,22 @@ from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.recompute import recompute_share
 
-P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking"]
-P2P_MODES = ("overlapped", "channel", "blocking")
+P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking", "pair", "group"]
+P2P_MODES = ("overlapped", "channel", "blocking", "pair", "group")
+
+QUEUES = ("pair", "group")
+"""Modes in which ranks queue their transfers."""
+
+MEETING = ("blocking", *QUEUES)
+"""Modes in which it matters where receives stand."""
 
 TIMED_KINDS = 5
 LINK = 0
-"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half, of a copy, or
-of a pass of the output layer's shard."""
+"""``dynamic_kind`` of a link; other values are the kind of a pair's backward half, of a copy, of a
+collective, or of a pass of the output layer's shard."""
+
+COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+"""Kinds that take time on the collective stream of a rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +77,7 @@ class EventGraph:
         What the last cost indices stand for: a link from rank a to rank b, for slice j from
         a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
         of that kind on place b; a copy, or a pass of the output layer's shard, of place a on
-        rank b.
+        rank b; or a collective of stage a % stages of copy a // stages.
     completed
         How many (stage, microbatch) have all of their backward.
     shared
@@ -111,7 +120,7 @@ class EventGraph:
     @property
     def has_copies(self) -> bool:
         """Whether activations leave their ranks."""
-        return bool(np.isin(self.dynamic_kind, COPY_KINDS).any())
+        return bool(np.any(np.isin(self.dynamic_kind, COPY_KINDS)))
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
@@ -129,6 +138,8 @@ class EventGraph:
         ):
             if kind in VOCABULARY_KINDS:
                 dynamic[index] = table.duration[kind, a]
+            elif kind in COLLECTIVE_KINDS:
+                dynamic[index] = table.collective[COLLECTIVE_KINDS.index(kind), a]
             elif kind in COPY_KINDS:
                 target = self.schedule.copy_targets[b]
                 dynamic[index] = table.copy(kind, a, target, again is not None and bool(again[a]))
@@ -234,7 +245,8 @@ def compile_graph(
         What a transfer between ranks does: ``"overlapped"`` delays the consumer and occupies
         nobody; in ``"channel"`` every directed pair of ranks carries one transfer at a time, in
         the order of the producers; in ``"blocking"`` sender and receiver are both busy until the
-        transfer is over.
+        transfer is over; in ``"pair"`` and ``"group"`` ranks queue their transfers, see
+        :func:`debubble.engine.rules.sends`.
     host_link_shared_by
         How many neighbouring ranks share one link to the host.
 
@@ -251,7 +263,7 @@ def compile_graph(
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
         most = largest_kind(schedule)
-        if most > max(TRANSFER_KINDS) or schedule.vocabulary:
+        if most > max(TRANSFER_KINDS) or schedule.vocabulary or mode in QUEUES:
             from debubble.engine.events import compile_events
 
             graph = compile_events(schedule, mode, host_link_shared_by)

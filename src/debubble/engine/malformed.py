@@ -7,16 +7,25 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import TRANSFER_KINDS, VOCABULARY_KINDS, Action, Kind
+from debubble.core.actions import (
+    SHARDING_KINDS,
+    TRANSFER_KINDS,
+    VOCABULARY_KINDS,
+    WHOLE_STAGE_KINDS,
+    Action,
+    Kind,
+)
 from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.engine import stuck
+from debubble.engine.collectives import copies_here
 from debubble.engine.events import SLICES, Events, Ids, takers
+from debubble.engine.graph import MEETING
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import streams
 from debubble.engine.recompute import recompute_share
 
-ONCE = frozenset(Kind) - {Kind.OPT}
+ONCE = frozenset(Kind) - set(WHOLE_STAGE_KINDS)
 """Kinds that run once for every (stage, microbatch)."""
 
 NEEDS = {
@@ -58,12 +67,16 @@ def _first(wrong: NDArray[np.bool_], positions: Ids | None = None) -> Iterator[i
 def _misplaced(events: Events) -> Iterator[ScheduleError]:
     schedule = events.schedule
     step = events.kind == Kind.OPT
-    for position in _first((events.kind > Kind.RELOAD) & (events.kind < Kind.S)):
+    for position in _first(events.kind > Kind.T):
         yield _explain(events, sweep.OTHER_KIND, position)
     outside = (events.stage >= schedule.stages) | ((events.unit >= schedule.units) & ~step)
     for position in _first(outside):
         yield _explain(events, sweep.OUT_OF_RANGE, position)
-    for position in _first((schedule.homes[events.place] != events.rank) & ~step):
+    away = (schedule.homes[events.place] != events.rank) & ~step
+    if events.present.intersection(SHARDING_KINDS):
+        shared = np.isin(events.kind, SHARDING_KINDS)
+        away = np.where(shared, copies_here(events) < 0, away)
+    for position in _first(away):
         yield _explain(events, sweep.WRONG_RANK, position)
 
 
@@ -235,7 +248,7 @@ def _transfers(events: Events) -> Iterator[ScheduleError]:
         here, made = events.needed((kind,), NEEDS[kind])
         for position in _first(made > here, here):
             yield _explain(events, sweep.ORDER, position)
-    if events.mode == "blocking":
+    if events.mode in MEETING:
         yield from _crossed(events)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS, Kind
 from debubble.core.costs import Costs
 from debubble.core.ends import first_stages
+from debubble.engine.collectives import collectives, reductions_before
 from debubble.engine.events import SLICES, Edges, Events, Ids, Rule, takers
-from debubble.engine.graph import TIMED_KINDS, compile_graph
+from debubble.engine.graph import QUEUES, TIMED_KINDS, compile_graph
 from debubble.engine.kernels.events import follow
 
 BOUNDARIES = (((Kind.F,), 1), ((Kind.I, Kind.B), -1))
@@ -53,6 +54,11 @@ def sends(events: Events) -> Iterator[Edges]:
     A transfer starts when its sender reaches it. In blocking mode contiguous ones are a group,
     which occupies its rank: a transfer starts when both its ends have reached their groups, and the
     rank goes on when all transfers of its group are over.
+
+    In the modes "pair" and "group" every send and receive is queued in the order of the program, as
+    on a stream of NCCL: on one queue for each other rank, both directions together, or on one for
+    all of them. A transfer starts when both ranks have reached it and it heads the queues of both.
+    Computing goes on meanwhile.
     """
     both = events.of(*TRANSFER_KINDS)
     if not len(both):
@@ -68,6 +74,12 @@ def sends(events: Events) -> Iterator[Edges]:
     events.event[there] = here
     events.carrier[made] = here
     events.own[here] = events.link(events.rank[here], events.rank[there], events.unit[here])
+    if events.mode in QUEUES:
+        events.meets[here], events.meets[there] = there, here
+        yield events.after_turn(here)._replace(turn=False)
+        yield events.after_turn(there)._replace(turn=False)
+        yield _queues(events, both)
+        return
     if events.mode != "overlapped":
         yield _one_by_one(here, events.rank[here], events.rank[there], events.schedule.ranks)
     if events.mode != "blocking":
@@ -87,6 +99,17 @@ def sends(events: Events) -> Iterator[Edges]:
     position = np.concatenate([spots, both[ends]])
     order = np.argsort(position)
     events.turns = position[order], np.concatenate([turn, left])[order]
+
+
+def _queues(events: Events, both: Ids) -> Edges:
+    """Every end of a transfer comes after the one before it on its queue."""
+    queue = events.rank[both].astype(np.int64)
+    if events.mode == "pair":
+        queue = queue * events.schedule.ranks + events.rank[events.meets[both]]
+        order = np.argsort(queue, kind="stable")
+        both, queue = both[order], queue[order]
+    same = queue[1:] == queue[:-1]
+    return Edges(events.event[both[1:][same]], events.event[both[:-1][same]])
 
 
 def channels(events: Events) -> Iterator[Edges]:
@@ -150,7 +173,11 @@ def _unless_earlier(events: Events, here: Ids, needed: Ids) -> Edges:
 def steps(events: Events) -> Iterator[Edges]:
     """What optimizer steps wait for, see :data:`debubble.core.schedule.SYNCS`."""
     here = events.of(Kind.OPT)
-    if events.schedule.sync == "local" or not len(here):
+    if not len(here):
+        return
+    step, reduction = reductions_before(events, here)
+    if events.schedule.sync == "local":
+        yield Edges(here[step], reduction)
         return
     rank = events.rank[here]
     number = np.arange(len(here)) - np.searchsorted(rank, rank)
@@ -159,6 +186,7 @@ def steps(events: Events) -> Iterator[Edges]:
         norm = events.add(np.zeros(len(here), dtype=np.int32))
         arrived = events.after_turn(here)
         yield Edges(norm[np.searchsorted(here, arrived.consumer)], arrived.producer)
+        yield Edges(norm[step], reduction)
         later = rank > 0
         before = np.searchsorted(rank, rank[later] - 1) + number[later]
         yield Edges(norm[later], norm[before], events.link(rank[later] - 1, rank[later]))
@@ -168,6 +196,7 @@ def steps(events: Events) -> Iterator[Edges]:
     arrived = events.after_turn(here)
     which = np.searchsorted(here, arrived.consumer)
     yield Edges(gathered[number[which]], arrived.producer)
+    yield Edges(gathered[number[step]], reduction)
     yield Edges(here, gathered[number])
 
 
@@ -253,6 +282,6 @@ def _over(events: Events, consumer: Ids, producer: Ids, source: int, target: int
 
 
 RULES: tuple[Rule, ...] = (
-    durations, sends, turns, channels, results, steps, copies, vocabulary,
+    durations, sends, turns, channels, results, steps, copies, collectives, vocabulary,
 )  # fmt: skip
 """Every rule, in the order in which they run; a later one may use what earlier ones filled in."""

@@ -327,7 +327,7 @@ def simulate(
     costs
         What actions cost; the default is one unit of time each for F, I and W.
     p2p_mode
-        ``"overlapped"``, ``"channel"`` or ``"blocking"``, see
+        ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
         :func:`debubble.engine.graph.compile_graph`.
 
     Raises

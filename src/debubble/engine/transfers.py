@@ -12,6 +12,7 @@ Both policies look at a simulation with unit costs and free transfers:
   the receive moves behind an action only if that action ends before the sender's next one starts.
   For 1F1B that gives Megatron-LM's groups, ``send_forward_recv_backward`` and
   ``send_backward_recv_forward``.
+* ``"queued"`` receives at the same place, and sorts groups, see below.
 
 **Why the groups cannot deadlock.** Look at a transfer and the two actions that follow it, on the
 sender and on the receiver, and let its time be the start of the earlier of them. On both ranks the
@@ -28,8 +29,16 @@ On every directed pair of ranks receives stand in the order of the sends, so tha
 without tags reach the right buffers: earliest places come in the order in which producers end,
 and no later place moves past the one of the next transfer.
 
-Copies of activations occupy no compute and meet nobody: they are left out of all this, and put back
-behind the compute action they followed, in front of its sends.
+**Queues.** Some runtimes do not post groups but queue every transfer: one queue per rank and peer,
+or one per rank for all its peers, on both of which a transfer runs only when all before it have.
+The order above leads to that, too, once transfers within a group stand in it: then what a rank
+queues is a part of one order that all ranks share, and the first transfer of it that is not over
+heads every queue it is in. ``"eager"`` and ``"queued"`` sort their groups so, by time and among
+equals by the end of the producer. ``"just-in-time"`` writes sends before receives, which is the
+custom where groups are posted at once.
+
+Copies of activations and collectives occupy no compute and meet nobody: they are left out of all
+this, and put back behind the compute action they followed, in front of its transfers.
 """
 
 from __future__ import annotations
@@ -43,10 +52,12 @@ from numpy.typing import NDArray
 from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
+    SHARDING_KINDS,
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
     computes,
     kinds_of,
+    pairs_of,
     unpack,
 )
 from debubble.core.costs import Costs
@@ -56,8 +67,11 @@ from debubble.core.slicing import Slicing
 from debubble.engine.graph import compile_graph
 from debubble.engine.kernels import transfers as kernels
 
-ReceivePolicy: TypeAlias = Literal["eager", "just-in-time"]
-RECEIVE_POLICIES = ("eager", "just-in-time")
+ReceivePolicy: TypeAlias = Literal["eager", "just-in-time", "queued"]
+RECEIVE_POLICIES = ("eager", "just-in-time", "queued")
+
+ASIDE = (*COPY_KINDS, *SHARDING_KINDS)
+"""Kinds beside compute and transfers between stages."""
 
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of the simulation that places receives: whole numbers, and none of them zero."""
@@ -69,7 +83,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     Parameters
     ----------
     schedule
-        A schedule of compute actions, and copies of activations.
+        A schedule of compute actions, copies of activations, and collectives.
     policy
         Where receives stand, see above.
 
@@ -91,9 +105,9 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"{schedule.text(unpack(int(schedule.actions[position])))} "
             f"on rank {schedule.rank_of(position)}; lower a schedule without them"
         )
-    copies = np.isin(kinds_of(schedule.actions), COPY_KINDS)
-    if copies.any():
-        return _with_copies(schedule, insert_transfers(_without(schedule, copies), policy), copies)
+    aside = np.isin(kinds_of(schedule.actions), ASIDE)
+    if aside.any():
+        return _with_aside(schedule, insert_transfers(_without(schedule, aside), policy), aside)
     graph = compile_graph(schedule)
     ranks, count = schedule.ranks, len(schedule)
     home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
@@ -129,7 +143,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         order,
         slot,
     )
-    if policy == "just-in-time":
+    if policy != "eager":
         kernels.place_late.run(
             2 * count,
             schedule.actions,
@@ -144,6 +158,21 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         )
     lowered = np.zeros(count + 2 * transfers, dtype=np.int64)
     offsets = np.zeros(ranks + 1, dtype=np.int64)
+    if policy != "just-in-time":
+        shared = _one_order(schedule, home, start, order, slot)
+        kernels.write_queues.run(
+            4 * count,
+            schedule.actions,
+            schedule.offsets,
+            home,
+            consumer,
+            order[shared],
+            slot[shared],
+            np.zeros(count + ranks, dtype=np.int32),
+            lowered,
+            offsets,
+        )
+        return replace(schedule, actions=lowered, offsets=offsets)
     kernels.write_programs.run(
         3 * count,
         schedule.actions,
@@ -158,22 +187,39 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     return replace(schedule, actions=lowered, offsets=offsets)
 
 
+def _one_order(
+    schedule: Schedule,
+    home: NDArray[np.int32],
+    start: NDArray[np.int32],
+    order: NDArray[np.int32],
+    slot: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """The transfers in the order that all ranks share, as indices into `order` and `slot`.
+
+    `order` has them by the end of their producers, which settles what is equal in time.
+    """
+    following = order + 1 + (pairs_of(schedule.actions[order]) == 1)
+    ends_rank = following == schedule.offsets[home[order] + 1]
+    sender = np.where(ends_rank, np.iinfo(np.int32).max, np.append(start, 0)[following])
+    return np.argsort(np.minimum(sender, start[slot]), kind="stable")
+
+
 def _without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
     """The schedule without some of its actions."""
     before = np.concatenate([[0], np.cumsum(~left_out)])
     return replace(schedule, actions=schedule.actions[~left_out], offsets=before[schedule.offsets])
 
 
-def _with_copies(schedule: Schedule, lowered: Schedule, copies: NDArray[np.bool_]) -> Schedule:
-    """The lowered schedule with the copies of the schedule as it was given."""
+def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_]) -> Schedule:
+    """The lowered schedule with what was left out of the schedule as it was given."""
     compile_graph(schedule)
     compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
-    here = np.flatnonzero(copies)
+    here = np.flatnonzero(aside)
     rank = np.searchsorted(schedule.offsets, here, side="right") - 1
-    # How many compute actions of all programs stand before each copy.
-    before = np.cumsum(~copies)[here]
-    own = before > np.concatenate([[0], np.cumsum(~copies)])[schedule.offsets[rank]]
-    spots = np.where(own, compute[before - 1] + 1, lowered.offsets[rank])
+    # How many compute actions of all programs stand before each of them.
+    before = np.cumsum(~aside)[here]
+    own = before > np.concatenate([[0], np.cumsum(~aside)])[schedule.offsets[rank]]
+    spots = np.where(own, np.append(compute, -1)[before - 1] + 1, lowered.offsets[rank])
     added = np.searchsorted(rank, np.arange(schedule.ranks + 1))
     return replace(
         lowered,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     COPY_KINDS,
+    SHARDING_KINDS,
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
@@ -32,10 +33,10 @@ from debubble.engine.timeline import Timeline
 MICROSECONDS = {"s": 1e6, "sec": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}
 """Length of the units that cost files may name; any other unit is shown as a millisecond."""
 
-COMPUTE, PAIRED, TRANSFERS, COPIES = 0, 1, 2, 3
+COMPUTE, PAIRED, TRANSFERS, COPIES, COLLECTIVES = range(5)
 THREADS = {
     COMPUTE: "compute", PAIRED: "compute, second half of a pair", TRANSFERS: "transfers",
-    COPIES: "host copy",
+    COPIES: "host copy", COLLECTIVES: "collectives",
 }  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def _threads(timeline: Timeline) -> NDArray[np.int64]:
     kinds = kinds_of(actions)
     threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
     threads = np.where(computes(kinds), threads, TRANSFERS)
+    threads = np.where(np.isin(kinds, SHARDING_KINDS), COLLECTIVES, threads)
     return np.where(np.isin(kinds, COPY_KINDS), COPIES, threads)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 """Most bytes of a cost file."""
 
-_SPREAD = ("F", "I", "W", "B", "R", "attention", "exchange")
+_SPREAD = ("F", "I", "W", "B", "R", "attention", "exchange", "unshard", "reduce_grad")
 _MEMORY = ("activation", "kept_for_weight", "recompute_kept", "offload_share", "kv")
 
 
@@ -74,9 +74,10 @@ def load_costs(path: str | Path) -> CostFile:
             memory: {unit: GB, activation: 0.6, kept_for_weight: 0.4, limit: 40}
 
         ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message, bandwidth, attention,
-        exchange, host_bandwidth and host_link_shared_by, as in :class:`debubble.Costs`: a number, a
-        list or mapping with one per stage (per rank with the basis ``rank``), for O also
-        ``{"0,3": time}`` and for p2p a matrix. What only the first or last stage does stands under
+        exchange, unshard, reduce_grad, host_bandwidth and host_link_shared_by, as in
+        :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
+        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only the first or
+        last stage does stands under
         ``embedding``, ``head`` and ``mtp``: ``head: {F: 4, B: 8}`` among the times, ``head: 0.2``
         in the memory section. ``memory`` has activation, kept_for_weight, recompute_kept,
         offload_share, kv, and the limit and name of their unit.

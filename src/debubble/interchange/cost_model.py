@@ -181,6 +181,8 @@ class Times(_Strict):
     overlap_factor: Number = None
     attention: Share = None
     exchange: PerStage = None
+    unshard: PerStage = None
+    reduce_grad: PerStage = None
     p2p: Annotated[Any, BeforeValidator(_link)] = None
     message: Number = None
     bandwidth: Positive = None

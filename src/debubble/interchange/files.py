@@ -83,10 +83,10 @@ def save(schedule: Schedule, path: str | Path) -> None:
 
         write_text(path, to_json(schedule))
         return
-    from debubble.interchange.torch_csv import to_csv
+    from debubble.interchange.torch_csv import to_csv, with_transfers
 
     lowered = bool(np.any(kinds_of(schedule.actions) > Kind.OPT))
-    write_text(path, to_csv(schedule, transfers=lowered))
+    write_text(path, to_csv(with_transfers(schedule) if lowered else schedule, lowered))
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:

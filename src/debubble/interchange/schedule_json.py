@@ -28,7 +28,7 @@ from debubble.interchange.text import check_keys, check_label, shown
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
 OPTIONAL = (
     "name", "iterations", "slices", "cut", "exchange", "sync", "recompute_after", "weight_versions",
-    "offload_to", "vocabulary", "options",
+    "offload_to", "vocabulary", "options", "explicit_reduction",
 )  # fmt: skip
 LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
            "ranks": MAX_RANKS}  # fmt: skip
@@ -97,9 +97,6 @@ def from_json(text: str, where: str) -> Schedule:
             raise FormatError(f"{where}: programs[{rank}] is {shown(program)}; give a list of text")
     units = counts["microbatches"] * counts["iterations"] * counts["slices"]
     check_size(sum(map(len, programs)), placement.stages, units, where)
-    exchange = data.get("exchange", False)
-    if not isinstance(exchange, bool):
-        raise FormatError(f"{where}: exchange is {shown(exchange)}; use true or false")
     vocabulary = data.get("vocabulary", 0)
     if type(vocabulary) is not int or vocabulary not in VOCABULARIES:
         raise FormatError(f"{where}: vocabulary is {shown(vocabulary)}; use 0, 1 or 2")
@@ -112,7 +109,8 @@ def from_json(text: str, where: str) -> Schedule:
                 for rank, program in enumerate(programs)
             ],
             cut=_cut(data.get("cut", []), counts["slices"], where),
-            exchange=exchange,
+            exchange=_truth(data, "exchange", where),
+            explicit_reduction=_truth(data, "explicit_reduction", where),
             sync=_choice(data, "sync", SYNCS, where),
             recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
             options=_options(data.get("options", {}), where),
@@ -166,6 +164,13 @@ def _count(value: Any, key: str, where: str, largest: int = 0) -> int:
         raise FormatError(
             f"{where}: {key} is {shown(value)}; give a whole number from 1 to {largest:,}"
         )
+    return value
+
+
+def _truth(data: Mapping[str, Any], key: str, where: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise FormatError(f"{where}: {key} is {shown(value)}; use true or false")
     return value
 
 

@@ -3,8 +3,8 @@
 The compute-only form is what ``torch.distributed.pipelining`` and torchtitan load; empty cells are
 idle slots and mean nothing. The form with communication adds ``SEND_F``, ``RECV_F``, ``SEND_B`` and
 ``RECV_B``, and what PyTorch needs beside them: ``REDUCE_GRAD``, where it divides gradients by the
-number of microbatches, and in versions that know them ``WAIT_`` actions. These and ``UNSHARD`` and
-``RESHARD`` of fully sharded models follow from the rest: they are written where PyTorch puts them
+number of microbatches, ``UNSHARD`` and ``RESHARD`` of fully sharded models, and in versions that
+know them ``WAIT_`` actions. The last follow from the rest: they are written where PyTorch puts them
 and skipped when read. A CSV has no name, number of microbatches or placement, which follow from its
 actions, too.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from functools import partial
 from pathlib import PurePath
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     COPY_KINDS,
+    SHARDING_KINDS,
     TRANSFER_KINDS,
     Action,
     Kind,
@@ -40,12 +40,13 @@ from debubble.core.schedule import Schedule
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 
 COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B)
+COMMUNICATING = (*COMPUTE, *TRANSFER_KINDS, *SHARDING_KINDS)
 
-_IMPLIED = re.compile(
-    r"[0-9]{1,9}(?:(?:UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)[0-9]{0,10}|"
-    r"WAIT_SEND_[FB][0-9]{1,10})"
-)
+_IMPLIED = re.compile(r"[0-9]{1,9}WAIT_(?:REDUCE_GRAD[0-9]{0,10}|SEND_[FB][0-9]{1,10})")
 """Cells of PyTorch that follow from the others."""
+
+_OF_STAGE = re.compile(r"([0-9]{1,9}(?:UNSHARD|RESHARD|REDUCE_GRAD))[0-9]{0,10}")
+"""Cells of PyTorch that name no microbatch."""
 
 
 def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule:
@@ -74,18 +75,28 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
             column for column, text in enumerate(texts) if text and not _IMPLIED.fullmatch(text)
         ]
         programs.append(
-            read_cells([texts[column] for column in columns], partial(_place, where, rank, columns))
+            read_cells(
+                [_OF_STAGE.sub(r"\g<1>0", texts[column]) for column in columns],
+                partial(_place, where, rank, columns),
+            )
         )
     actions = np.concatenate(programs)
-    if not len(actions):
+    kinds = kinds_of(actions)
+    if not np.any(kinds <= Kind.OPT):
         raise FormatError(f"{where}: no actions; write one row per rank: 0F0,0F1,0B0,0B1")
-    if np.any(kinds_of(actions) == Kind.OPT):
+    if np.any(kinds == Kind.OPT):
         raise FormatError(f"{where}: OPT is not part of a CSV; use a JSON schedule file")
     found = 1 + int(microbatches_of(actions).max())
     stages = 1 + int(stages_of(actions).max())
     check_size(len(actions), stages, max(found, microbatches or 0), where)
     placement = _placement(programs, stages, where)
-    return Schedule.from_programs(PurePath(where).name, placement, microbatches or found, programs)
+    return Schedule.from_programs(
+        PurePath(where).name,
+        placement,
+        microbatches or found,
+        programs,
+        explicit_reduction=bool(np.any(kinds > Kind.OPT)),
+    )
 
 
 def _place(where: str, rank: int, columns: list[int], index: int) -> str:
@@ -171,7 +182,7 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
         What to write.
     transfers
         False for the compute-only form; True for the one with communication, for a schedule that
-        has it (see :func:`with_transfers`); each stage's ``REDUCE_GRAD`` is added.
+        has it (see :func:`with_transfers`).
     waits
         Whether that form also has the ``WAIT_`` actions that PyTorch needs from the version on
         that knows them. Older ones take ``0WAIT_SEND_F0`` for the action ``0W``.
@@ -181,7 +192,7 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
     ParameterError
         When the format cannot express the schedule; the message says why.
     """
-    refuse_inexpressible(schedule, (*COMPUTE, *TRANSFER_KINDS) if transfers else COMPUTE)
+    refuse_inexpressible(schedule, COMMUNICATING if transfers else COMPUTE)
     lines = []
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
@@ -191,17 +202,15 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
 
 
 def _lowered(program: Program, waits: bool) -> list[str]:
-    """A program's cells, with gradient reductions and waits where PyTorch puts them.
+    """A program's cells as PyTorch writes them, with waits where PyTorch puts them.
 
-    A stage's gradients are complete after its last backward; sends that follow go first. A forward
-    send is waited for after the backward of its microbatch, all others at the end.
+    A forward send is waited for after the backward of its microbatch, a reduction at once, all else
+    at the end.
     """
     texts = cells(program)
     actions = [unpack(code) for code in program.tolist()]
     seconds = (pairs_of(program) == 2).tolist()
-    weights = Counter(stage for stage, kind, _ in actions if kind in (Kind.W, Kind.B))
     row: list[str] = []
-    complete: list[int] = []
     sent: dict[Action, str] = {}
     position = 0
     for text in texts:
@@ -210,9 +219,10 @@ def _lowered(program: Program, waits: bool) -> list[str]:
         if position < len(actions) and seconds[position]:
             leaves.append(actions[position])
             position += 1
-        if leaves[0].kind not in (Kind.SEND_F, Kind.SEND_B):
-            row += _reduced(complete, waits)
-        row.append(text)
+        stage, kind, _ = leaves[0]
+        row.append(f"{stage}{kind.name}" if kind in SHARDING_KINDS else text)
+        if waits and kind == Kind.REDUCE_GRAD:
+            row.append(f"{stage}WAIT_REDUCE_GRAD")
         for leaf in leaves:
             stage, kind, microbatch = leaf
             if kind in (Kind.SEND_F, Kind.SEND_B):
@@ -220,21 +230,7 @@ def _lowered(program: Program, waits: bool) -> list[str]:
             if kind in (Kind.I, Kind.B):
                 wait = sent.pop(Action(stage, Kind.SEND_F, microbatch), "")
                 row += [wait] if waits and wait else []
-            if kind in (Kind.W, Kind.B):
-                weights[stage] -= 1
-                complete += [stage] if weights[stage] == 0 else []
-    row += _reduced(complete, waits)
     return row + list(sent.values()) if waits else row
-
-
-def _reduced(complete: list[int], waits: bool) -> list[str]:
-    """Reductions for stages whose gradients are complete; empties the list."""
-    row = []
-    for stage in complete:
-        row.append(f"{stage}REDUCE_GRAD")
-        row += [f"{stage}WAIT_REDUCE_GRAD"] if waits else []
-    complete.clear()
-    return row
 
 
 def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
@@ -271,7 +267,7 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
         )
     elif extra == [Kind.OPT]:
         reason = "has optimizer steps, which a CSV cannot say; leave iterations out"
-    elif all(kind in TRANSFER_KINDS for kind in extra):
+    elif all(kind in COMMUNICATING for kind in extra):
         reason = "has communication actions; use torch-csv-comms"
     else:
         reason = f"has {extra[-1].name} actions, which PyTorch's CSV does not know"
@@ -283,10 +279,13 @@ def _refusal(schedule: Schedule, reason: str) -> str:
 
 
 def with_transfers(schedule: Schedule) -> Schedule:
-    """The schedule with send and receive actions, itself when it has them already."""
-    if np.any(np.isin(kinds_of(schedule.actions), TRANSFER_KINDS)):
-        return schedule
-    refuse_inexpressible(schedule, COMPUTE)
+    """The schedule with sends, receives and reductions, itself when it has them already."""
+    from debubble.lowering.sharding import add_sharding
     from debubble.lowering.transfers import add_transfers
 
-    return add_transfers(schedule)
+    kinds = kinds_of(schedule.actions)
+    reduced = schedule.explicit_reduction or bool(np.any(kinds == Kind.REDUCE_GRAD))
+    if not np.any(np.isin(kinds, TRANSFER_KINDS)):
+        refuse_inexpressible(schedule, (*COMPUTE, *SHARDING_KINDS))
+        schedule = add_transfers(schedule)
+    return schedule if reduced else add_sharding(schedule)

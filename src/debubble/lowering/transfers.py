@@ -13,13 +13,13 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
 
     Actions are written as in PyTorch: ``0SEND_F1`` on the rank that runs ``0F1``, ``1RECV_F1`` on
     the rank that runs ``1F1``; ``1SEND_B1`` behind ``1I1`` or ``1B1``, ``0RECV_B1`` before the
-    backward of stage 0. Stages that share a rank need none. A send stands right behind its
-    producer, behind the whole pair when that is half of one.
+    backward of stage 0. Stages that share a rank need none. A send stands behind its
+    producer, behind the whole pair when that is half of one, before the next compute action.
 
     Parameters
     ----------
     schedule
-        A schedule of compute actions, and copies of activations, that can run.
+        A schedule of compute actions, copies of activations, and collectives, that can run.
     policy
         Where receives stand, judged by a simulation in which F, I, W and an optimizer step take
         one unit of time, B takes two, and transfers take none.
@@ -29,7 +29,12 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
 
         ``"just-in-time"``: as close to the consumer as keeps no sender waiting, so that buffers
         are held shortest and a group waits for nothing that is not needed yet. For 1F1B these are
-        Megatron-LM's groups. Blocking simulations of schedules without transfers use it.
+        Megatron-LM's groups. Blocking simulations of schedules without transfers use it. What
+        stands between two compute actions must be posted at once.
+
+        ``"queued"``: at the same places. As with ``"eager"``, transfers stand in one order that all
+        ranks share, so that they may also be queued one by one, on one queue for each peer or one
+        for all of them, as NCCL's streams are. Simulations with such queues use it.
 
     Returns
     -------

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
+from debubble.engine.graph import P2PMode
 from debubble.interchange.text import shown
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
@@ -59,7 +60,7 @@ class State(_Strict):
     ranks: Annotated[int, Field(ge=1, le=limits.MAX_RANKS)] = 4
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 8
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)] | None = None
-    mode: Literal["overlapped", "channel", "blocking"] = "overlapped"
+    mode: P2PMode = "overlapped"
     memory: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     costs: CostValues = CostValues()
 

@@ -173,3 +173,50 @@ def write_programs(
         kind = 7 if actions[needed] & KIND_MASK == 0 else 9
         lowered[incoming[slot[index]]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
         incoming[slot[index]] += 1
+
+
+@kernel(writes=("lowered", "lowered_offsets"))
+def write_queues(
+    actions: Array,
+    offsets: Array,
+    home: Array,
+    consumer: Array,
+    order: Array,
+    slot: Array,
+    room: Array,
+    lowered: Array,
+    lowered_offsets: Array,
+) -> None:
+    """Programs whose transfers between two compute actions stand as in ``order``, on every rank.
+
+    ``room`` has a zero for the gap before each action and behind each program: that before action
+    i of rank r has the number i + r.
+    """
+    for index in range(len(order)):
+        sender = order[index]
+        after = sender + 1 if (actions[sender] >> PAIR_SHIFT) & 3 != 1 else sender + 2
+        room[after + home[sender]] += 1
+        room[slot[index] + home[slot[index]]] += 1
+    here = 0
+    for rank in range(len(offsets) - 1):
+        for position in range(offsets[rank], offsets[rank + 1] + 1):
+            # From here on ``room`` is where the next transfer of this gap is written.
+            count = room[position + rank]
+            room[position + rank] = here
+            here += count
+            if position < offsets[rank + 1]:
+                lowered[here] = actions[position]
+                here += 1
+        lowered_offsets[rank + 1] = here
+    for index in range(len(order)):
+        sender = order[index]
+        needed = consumer[sender]
+        after = sender + 1 if (actions[sender] >> PAIR_SHIFT) & 3 != 1 else sender + 2
+        kind = 6 if actions[sender] & KIND_MASK == 0 else 8
+        gap = after + home[sender]
+        lowered[room[gap]] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
+        room[gap] += 1
+        kind = 7 if actions[needed] & KIND_MASK == 0 else 9
+        gap = slot[index] + home[slot[index]]
+        lowered[room[gap]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
+        room[gap] += 1

@@ -1,0 +1,111 @@
+"""What an order with explicit transfers costs where they are queued: head-of-line blocking."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.metrics import number
+from debubble.analysis.problems import Problem, position_text
+from debubble.core.actions import TRANSFER_KINDS, Kind, kinds_of
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode
+from debubble.engine.timeline import Timeline, simulate
+
+TOLERANCE = 1e-9
+"""Share of a time that rounding may make of two equal ones."""
+
+
+def lost_in_queues(schedule: Schedule, costs: Costs, mode: P2PMode) -> list[Problem]:
+    """The time that transfers cost by waiting for others in front of them, as a warning.
+
+    Parameters
+    ----------
+    schedule
+        With explicit transfers, without deadlock in `mode`.
+    costs
+        What actions and transfers cost.
+    mode
+        ``"pair"`` or ``"group"``.
+
+    Returns
+    -------
+    list of Problem
+        One that names the first transfer that waits behind another whose data is not there yet,
+        with the time that the whole schedule loses; empty when it loses none.
+    """
+    queued, free = simulate(schedule, costs, mode), simulate(schedule, costs)
+    lost = queued.makespan - free.makespan
+    if lost <= TOLERANCE * free.makespan:
+        return []
+    first = _first_blocked(queued)
+    if first is None:
+        return []
+    waits, ahead, ready, sent = first
+    rank, index, text, where = position_text(schedule, waits)
+    _, spot, other, _ = position_text(schedule, ahead)
+    share = 100 * lost / free.makespan
+    return [
+        Problem(
+            "head-of-line",
+            f"{where} could start at {number(ready)} but is queued behind {other} (action {spot}), "
+            f"whose data is sent at {number(sent)}; with {_QUEUES[mode]} such waits make the "
+            f"schedule {number(lost)} ({share:.3g} %) longer",
+            rank,
+            index,
+            (text, other),
+            f"move {text} before {other}, on the other rank likewise",
+        )
+    ]
+
+
+_QUEUES = {"pair": "one queue for each two ranks", "group": "one queue per rank"}
+
+
+def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
+    """The first end of a transfer that could go were it not for the one in front of it.
+
+    Its position, that of the one in front, when it could go and when the other's data is sent.
+    """
+    schedule, end = timeline.schedule, timeline.end
+    kind = kinds_of(schedule.actions)
+    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    ends = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
+    reached = _reached(kind, rank, end)[ends]
+    # Both ends of a transfer have one node.
+    node = timeline.graph.node[ends]
+    _, transfer = np.unique(node, return_inverse=True)
+    ready, sent = np.zeros(len(ends)), np.zeros(len(ends))
+    np.maximum.at(ready, transfer, reached)
+    ready = ready[transfer]
+    sends = np.isin(kind[ends], (Kind.SEND_F, Kind.SEND_B))
+    sent[transfer[sends]] = reached[sends]
+    sent = sent[transfer]
+
+    queue = rank[ends]
+    if timeline.mode == "pair":
+        place = np.zeros((2, len(ends)), dtype=np.int64)
+        place[sends.astype(int), transfer] = rank[ends]
+        queue = queue * schedule.ranks + place.sum(axis=0)[transfer] - rank[ends]
+    order = np.argsort(queue, kind="stable")
+    here, ahead = order[1:], order[:-1]
+    slack = TOLERANCE * timeline.makespan
+    blocked = (queue[here] == queue[ahead]) & (sent[ahead] > ready[here] + slack)
+    if not blocked.any():
+        return None
+    which = np.flatnonzero(blocked)
+    which = which[np.argmin(ready[here[which]])]
+    one, other = here[which], ahead[which]
+    return int(ends[one]), int(ends[other]), float(ready[one]), float(sent[other])
+
+
+def _reached(
+    kind: NDArray[np.int64], rank: NDArray[np.int64], end: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """When every rank gets to every action: the end of what it computes before."""
+    compute = np.flatnonzero(kind <= Kind.OPT)
+    before = np.searchsorted(compute, np.arange(len(kind))) - 1
+    spot = compute[before] if len(compute) else before
+    same = (before >= 0) & (rank[spot] == rank)
+    return np.where(same, end[spot], 0.0)

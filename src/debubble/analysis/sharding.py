@@ -1,0 +1,122 @@
+"""Gradients are reduced once, when they are complete, and weights are there when they are used."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.problems import Findings, Problem, position_text
+from debubble.analysis.structure import Columns, period_of
+from debubble.core.actions import Action, Kind
+from debubble.core.schedule import Schedule
+
+Positions = NDArray[np.int64]
+
+
+def inspect_sharding(schedule: Schedule, found: Findings) -> None:
+    """Report stages without a reduction of their gradients, and uses of weights that are dropped.
+
+    For schedules that are complete and in order. Reductions are asked for where a schedule has any,
+    or says that there are none but its own (``Schedule.explicit_reduction``).
+    """
+    columns = Columns.of(schedule)
+    # (rank, stage), as few numbers as occur.
+    _, owner = np.unique(columns.rank * schedule.stages + columns.stage, return_inverse=True)
+    reductions = np.flatnonzero(columns.kind == Kind.REDUCE_GRAD)
+    if schedule.explicit_reduction or len(reductions):
+        _reductions(columns, owner, reductions, found)
+    if np.any((columns.kind == Kind.UNSHARD) | (columns.kind == Kind.RESHARD)):
+        _weights(columns, owner, found)
+
+
+def _reductions(columns: Columns, owner: Positions, reductions: Positions, found: Findings) -> None:
+    schedule, period = columns.schedule, period_of(columns.schedule)
+    made = np.flatnonzero((columns.kind == Kind.W) | (columns.kind == Kind.B))
+    iterations = schedule.units // (schedule.microbatches * schedule.slices)
+    needed = owner[made] * iterations + columns.unit[made] // period
+    # The last position of every key: the first one from behind.
+    keys, from_behind = np.unique(needed[::-1], return_index=True)
+    last = made[::-1][from_behind]
+    have = owner[reductions] * iterations + columns.unit[reductions]
+    strange = (columns.unit[reductions] >= iterations) | ~np.isin(have, keys)
+    found.add(
+        "reduce-grad",
+        reductions[strange],
+        partial(_wrong, schedule, "reduces gradients that nobody computes", "remove it"),
+    )
+    reductions, have = reductions[~strange], have[~strange]
+    reduced, first = np.unique(have, return_index=True)
+
+    def absent(item: int) -> Problem:
+        rank, _, text, _ = position_text(schedule, int(last[item]))
+        stage = int(columns.stage[last[item]])
+        wanted = str(Action(stage, Kind.REDUCE_GRAD, int(keys[item]) % iterations))
+        return Problem(
+            "reduce-grad",
+            f"{wanted} is missing: the gradients of stage {stage} are neither divided by the "
+            "number of microbatches nor reduced among replicas",
+            rank,
+            None,
+            (wanted, text),
+            f"add it on rank {rank} behind {text}",
+        )
+
+    found.add("reduce-grad", np.flatnonzero(~np.isin(keys, reduced)), absent)
+    again = np.ones(len(reductions), dtype=bool)
+    again[first] = False
+    found.add(
+        "reduce-grad",
+        reductions[again],
+        partial(_wrong, schedule, "reduces the same gradients again", "remove one of the two"),
+    )
+    index = np.searchsorted(keys, have)
+    early = ~again & (reductions < last[index])
+
+    def hasty(item: int) -> Problem:
+        rank, place, text, where = position_text(schedule, int(reductions[item]))
+        _, spot, wanted, _ = position_text(schedule, int(last[index[item]]))
+        return Problem(
+            "reduce-grad",
+            f"{where} comes before {wanted} (action {spot}), whose gradient it leaves out",
+            rank,
+            place,
+            (text, wanted),
+            f"move it behind {wanted}",
+        )
+
+    found.add("reduce-grad", np.flatnonzero(early), hasty)
+
+
+def _wrong(schedule: Schedule, what: str, fix: str, position: int) -> Problem:
+    rank, index, text, where = position_text(schedule, position)
+    return Problem("reduce-grad", f"{where} {what}", rank, index, (text,), fix)
+
+
+def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
+    kind = columns.kind
+    shards = (kind == Kind.UNSHARD) | (kind == Kind.RESHARD)
+    positions = np.flatnonzero(shards | (kind < Kind.OPT))
+    positions = positions[np.isin(owner[positions], owner[shards])]
+    positions = positions[np.argsort(owner[positions], kind="stable")]
+    group = owner[positions]
+    event = shards[positions]
+    before = np.maximum.accumulate(np.where(event, np.arange(len(positions)), -1))
+    known = (before >= 0) & (group[before] == group)
+    dropped = ~event & ~(known & (kind[positions[before]] == Kind.UNSHARD))
+
+    def describe(item: int) -> Problem:
+        rank, index, text, where = position_text(columns.schedule, int(positions[item]))
+        stage = int(columns.stage[positions[item]])
+        wanted = str(Action(stage, Kind.UNSHARD, 0))
+        return Problem(
+            "unshard",
+            f"{where} uses weights of stage {stage} that its rank does not hold",
+            rank,
+            index,
+            (text,),
+            f"add {wanted} before it",
+        )
+
+    found.add("unshard", np.flatnonzero(dropped), describe)

@@ -1,0 +1,123 @@
+"""Decide when a rank holds the whole weights of which of its stages."""
+
+from __future__ import annotations
+
+from debubble.engine.jit import Array, kernel
+
+NEVER = 1 << 62
+
+
+@kernel(writes=("following",))
+def find_uses(chain: Array, stage: Array, seen: Array, following: Array) -> None:
+    """Index of the next use of the same stage in the same chain of uses, NEVER for none.
+
+    ``chain`` numbers the stretches between which nothing is held; ``seen`` has a −1 per stage.
+    """
+    for index in range(len(stage) - 1, -1, -1):
+        later = seen[stage[index]]
+        following[index] = NEVER
+        if later >= 0 and chain[later] == chain[index]:
+            following[index] = later
+        seen[stage[index]] = index
+
+
+@kernel(writes=("where", "what"))
+def hold_weights(
+    chain: Array,
+    stage: Array,
+    joined: Array,
+    following: Array,
+    most: int,
+    ahead: bool,
+    held: Array,
+    soonest: Array,
+    members: Array,
+    where: Array,
+    what: Array,
+) -> int:
+    """Gather weights before they are used and drop them for others; returns how many events.
+
+    Event e comes before use ``where[e] >> 1`` or, where the lowest bit is 1, behind it; it is a
+    gathering of stage ``what[e] >> 1`` where the lowest bit of that is 0, else a drop.
+
+    With ``ahead`` a rank holds those ``most`` stages that it needs next, and fetches one as soon
+    as there is room; without, it fetches a stage for its use and drops the one that is needed
+    last. ``joined`` marks uses that run together with the one before. Per stage, ``held`` is 0,
+    ``soonest`` anything, and ``members`` room for the stages of a chain.
+    """
+    events = 0
+    index = 0
+    while index < len(stage):
+        if index == 0 or chain[index] != chain[index - 1]:
+            # The stages of this chain in the order of their first uses, and when those are.
+            size = 0
+            stop = index
+            while stop < len(stage) and chain[stop] == chain[index]:
+                stop += 1
+            for use in range(index, stop):
+                if held[stage[use]] != 2:
+                    held[stage[use]] = 2
+                    soonest[stage[use]] = use
+                    members[size] = stage[use]
+                    size += 1
+            for member in range(size):
+                held[members[member]] = 0
+            active = 0
+            if ahead:
+                while active < size and active < most:
+                    held[members[active]] = 1
+                    where[events] = index << 1
+                    what[events] = members[active] << 1
+                    events += 1
+                    active += 1
+        last = index
+        while last + 1 < stop and joined[last + 1]:
+            last += 1
+        for use in range(index, last + 1):
+            if held[stage[use]] == 1:
+                continue
+            if active == most:
+                farthest = -1
+                for member in range(size):
+                    other = members[member]
+                    busy = soonest[other] >= index and soonest[other] <= last
+                    if held[other] == 1 and not busy:
+                        if farthest < 0 or soonest[other] > soonest[farthest]:
+                            farthest = other
+                held[farthest] = 0
+                active -= 1
+                where[events] = index << 1
+                what[events] = farthest << 1 | 1
+                events += 1
+            held[stage[use]] = 1
+            active += 1
+            where[events] = index << 1
+            what[events] = stage[use] << 1
+            events += 1
+        for use in range(index, last + 1):
+            soonest[stage[use]] = following[use]
+        for use in range(index, last + 1):
+            here = stage[use]
+            if held[here] != 1:
+                continue
+            nearest = -1
+            if ahead and (active == most or soonest[here] == NEVER):
+                for member in range(size):
+                    other = members[member]
+                    if held[other] == 0 and soonest[other] < soonest[here]:
+                        if nearest < 0 or soonest[other] < soonest[nearest]:
+                            nearest = other
+            if nearest >= 0 or soonest[here] == NEVER:
+                held[here] = 0
+                active -= 1
+                where[events] = last << 1 | 1
+                what[events] = here << 1 | 1
+                events += 1
+            if nearest >= 0:
+                held[nearest] = 1
+                active += 1
+                where[events] = last << 1 | 1
+                what[events] = nearest << 1
+                events += 1
+        index = last + 1
+    return events

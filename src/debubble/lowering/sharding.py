@@ -1,0 +1,179 @@
+"""Lower a schedule to one that says when data-parallel replicas exchange weights and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    SHARDING_KINDS,
+    TRANSFER_KINDS,
+    Kind,
+    Program,
+    kinds_of,
+    microbatches_of,
+    pack,
+    pairs_of,
+    stages_of,
+    unpack,
+)
+from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine.kernels import sharding as kernels
+
+ShardingMode: TypeAlias = Literal["ddp", "fsdp"]
+SHARDING_MODES = ("ddp", "fsdp")
+
+MAX_ACTIVE = 3
+"""Stages whose whole weights a rank holds at most, as in PyTorch."""
+
+_Inserts: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], Program]
+"""Ranks, positions, and the actions to insert before them."""
+
+
+def add_sharding(
+    schedule: Schedule,
+    *,
+    mode: ShardingMode = "ddp",
+    max_active: int = MAX_ACTIVE,
+    prefetch: bool = True,
+) -> Schedule:
+    """Insert the actions in which replicas of a stage reduce gradients and gather weights.
+
+    ``REDUCE_GRAD`` stands behind the last weight gradient of a stage in every iteration, behind
+    the whole pair when that is half of one, and behind the sends that follow.
+
+    With ``"fsdp"`` ranks keep a part of their stages' weights only: ``UNSHARD`` gathers those of a
+    stage, ``RESHARD`` drops them behind their last use and when another stage needs the room. At
+    an optimizer step, which changes them, all are dropped.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of compute actions, with or without transfers and copies of activations.
+    mode
+        ``"ddp"``: gradients only; ``"fsdp"``: weights, too.
+    max_active
+        How many stages a rank has unsharded at most.
+    prefetch
+        Whether a stage is unsharded as soon as it is among the `max_active` that its rank uses
+        next, as PyTorch does it, or right before its use, in place of the one that is used last.
+
+    Returns
+    -------
+    Schedule
+        With a time of ``Costs.unshard`` and ``Costs.reduce_grad`` on a stream of their own.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such mode, or no room for what overlapped pairs use together.
+    ScheduleError
+        When the schedule has such actions already.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> from debubble.lowering.sharding import add_sharding
+    >>> plain = db.make("1f1b", ranks=2, microbatches=1)
+    >>> for row in add_sharding(plain, mode="fsdp").rows():
+    ...     print(" ".join(row))
+    0UNSHARD0 0F0 0B0 0REDUCE_GRAD0 0RESHARD0
+    1UNSHARD0 1F0 1B0 1REDUCE_GRAD0 1RESHARD0
+    """
+    if mode not in SHARDING_MODES:
+        raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
+    kinds = kinds_of(schedule.actions)
+    there = np.isin(kinds, SHARDING_KINDS)
+    if there.any():
+        position = int(there.argmax())
+        raise ScheduleError(
+            f"'{schedule.name}' has {unpack(int(schedule.actions[position]))} already on rank "
+            f"{schedule.rank_of(position)}; lower a schedule without it"
+        )
+    least = 2 if pairs_of(schedule.actions).any() else 1
+    if mode == "fsdp" and max_active < least:
+        raise ParameterError(
+            f"max_active is {max_active}; {'a pair may use 2 stages' if least == 2 else 'use 1'} "
+            "or more"
+        )
+    inserts = [_reductions(schedule, kinds)]
+    if mode == "fsdp":
+        inserts.append(_weights(schedule, kinds, max_active, prefetch))
+    ranks, spots, codes = (np.concatenate(column) for column in zip(*inserts, strict=True))
+    # Where one program ends and the next begins the rank decides, elsewhere the order above.
+    order = np.lexsort((ranks, spots))
+    added = np.searchsorted(ranks[order], np.arange(schedule.ranks + 1))
+    return replace(
+        schedule,
+        actions=np.insert(schedule.actions, spots[order], codes[order]),
+        offsets=schedule.offsets + added,
+    )
+
+
+def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
+    actions, stages = schedule.actions, schedule.stages
+    made = np.flatnonzero((kinds == Kind.W) | (kinds == Kind.B))
+    iteration = microbatches_of(actions[made]) // (schedule.microbatches * schedule.slices)
+    owner = (_ranks_of(schedule, made) * stages + stages_of(actions[made])) * schedule.iterations
+    last = np.full(schedule.ranks * stages * schedule.iterations, -1)
+    last[owner + iteration] = made
+    keys = np.flatnonzero(last >= 0)
+    place, iteration = np.divmod(keys, schedule.iterations)
+    ranks, stage = np.divmod(place, stages)
+    spots = last[keys] + 1 + (pairs_of(actions[last[keys]]) == 1)
+    sends = np.flatnonzero((kinds == Kind.SEND_F) | (kinds == Kind.SEND_B))
+    if len(sends):
+        others = np.flatnonzero(~np.isin(kinds, TRANSFER_KINDS))
+        group_ends = np.append(others, len(actions))[np.searchsorted(others, spots)]
+        group_ends = np.minimum(group_ends, schedule.offsets[ranks + 1])
+        spots = np.maximum(spots, sends[np.searchsorted(sends, group_ends) - 1] + 1)
+        spots = np.minimum(spots, group_ends)
+    return ranks, spots, pack(Kind.REDUCE_GRAD, stage, iteration)
+
+
+def _weights(
+    schedule: Schedule, kinds: NDArray[np.int64], max_active: int, prefetch: bool
+) -> _Inserts:
+    actions = schedule.actions
+    uses = np.flatnonzero(kinds < Kind.OPT)
+    ranks, stage = _ranks_of(schedule, uses), stages_of(actions[uses])
+    # Nothing is held from rank to rank, or across a step.
+    chain = ranks + np.cumsum(kinds == Kind.OPT)[uses]
+    count, stages = len(uses), schedule.stages
+    following = np.zeros(count, dtype=np.int64)
+    kernels.find_uses.run(count, chain, stage, np.full(stages, -1), following)
+    homes = np.asarray(schedule.placement.table).ravel()
+    most = int(np.bincount(homes).max())
+    chains = 1 + int(chain[-1]) if count else 0
+    room = 4 * count if most > max_active else 2 * most * chains
+    where, what = np.zeros(room, dtype=np.int32), np.zeros(room, dtype=np.int32)
+    events = kernels.hold_weights.run(
+        4 * count,
+        chain,
+        stage,
+        pairs_of(actions[uses]) == 2,
+        following,
+        max_active,
+        prefetch,
+        np.zeros(stages, dtype=np.int64),
+        np.zeros(stages, dtype=np.int64),
+        np.zeros(stages, dtype=np.int64),
+        where,
+        what,
+    )
+    where, what = where[:events], what[:events]
+    use = where >> 1
+    position = uses[use]
+    anchors = np.flatnonzero(kinds <= Kind.OPT)
+    behind = np.append(anchors, len(actions))[np.searchsorted(anchors, position, side="right")]
+    behind = np.minimum(behind, schedule.offsets[ranks[use] + 1])
+    codes = np.where(what & 1, pack(Kind.RESHARD, what >> 1, 0), pack(Kind.UNSHARD, what >> 1, 0))
+    return ranks[use], np.where(where & 1, behind, position), codes
+
+
+def _ranks_of(schedule: Schedule, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.searchsorted(schedule.offsets, positions, side="right") - 1

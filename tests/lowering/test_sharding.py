@@ -1,0 +1,216 @@
+"""When replicas of a stage gather weights and reduce gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble import Costs, Kind, ParameterError, Schedule, ScheduleError, make
+from debubble.core.actions import SHARDING_KINDS, kinds_of
+from debubble.lowering.sharding import SHARDING_MODES, add_sharding
+from debubble.lowering.transfers import add_transfers
+from debubble.schedules.registry import Entry
+from tests.strategies import ENTRIES, costs_for, made
+
+each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+
+
+def words(schedule: Schedule, rank: int = 0) -> str:
+    return " ".join(schedule.rows()[rank])
+
+
+def test_reductions_stand_behind_the_last_weight_gradient_and_its_sends() -> None:
+    plain = make("interleaved-1f1b", ranks=2, microbatches=2, chunks=2)
+    assert words(add_sharding(plain)) == (
+        "0F0 0F1 2F0 2F1 2B0 2B1 2REDUCE_GRAD0 0B0 0B1 0REDUCE_GRAD0"
+    )
+    lowered = add_sharding(add_transfers(make("gpipe", ranks=2, microbatches=1)))
+    assert words(lowered, 1) == "1RECV_F0 1F0 1B0 1SEND_B0 1REDUCE_GRAD0"
+
+
+def test_a_rank_holds_the_stages_it_needs_next() -> None:
+    # Five stages of one rank, of which three have room: PyTorch's order.
+    row = [*(f"{stage}F0" for stage in range(5)), *(f"{stage}B0" for stage in range(4, -1, -1))]
+    plain = Schedule.from_text([row], db.Placement.block(1, 5), 1)
+    assert words(add_sharding(plain, mode="fsdp")) == (
+        "0UNSHARD0 1UNSHARD0 2UNSHARD0 0F0 0RESHARD0 3UNSHARD0 1F0 1RESHARD0 4UNSHARD0 2F0 3F0 4F0 "
+        "4B0 4REDUCE_GRAD0 4RESHARD0 1UNSHARD0 3B0 3REDUCE_GRAD0 3RESHARD0 0UNSHARD0 2B0 "
+        "2REDUCE_GRAD0 2RESHARD0 1B0 1REDUCE_GRAD0 1RESHARD0 0B0 0REDUCE_GRAD0 0RESHARD0"
+    )
+    late = add_sharding(plain, mode="fsdp", prefetch=False, max_active=2)
+    assert words(late).startswith(
+        "0UNSHARD0 0F0 1UNSHARD0 1F0 0RESHARD0 2UNSHARD0 2F0 1RESHARD0 3UNSHARD0 3F0"
+    )
+
+
+@each_family
+@settings(max_examples=12)
+@given(data=st.data())
+def test_what_is_inserted_is_right_wherever_it_comes_from(
+    entry: Entry, data: st.DataObject
+) -> None:
+    schedule = data.draw(made(entry, ranks=4, microbatches=12))
+    mode = data.draw(st.sampled_from(SHARDING_MODES))
+    most, ahead = data.draw(st.integers(2, 4)), data.draw(st.booleans())
+    base = add_transfers(schedule) if data.draw(st.booleans()) else schedule
+    lowered = add_sharding(base, mode=mode, max_active=most, prefetch=ahead)
+    kept = ~np.isin(kinds_of(lowered.actions), SHARDING_KINDS)
+    assert lowered.actions[kept].tolist() == base.actions.tolist()
+    period = schedule.microbatches * schedule.slices
+    for rank, program in enumerate(lowered):
+        held: set[int] = set()
+        open_: set[tuple[int, int]] = set()
+        done: set[tuple[int, int]] = set()
+        for stage, kind, unit in program:
+            if kind == Kind.UNSHARD:
+                assert stage not in held
+                held.add(stage)
+                assert len(held) <= most
+            elif kind == Kind.RESHARD:
+                held.remove(stage)
+            elif kind == Kind.REDUCE_GRAD:
+                open_.remove((stage, unit))
+                done.add((stage, unit))
+            elif kind < Kind.OPT:
+                assert mode == "ddp" or stage in held
+                if kind in (Kind.W, Kind.B):
+                    assert (stage, unit // period) not in done
+                    open_.add((stage, unit // period))
+            elif kind == Kind.OPT:
+                assert not held
+        assert not held, rank
+        assert not open_, rank
+    report = db.check(lowered)
+    assert report, str(report)
+
+
+@each_family
+@settings(max_examples=6)
+@given(data=st.data())
+def test_collectives_of_no_time_change_nothing(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=4, microbatches=8))
+    costs = data.draw(costs_for(schedule))
+    lowered = add_sharding(schedule, mode="fsdp")
+    plain, timeline = db.simulate(schedule, costs), db.simulate(lowered, costs)
+    kept = ~np.isin(kinds_of(lowered.actions), SHARDING_KINDS)
+    assert timeline.end[kept].tolist() == plain.end.tolist()
+    assert timeline.peak_activation.tolist() == plain.peak_activation.tolist()
+    assert timeline.busy.tolist() == plain.busy.tolist()
+
+
+@settings(max_examples=40)
+@given(data=st.data(), unshard=st.sampled_from([0.0, 0.5, 3.0]), reduce=st.sampled_from([0.0, 7.0]))
+def test_times_are_those_of_a_rank_by_rank_simulation(
+    data: st.DataObject, unshard: float, reduce: float
+) -> None:
+    """One stream of collectives per rank beside the compute, run event by event."""
+    schedule = data.draw(made(data.draw(st.sampled_from(FLAT)), ranks=4, microbatches=8))
+    schedule = replace(schedule, sync="local")
+    lowered = add_sharding(schedule, mode="fsdp", max_active=2, prefetch=data.draw(st.booleans()))
+    timeline = db.simulate(lowered, Costs(F=1, I=1, W=1, unshard=unshard, reduce_grad=reduce))
+    assert timeline.end.tolist() == by_hand(lowered, unshard, reduce)
+
+
+FLAT = [entry for entry in ENTRIES if entry.name in ("1f1b", "interleaved-1f1b", "zb-v", "hanayo")]
+
+
+def by_hand(schedule: Schedule, unshard: float, reduce: float) -> list[float]:
+    free = [0.0] * schedule.ranks
+    stream = [0.0] * schedule.ranks
+    reduced = [0.0] * schedule.ranks
+    ready: dict[tuple[int, int], float] = {}
+    done: dict[tuple[int, str, int], float] = {}
+    ends: list[list[float]] = [[] for _ in range(schedule.ranks)]
+    programs = [list(program) for program in schedule]
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            while len(ends[rank]) < len(program):
+                stage, kind, unit = program[len(ends[rank])]
+                if kind == Kind.RESHARD:
+                    end = free[rank]
+                elif kind in (Kind.UNSHARD, Kind.REDUCE_GRAD):
+                    took = unshard if kind == Kind.UNSHARD else reduce
+                    end = stream[rank] = max(stream[rank], free[rank]) + took
+                    if kind == Kind.UNSHARD:
+                        ready[rank, stage] = end
+                    else:
+                        reduced[rank] = end
+                elif kind == Kind.OPT:
+                    end = free[rank] = max(free[rank], reduced[rank])
+                else:
+                    needs = [(stage - 1, "F", unit)] if kind == Kind.F and stage else []
+                    if kind in (Kind.I, Kind.B) and stage < schedule.stages - 1:
+                        needs = [(stage + 1, "I", unit)]
+                    if any(need not in done for need in needs):
+                        break
+                    begin = max([free[rank], ready[rank, stage], *(done[n] for n in needs)])
+                    end = free[rank] = begin + (2.0 if kind == Kind.B else 1.0)
+                    if kind != Kind.W:
+                        done[stage, "F" if kind == Kind.F else "I", unit] = end
+                ends[rank].append(end)
+                moved = True
+    return [end for row in ends for end in row]
+
+
+def test_a_step_waits_for_the_reductions_of_all_ranks_or_its_own() -> None:
+    costs = Costs(F=1, B=2, OPT=1, reduce_grad=[10, 1])
+    for sync, expected in (("global", [23.0, 23.0]), ("local", [23.0, 12.0])):
+        plain = make("1f1b", ranks=2, microbatches=3, iterations=1, sync=sync)
+        timeline = db.simulate(add_sharding(plain), costs)
+        steps = kinds_of(timeline.schedule.actions) == Kind.OPT
+        assert timeline.end[steps].tolist() == expected, sync
+
+
+def test_collectives_cost_what_rank_times_say_divided_by_chunks() -> None:
+    lowered = add_sharding(make("interleaved-1f1b", ranks=2, microbatches=2, chunks=2), mode="fsdp")
+    timeline = db.simulate(lowered, Costs.per_rank(F=2, B=4, unshard=[6, 8], reduce_grad=1))
+    value = dict(zip(timeline.graph.cost_names(), timeline.costs.tolist(), strict=True))
+    assert value["UNSHARD of stage 0"] == value["UNSHARD of stage 2"] == 3
+    assert value["UNSHARD of stage 1"] == 4
+    assert value["REDUCE_GRAD of stage 3"] == 0.5
+
+
+def test_what_cannot_be_lowered_is_refused() -> None:
+    plain = make("1f1b", ranks=2, microbatches=2)
+    with pytest.raises(ParameterError, match="did you mean 'fsdp'"):
+        add_sharding(plain, mode="fdsp")  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="has 0REDUCE_GRAD0 already on rank 0"):
+        add_sharding(add_sharding(plain))
+    with pytest.raises(ParameterError, match="max_active is 0; use 1 or more"):
+        add_sharding(plain, mode="fsdp", max_active=0)
+    with pytest.raises(ParameterError, match="max_active is 1; a pair may use 2 stages or more"):
+        add_sharding(make("dualpipe-v", ranks=2, microbatches=4), mode="fsdp", max_active=1)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("0F0 0REDUCE_GRAD0 0B0", "comes before 0B0 (action 2), whose gradient it leaves out"),
+        ("0F0 0B0 0REDUCE_GRAD0 0REDUCE_GRAD0", "reduces the same gradients again"),
+        ("0F0 0B0 0F1 0B1 0REDUCE_GRAD1 0REDUCE_GRAD0", "reduces gradients that nobody computes"),
+        ("0UNSHARD0 0F0 0RESHARD0 0B0", "0B0 uses weights of stage 0 that its rank does not hold"),
+        ("0F0 0UNSHARD0 0B0", "0F0 uses weights of stage 0 that its rank does not hold"),
+    ],
+)
+def test_misplaced_collectives_are_found(row: str, message: str) -> None:
+    microbatches = 1 + row.count("0F1")
+    schedule = Schedule.from_text([row.split()], db.Placement.linear(1), microbatches)
+    report = db.check(schedule)
+    assert message in str(report)
+    assert report.count == 1
+    assert report.problems[0].fix
+
+
+def test_a_stage_without_reduction_is_found_where_others_have_one() -> None:
+    rows = [["0F0", "0B0", "0REDUCE_GRAD0"], ["1F0", "1B0"]]
+    (problem,) = db.check(Schedule.from_text(rows, db.Placement.linear(2), 1)).problems
+    assert (problem.code, problem.rank) == ("reduce-grad", 1)
+    assert problem.actions == ("1REDUCE_GRAD0", "1B0")
+    assert problem.fix == "add it on rank 1 behind 1B0"
