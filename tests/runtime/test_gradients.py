@@ -11,7 +11,8 @@ from debubble.runtime.verify import Verification
 from debubble.schedules.registry import Entry
 from tests.runtime.cases import RANKS, smallest
 
-ENTRIES = db.schedules()
+# Nothing here can shard an output layer.
+ENTRIES = [entry for entry in db.schedules() if "vocabulary" not in entry.fields]
 
 
 def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Verification:

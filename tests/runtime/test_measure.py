@@ -11,7 +11,8 @@ from debubble.runtime.measure import Measured, calibrate, predict, sleeping_time
 from debubble.runtime.plan import Plan
 from debubble.runtime.report import RunReport
 
-ENTRIES = db.schedules()
+# Nothing here can shard an output layer.
+ENTRIES = [entry for entry in db.schedules() if "vocabulary" not in entry.fields]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe", "interleaved-1f1b"])
