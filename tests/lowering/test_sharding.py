@@ -214,3 +214,28 @@ def test_a_stage_without_reduction_is_found_where_others_have_one() -> None:
     assert (problem.code, problem.rank) == ("reduce-grad", 1)
     assert problem.actions == ("1REDUCE_GRAD0", "1B0")
     assert problem.fix == "add it on rank 1 behind 1B0"
+
+
+@pytest.mark.parametrize("max_active", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunks", [2, 3, 5, 6])
+def test_weights_are_gathered_where_pytorch_gathers_them(chunks: int, max_active: int) -> None:
+    torch = pytest.importorskip("torch.distributed.pipelining.schedules")
+    plain = make("interleaved-1f1b", ranks=2, microbatches=8, chunks=chunks)
+    lowered = add_sharding(plain, mode="fsdp", max_active=max_active)
+    for row, found in zip(plain.rows(), lowered.rows(), strict=True):
+        actions = [torch._Action.from_str(cell) for cell in row]
+        theirs = torch._add_unshard_reshard(actions, max_active_stages=max_active)
+        ours = [cell[:-1] if "SHARD" in cell else cell for cell in found if "REDUCE" not in cell]
+        assert gaps(ours) == gaps([str(action) for action in theirs])
+
+
+def gaps(row: list[str]) -> list[tuple[set[str], str]]:
+    """What stands before every compute action; PyTorch leaves the last stages unsharded."""
+    result, gap = [], set()
+    for cell in row:
+        if "SHARD" in cell:
+            gap.add(cell)
+        else:
+            result.append((gap, cell))
+            gap = set()
+    return result
