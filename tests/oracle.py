@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import PAIR_SHIFT, unpack
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.engine.recompute import recomputed_stages
 
 

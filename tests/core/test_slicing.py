@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from debubble import CostError, Costs, ParameterError, Placement, Schedule
 from debubble.core.actions import Kind
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.slicing import Slicing, even_work
 from tests.strategies import SHARES, TIMES, cuts
 

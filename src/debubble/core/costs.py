@@ -8,10 +8,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
-from debubble.core.ends import ENDS, Part, check_part, ends_of
+from debubble.core.cost_table import CostTable, Value
+from debubble.core.ends import ENDS, Part, check_part
 from debubble.core.errors import CostError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
@@ -19,14 +18,10 @@ from debubble.core.slicing import WHOLE, Slicing
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
 
-Value: TypeAlias = float | Sequence[float] | Mapping[int, float]
-"""One number for all stages, one per stage (or rank), or a mapping that names every one."""
-
 PairTimes: TypeAlias = float | Mapping[tuple[int, int], float]
 """Time of every overlapped pair, or of each (stage of the forward, stage of the backward)."""
 
 BASES = ("action", "rank")
-TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT)
 _BANDWIDTHS = ("bandwidth", "host_bandwidth")
 _PLAIN = ("basis", "chunks")
 
@@ -222,251 +217,6 @@ class Costs:
         :class:`debubble.core.schedule.Schedule`.
         """
         return CostTable.of(self, placement, slicing, vocabulary)
-
-
-@dataclass(frozen=True, eq=False)
-class CostTable:
-    """Costs spelled out for one placement and one way to cut sequences.
-
-    Parameters
-    ----------
-    duration
-        Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
-        ``place = (j * copies + c) * stages + s``.
-    activation, kept
-        Memory after the forward, and the part of it that stays until W ends; shape ``(places,)``.
-    offload
-        Share of what a forward leaves that an OFFLOAD moves; shape ``(places,)``.
-    checkpoint
-        The part of the activation that stays from the forward to a recompute; shape ``(places,)``.
-    kv
-        Memory of keys and values; shape ``(places,)``.
-    attention
-        Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
-    optimizer
-        Time of the optimizer step on each rank; shape ``(ranks,)``.
-    collective
-        Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
-    link
-        Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
-        zero on the diagonal.
-    excess
-        What a slice's transfer takes longer than the average one's; shape ``(slices,)``.
-    ends
-        What of `duration` is the embedding's, the head's and so on.
-    shard
-        Memory of one microbatch in each shard of the head, from S to T; 0 where it is not sharded.
-    costs, placement, slicing
-        What the table was made from.
-    """
-
-    duration: NDArray[np.float64]
-    activation: NDArray[np.float64]
-    kept: NDArray[np.float64]
-    offload: NDArray[np.float64]
-    checkpoint: NDArray[np.float64]
-    kv: NDArray[np.float64]
-    attention: NDArray[np.float64]
-    optimizer: NDArray[np.float64]
-    collective: NDArray[np.float64]
-    link: NDArray[np.float64]
-    excess: NDArray[np.float64]
-    ends: NDArray[np.float64]
-    shard: float
-    costs: Costs
-    placement: Placement
-    slicing: Slicing
-
-    @classmethod
-    def of(
-        cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
-    ) -> CostTable:
-        """Spell out `costs` for every slice and stage of `placement`."""
-        divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
-        spread = _Spread(placement, costs.basis)
-
-        F = spread(costs.F, "F", 1.0)
-        half = None if costs.B is None else spread(costs.B, "B", 0.0) / 2
-        I = half if costs.I is None and half is not None else spread(costs.I, "I", 1.0)
-        W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
-        B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
-        R = F if costs.R is None else spread(costs.R, "R", 0.0)
-        activation = (
-            np.full(len(F), placement.ranks / placement.stages)
-            if costs.activation is None
-            else spread(costs.activation, "activation", 0.0) / divisor
-        )
-        kv = spread(costs.kv, "kv", 0.0) / divisor
-        parts = {name: getattr(costs, name) for name in ENDS}
-        ends, end_memory = ends_of(parts, placement, vocabulary)
-        sharded = costs.head if vocabulary and costs.head else {}
-        activation = activation + end_memory
-        attention = spread(costs.attention, "attention", 0.0)
-        kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
-        checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
-        offload = spread(costs.offload_share, "offload_share", 1.0)
-        message = costs.message / costs.bandwidth
-        excess = np.zeros(1)
-        times: Sequence[NDArray[np.float64]] | NDArray[np.float64] = (F, I, W, B, R)
-        if slicing != WHOLE:
-            shares = np.asarray(slicing.shares)
-            exchange = spread(costs.exchange, "exchange", 0.0)
-            times = _sliced(np.array(times), attention, exchange, slicing)
-            activation, kept, checkpoint, kv = (
-                np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
-            )
-            offload = np.tile(offload, len(shares))
-            ends = np.hstack([share * ends for share in shares])
-            excess = message * (shares - 1 / len(shares))
-            message /= len(shares)
-
-        duration = ends.copy()
-        for kind, values in zip(TIMED_KINDS[:5], times, strict=True):
-            duration[kind] += values / divisor
-        optimizer = _spread_ranks(costs.OPT, placement.ranks)
-        collective = np.array(
-            [spread(costs.unshard, "unshard", 0.0), spread(costs.reduce_grad, "reduce_grad", 0.0)]
-        )
-        collective /= divisor
-        link = _links(costs, placement.ranks, message)
-        return cls(
-            duration, activation, kept, offload, checkpoint, kv, attention, optimizer, collective,
-            link, excess, ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
-            slicing,
-        )  # fmt: skip
-
-    def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
-        """Time in which a slice gets from one rank to another, 0 on the same rank."""
-        if sender == receiver:
-            return 0.0
-        return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
-
-    def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
-        held: NDArray[np.float64] = np.where(recomputed, self.checkpoint, self.activation)
-        return held * self.offload
-
-    def copy(self, kind: int, place: int, target: int | None, recomputed: bool = False) -> float:
-        """Time to move what a place has offloaded to a rank, or to the host for None.
-
-        A RELOAD comes back from there.
-        """
-        held = self.checkpoint if recomputed else self.activation
-        size, costs = float(held[place] * self.offload[place]), self.costs
-        if target is None:
-            return size / costs.host_bandwidth
-        homes = self.placement.ranks_of_stages
-        ends = int(homes[place % len(homes)]), target
-        source, sink = ends if kind == Kind.OFFLOAD else ends[::-1]
-        latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[source][sink]
-        return latency + size / costs.bandwidth
-
-    def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """Time of an overlapped pair of two (kind, place) halves, the forward first."""
-        stages = self.placement.stages
-        O = self.costs.O
-        divisor = 1
-        if self.costs.basis == "rank":
-            divisor = self.costs.chunks or self.placement.chunks
-        factor = self.costs.overlap_factor
-        ends = float(self.ends[first] + self.ends[second]) * factor
-        if isinstance(O, float):
-            return O / divisor * self._share_of_pair(first, second) + ends
-        if O is not None:
-            key = (first[1] % stages, second[1] % stages)
-            if key in O:
-                return O[key] / divisor * self._share_of_pair(first, second) + ends
-        return float(self.duration[first] + self.duration[second]) * factor
-
-    def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """What two slices take apart, as a share of what their whole microbatches take."""
-        places = self.placement.stages * self.placement.copies
-        if self.duration.shape[1] == places:
-            return 1.0
-        plain = self.duration - self.ends
-        whole = sum(
-            float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
-        )
-        return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
-
-
-def _sliced(
-    times: NDArray[np.float64],
-    attention: NDArray[np.float64],
-    exchange: NDArray[np.float64],
-    slicing: Slicing,
-) -> NDArray[np.float64]:
-    """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
-    F, I, W, B, R = times
-    # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
-    of_grad = np.minimum(attention * (I + W), I)
-    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
-    causal = np.array([attention * F, of_grad, 0 * W, of_full, attention * R])
-    tokens, area = np.asarray(slicing.shares), slicing.attention
-    pieces = tokens[:, None] * (times - causal)[:, None, :] + area[:, None] * causal[:, None, :]
-    if slicing.exchange:
-        sent = np.array([1, 2, 0, 2, 1])[:, None, None] * exchange
-        pieces = pieces + tokens[:, None] * sent
-    sliced: NDArray[np.float64] = pieces.reshape(len(times), -1)
-    return sliced
-
-
-class _Spread:
-    """Turns a value into one number per (copy, stage)."""
-
-    def __init__(self, placement: Placement, basis: str) -> None:
-        self.placement = placement
-        self.basis = basis
-
-    def __call__(self, value: Value | None, name: str, default: float) -> NDArray[np.float64]:
-        placement = self.placement
-        stages, copies = placement.stages, placement.copies
-        if value is None:
-            return np.full(copies * stages, default)
-        if isinstance(value, float):
-            return np.full(copies * stages, value)
-        owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
-        if isinstance(value, Mapping):
-            missing = [key for key in range(count) if key not in value]
-            extra = [key for key in value if not 0 <= key < count]
-            if missing:
-                raise CostError(
-                    f"{name} has no value for {owner} {missing[0]}; give 0..{count - 1}"
-                )
-            if extra:
-                raise CostError(f"{name} names {owner} {extra[0]}; {owner}s go to {count - 1}")
-            array = np.array([value[key] for key in range(count)], dtype=float)
-        else:
-            array = np.array(value, dtype=float)
-            if len(array) != count:
-                raise CostError(
-                    f"{name} has {len(array)} values for {count} {owner}s; "
-                    f"give one number, or one per {owner}"
-                )
-        if self.basis == "rank":
-            return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
-        return np.tile(array, copies)
-
-
-def _spread_ranks(value: Value, ranks: int) -> NDArray[np.float64]:
-    if isinstance(value, float):
-        return np.full(ranks, value)
-    numbers = [value[r] for r in sorted(value)] if isinstance(value, Mapping) else list(value)
-    if len(numbers) != ranks:
-        raise CostError(
-            f"OPT has {len(numbers)} values for {ranks} ranks; give one number, or one per rank"
-        )
-    return np.array(numbers)
-
-
-def _links(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
-    matrix = np.asarray(costs.p2p, dtype=float)
-    if matrix.ndim == 2 and matrix.shape != (ranks, ranks):
-        rows, columns = matrix.shape
-        raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
-    link = np.array(np.broadcast_to(matrix, (ranks, ranks))) + message
-    np.fill_diagonal(link, 0.0)
-    return link
 
 
 def check_names(values: Mapping[str, Any]) -> None:

@@ -32,7 +32,7 @@ from debubble.core.actions import (
     VOCABULARY_KINDS,
     Kind,
 )
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.kernels import compile as sweep

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program, kinds_of
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels.memory import peak_memory

@@ -21,7 +21,8 @@ from debubble.core.actions import (
     pairs_of,
     unpack,
 )
-from debubble.core.costs import Costs, CostTable
+from debubble.core.cost_table import CostTable
+from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import held

@@ -19,7 +19,7 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph

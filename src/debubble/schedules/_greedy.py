@@ -56,7 +56,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import Kind, Program
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
-from debubble.core.costs import CostTable
+from debubble.core.cost_table import CostTable
 from debubble.core.schedule import Schedule
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm

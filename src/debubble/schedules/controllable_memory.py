@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import Program
-from debubble.core.costs import Costs, CostTable
+from debubble.core.cost_table import CostTable
+from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
