@@ -147,7 +147,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
         if (stage, microbatch) in away and kind in (Kind.I, Kind.B, Kind.R):
             if Action(stage, Kind.RELOAD, microbatch) not in copied:
                 return None
-            latest = copied[Action(stage, Kind.RELOAD, microbatch)]
+            latest = max(latest, copied[Action(stage, Kind.RELOAD, microbatch)])
         for alternatives in sources:
             known = [finished[source] for source in alternatives if source in finished]
             if not known:

@@ -190,6 +190,15 @@ def test_a_time_limit_is_kept() -> None:
 
 
 def test_ctrl_c_returns_the_best_so_far() -> None:
+    # Tests that run in the background of a shell ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _interrupted_search()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted_search() -> None:
     reported: list[float] = []
     sent = threading.Event()
 
