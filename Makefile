@@ -27,7 +27,8 @@ browser:  ## Chromium for the tests of pages, where apt has it
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	command -v apt-get >/dev/null || { echo "no Chromium here: tests of pages are skipped"; exit 0; }; \
 	sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
-	$$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null 2>&1 \
+	$$sudo apt-get -qq update; \
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null \
 	|| echo "Chromium could not be installed: tests of pages are skipped"
 
 test: $(VENV)/.dev browser  ## run every test
