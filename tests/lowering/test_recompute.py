@@ -34,6 +34,7 @@ from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry, closed_forms, schedules
 from tests import oracle
 from tests.engine.test_p2p_modes import blocking_oracle
+from tests.forms import hold
 from tests.strategies import ENTRIES, costs_for, made, recomputing
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -460,19 +461,7 @@ def test_closed_forms_hold_with_recomputes(entry: Entry) -> None:
                 )  # fmt: skip
             except ParameterError:
                 continue
-            timeline = simulate(schedule, costs)
-            for item in closed_forms(schedule, costs, 0.0):
-                measured = np.asarray(getattr(timeline, item.form.quantity))
-                formula = np.asarray(item.value)
-                if formula.ndim == 0:
-                    measured = measured.max()
-                note = f"{entry.name} {at} p={p} m={m} v={v}: {item.form.text}"
-                if item.form.accuracy == "exact":
-                    assert np.allclose(measured, formula, rtol=1e-9), note
-                elif item.form.accuracy == "upper bound":
-                    assert np.all(measured <= formula + 1e-9), note
-                elif item.form.accuracy == "lower bound":
-                    assert np.all(measured >= formula - 1e-9), note
+            hold(schedule, costs, f"{entry.name} {at} p={p} m={m} v={v}")
 
 
 def test_closed_forms_say_what_they_count() -> None:
