@@ -11,8 +11,8 @@ import torch
 
 import debubble as db
 from debubble.runtime.models import Batches, Model, build, gpt_tiny
-from debubble.runtime.stage import RATE
 from debubble.runtime.verify import reference, verify
+from debubble.runtime.weights import RATE
 
 STAGES = 3
 

@@ -14,13 +14,15 @@ import torch.fx.experimental.symbolic_shapes  # autograd's first backward would,
 from numpy.typing import NDArray
 from torch import Tensor
 
-from debubble.core.actions import TRANSFER_KINDS, Kind
+from debubble.core.actions import TRANSFER_KINDS, VOCABULARY_KINDS, Kind
 from debubble.runtime.models import Batches
 from debubble.runtime.offload import Copies
 from debubble.runtime.plan import Plan, Step
-from debubble.runtime.stage import Stage, Weights
+from debubble.runtime.shard import Shard
+from debubble.runtime.stage import Stage
 from debubble.runtime.transport import Arrival, Transport
 from debubble.runtime.union import Unions
+from debubble.runtime.weights import Weights
 from debubble.runtime.world import RunError, State, World
 
 FORWARD, BACKWARD = "F", "B"
@@ -49,7 +51,8 @@ class Executor:
     start, end
         When every action of the program did, in nanoseconds of this host's monotonic clock.
     gradients
-        By (iteration, copy, stage), summed over the copies of the model.
+        By (iteration, copy, stage), summed over the copies of the model. A shard of the output
+        layer counts as the stage after the last.
     """
 
     def __init__(
@@ -73,17 +76,20 @@ class Executor:
         self._steps = any(step.kind == Kind.OPT for step in self.program)
         self._steps_before = self._steps_done = 0
         splits = {step.stage for step in self.program if step.kind == Kind.I}
-        last = self.schedule.stages - 1
+        last = self._last = self.schedule.stages - 1
         self.stages: dict[tuple[int, int], Stage] = {}
         for number, row in enumerate(self.schedule.placement.table):
             for stage in (stage for stage, rank in enumerate(row) if rank == world.rank):
-                module = copy.deepcopy(batches.model.stages[stage]).to(world.device, dtype)
-                loss = batches.model.loss if stage == last else None
+                module = copy.deepcopy(batches.stage(stage)).to(world.device, dtype)
+                loss = batches.model.loss if stage == last and batches.output is None else None
                 wants_input = stage > 0 or stage in splits
                 self.stages[number, stage] = Stage(
                     module, loss, wants_input, self.schedule.slices,
                     self.schedule.versions[world.rank],
                 )  # fmt: skip
+        self._shard = None
+        if self.schedule.vocabulary:
+            self._shard = Shard(world, plan, self._batches, dtype)
         self._cuda = world.device != "cpu"
         self._side = torch.cuda.Stream(world.device) if self._cuda else None
         begin_thread = torch.cuda.set_device if self._cuda else lambda _: None
@@ -96,17 +102,25 @@ class Executor:
         """Share in the step's loss of every microbatch or slice whose last stage is here."""
         return {
             unit: float(loss)
-            for stage in self.stages.values()
-            for unit, loss in stage.losses.items()
+            for piece in self._pieces.values()
+            for unit, loss in piece.losses.items()
         }
+
+    @property
+    def _pieces(self) -> dict[tuple[int, int], Stage | Shard]:
+        """By copy and stage, what has weights here."""
+        shard = {} if self._shard is None else {(0, self._last + 1): self._shard}
+        return {**self.stages, **shard}
 
     def step(self) -> None:
         """Walk the program once; gradients are zero before."""
-        for stage in self.stages.values():
-            stage.take_gradients()
+        for piece in self._pieces.values():
+            piece.weights.take_gradients()
         self._steps_before = self._steps_done
         self._aside.clear()
         self._copies.start()
+        if self._shard is not None:
+            self._shard.start()
         for begin, end in self._groups:
             first = self.program[begin]
             if first.kind in TRANSFER_KINDS:
@@ -115,6 +129,8 @@ class Executor:
                 self._compute(range(begin, end))
         self._transport.flush()
         self._copies.finish()
+        if self._shard is not None:
+            self._shard.finish()
         if not self._steps:
             self._sum_up(0)
 
@@ -179,8 +195,15 @@ class Executor:
         if kind == Kind.OPT:
             self._sum_up(unit)
             self._steps_done += 1
-            for place, stage in self.stages.items():
-                stage.step(self.gradients[unit, *place])
+            for place, piece in self._pieces.items():
+                piece.weights.step(self.gradients[unit, *place])
+            return
+        if kind in VOCABULARY_KINDS:
+            assert self._shard is not None, "other schedules have no such passes"
+            if kind == Kind.S:
+                self._shard.first_pass(unit, self._version(unit))
+            else:
+                self._shard.second_pass(unit)
             return
         stage = self.stages[step.copy, step.stage]
         if kind == Kind.F:
@@ -191,8 +214,10 @@ class Executor:
                     unit, x, *self._batches.target(unit, step.stage), version=self._version(unit),
                     recomputed=key in self._recomputed, leaves=key in self._leaving,
                 )  # fmt: skip
-            if step.stage < self.schedule.stages - 1:
+            if step.stage < self._last:
                 self._ready[FORWARD, step.stage + 1, unit] = output
+            elif self._shard is not None:
+                self._shard.given(unit, output)
         elif kind == Kind.R:
             stage.recompute(unit)
         elif kind == Kind.W:
@@ -230,13 +255,29 @@ class Executor:
             )
         if kind == Kind.F and step.stage > 0:
             return self._take((FORWARD, *key), index)
-        if gradient and step.stage < self.schedule.stages - 1:
-            return self._take((BACKWARD, *key), index)
-        if kind == Kind.R and getattr(self.schedule, "recompute_after", "") == "gradient":
-            way = (BACKWARD, *key)
-            if way in self._ready:
-                self._ready[way] = self._take(way, index)
+        if kind in VOCABULARY_KINDS:
+            assert self._shard is not None, "other schedules have no such passes"
+            self.world.note(index, State.WAITING)
+            self._shard.wait_for(step)
+        if gradient:
+            return self._gradient(index)
+        if kind == Kind.R and self.schedule.recompute_after == "gradient":
+            found = self._gradient(index)
+            if found is not None:
+                self._ready[BACKWARD, *key] = found
         return None
+
+    def _gradient(self, index: int) -> Tensor | None:
+        """The gradient of a stage's output; None where that is the loss."""
+        step = self.program[index]
+        key = (BACKWARD, step.stage, step.unit)
+        if step.stage == self._last and key not in self._ready:
+            if self._shard is None:
+                return None
+            self.world.note(index, State.WAITING)
+            self._shard.wait_for(step)
+            return self._shard.gradient(step.unit)
+        return self._take(key, index)
 
     def _take(self, key: tuple[str, int, int], index: int) -> Tensor:
         found = self._ready.pop(key, None)
@@ -250,7 +291,7 @@ class Executor:
 
     def _sum_up(self, iteration: int) -> None:
         """Gradients of an iteration, of all copies together."""
-        own = {place: stage.take_gradients() for place, stage in self.stages.items()}
+        own = {place: piece.weights.take_gradients() for place, piece in self._pieces.items()}
         for place, gradients in self._unions.sum(own).items():
             self.gradients[iteration, *place] = gradients
 

@@ -34,9 +34,12 @@ class Model:
         Modules in forward order. One with an attribute ``slices = True`` takes slices of sequences:
         its ``forward(x, start, past)`` gets the first position of `x` in the sequence and a list of
         tensors, empty for the first slice, and returns the output and the tensors, with the
-        sequence in dimension 2, that later slices get concatenated as `past`.
+        sequence in dimension 2, that later slices get concatenated as `past`. For schedules that
+        shard the output layer the last one has an attribute ``output``: the ``nn.Linear`` that its
+        ``forward`` applies last.
     loss
-        Mean loss of (output of the last stage, target).
+        Mean loss of (output of the last stage, target); cross-entropy of logits where the output
+        layer is sharded.
     data
         Input and target of a microbatch by number.
     """
@@ -86,7 +89,7 @@ class Block(nn.Module):
 
 
 class GPTStage(nn.Module):
-    """A block, behind the embedding on the first stage, before the head on the last."""
+    """A block, behind the embedding on the first stage, before the output layer on the last."""
 
     slices = True
 
@@ -95,9 +98,8 @@ class GPTStage(nn.Module):
         self.tokens = nn.Embedding(VOCABULARY, WIDTH) if first else None
         self.positions = nn.Embedding(TOKENS, WIDTH) if first else None
         self.block = Block()
-        self.head = (
-            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)) if last else None
-        )
+        self.norm = nn.LayerNorm(WIDTH) if last else None
+        self.output = nn.Linear(WIDTH, VOCABULARY) if last else None
 
     def forward(self, x: Tensor, start: int = 0, past: Sequence[Tensor] | None = None) -> Any:
         """The output; with `past`, also keys and values of these positions."""
@@ -105,7 +107,8 @@ class GPTStage(nn.Module):
             position = torch.arange(start, start + x.shape[1], device=x.device)
             x = self.tokens(x) + self.positions(position)
         x, own = self.block(x, start, past or ())
-        x = x if self.head is None else self.head(x)
+        if self.norm is not None and self.output is not None:
+            x = self.output(self.norm(x))
         return x if past is None else (x, own)
 
 
@@ -175,6 +178,55 @@ def build(model: str | Callable[..., Any], stages: int) -> Model:
     return made
 
 
+def without_output(stage: nn.Module) -> nn.Module:
+    """A copy of the last stage that returns what its output layer would get."""
+    bare = copy.deepcopy(stage)
+    bare.output = nn.Identity()
+    return bare
+
+
+def output_layer(model: Model, ranks: int) -> nn.Linear:
+    """The output layer of a model, to be cut along the vocabulary.
+
+    Raises
+    ------
+    ParameterError
+        When there is none, it is not applied last, has fewer rows than there are ranks, or the loss
+        is not the mean cross-entropy of its logits.
+    """
+    output = getattr(model.stages[-1], "output", None)
+    if not isinstance(output, nn.Linear):
+        raise ParameterError(
+            "the schedule shards the output layer, and the model's last stage has none; use "
+            "gpt-tiny, or see debubble.runtime.models.Model"
+        )
+    if output.out_features < ranks:
+        raise ParameterError(
+            f"the output layer has {output.out_features} rows for {ranks} ranks; give it at least "
+            "one per rank"
+        )
+    x, target = model.data(0)
+    with torch.no_grad():
+        for stage in model.stages[:-1]:
+            x = stage(x)
+        logits = model.stages[-1](x)
+        if not torch.allclose(output(without_output(model.stages[-1])(x)), logits):
+            raise ParameterError("the model's last stage does not apply its output layer last")
+        found = model.loss(logits, target)
+        if (
+            target.shape != logits.shape[:-1]
+            or target.is_floating_point()
+            or not torch.allclose(
+                functional.cross_entropy(logits.flatten(0, -2), target.flatten()), found
+            )
+        ):
+            raise ParameterError(
+                "an output layer can be sharded under the mean cross-entropy of its logits; the "
+                "model has another loss"
+            )
+    return output
+
+
 class Batches:
     """Inputs, targets and shapes of a model's microbatches and slices under a schedule.
 
@@ -183,7 +235,15 @@ class Batches:
     Raises
     ------
     ParameterError
-        When a stage does not compute one tensor of floating-point numbers, or cannot be sliced.
+        When a stage does not compute one tensor of floating-point numbers, or cannot be sliced, or
+        the output layer cannot be sharded.
+
+    Attributes
+    ----------
+    output
+        The output layer, when the schedule shards it.
+    hidden
+        Shape of what the last stage hands to it.
     """
 
     def __init__(self, model: Model, schedule: Schedule) -> None:
@@ -194,12 +254,22 @@ class Batches:
         self._share = 1 / schedule.microbatches
         self._cut = getattr(schedule, "cut", ()) or (1 / self._slices,) * self._slices
         self._shapes = self._boundaries()
+        self.output: nn.Linear | None = None
+        self.hidden: tuple[int, ...] = ()
+        if schedule.vocabulary:
+            self.output = output_layer(model, schedule.ranks)
+            self.hidden = (*self._shapes[-1][0][:-1], self.output.in_features)
 
     def to(self, device: str, dtype: torch.dtype) -> Batches:
         """The same on another device, with another type of floating-point numbers."""
         moved = copy.copy(self)
         moved._device, moved._dtype, moved._cache = device, dtype, {}
         return moved
+
+    def stage(self, number: int) -> nn.Module:
+        """A stage, the last one without an output layer that is sharded."""
+        stage = self.model.stages[number]
+        return without_output(stage) if self.output and number == self._stages - 1 else stage
 
     def input(self, unit: int) -> Tensor:
         """What the first stage computes with."""

@@ -18,7 +18,7 @@ from debubble.core.actions import (
     pairs_of,
     stages_of,
 )
-from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
@@ -69,18 +69,7 @@ class Plan:
         seconds: NDArray[np.float64] | None = None,
         policy: ReceivePolicy = "eager",
     ) -> Plan:
-        """Plan a schedule; one without transfers gets them.
-
-        Raises
-        ------
-        ParameterError
-            When the schedule shards the output layer, which models here do not.
-        """
-        if schedule.vocabulary:
-            raise ParameterError(
-                f"'{schedule.name}' shards the output layer over all ranks, which cannot be run; "
-                "simulate it, or run the schedule without its S and T actions"
-            )
+        """Plan a schedule; one without transfers gets them."""
         lowered = schedule
         if first_transfer(schedule) is None:
             lowered = add_transfers(schedule, policy=policy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,8 @@ from debubble.runtime.autograd import (
     backward_weight,
     first_activation,
 )
+from debubble.runtime.weights import Versions, Weights, own_leaf
 from debubble.runtime.world import RunError
-
-RATE = 0.1
-"""Learning rate of optimizer steps, which are plain stochastic gradient descent."""
-
-Weights: TypeAlias = dict[str, Tensor]
-"""One version of a stage's weights: leaves with gradients of their own."""
 
 
 class Activations:
@@ -115,12 +110,10 @@ class Stage:
         versions: int,
     ) -> None:
         self.module, self.loss, self.wants_input = module, loss, wants_input
-        self.slices, self._kept = slices, versions
+        self.slices = slices
+        self.weights = Versions(module.named_parameters(), versions)
         self.held: dict[int, Held] = {}
         self.losses: dict[int, Tensor] = {}
-        first = {name: _leaf(weight.clone()) for name, weight in module.named_parameters()}
-        self._versions: dict[int, Weights] = {0: first}
-        """By the number of optimizer steps before."""
         self._memory: dict[int, list[Tensor]] = {}
         """Keys and values of slices, as leaves that collect their gradients."""
 
@@ -140,9 +133,7 @@ class Stage:
         `version` of the weights is used by the backward, too. Without a graph when it is
         `recomputed`; `leaves` when an OFFLOAD will come.
         """
-        if version not in self._versions:
-            raise RunError(f"the weights after {version} optimizer steps are not there")
-        held = Held(x, target, share, self._versions[version])
+        held = Held(x, target, share, self.weights.after(version))
         if leaves:
             held.activations = Activations([*held.weights.values()])
         self.held[unit] = held
@@ -160,7 +151,9 @@ class Stage:
         held = self._of(unit)
         roots, gradients = self._ends(unit, held, gradient)
         del self.held[unit]
-        torch.autograd.backward(roots, gradients)
+        # A stage without weights whose input wants no gradient has nothing to do.
+        if roots[0].requires_grad:
+            torch.autograd.backward(roots, gradients)
         return held.x.grad
 
     def backward_input(self, unit: int, gradient: Tensor | None) -> Tensor | None:
@@ -186,26 +179,6 @@ class Stage:
         found = self._of(unit).activations
         assert found is not None, "a forward knows when an OFFLOAD will come"
         return found
-
-    def step(self, gradients: Weights) -> None:
-        """OPT: a new version of the weights takes the place of the oldest."""
-        last = max(self._versions)
-        self._versions[last + 1] = {
-            name: _leaf(weight.detach() - RATE * gradients[name])
-            for name, weight in self._versions[last].items()
-        }
-        self._versions.pop(last + 1 - self._kept, None)
-
-    def take_gradients(self) -> Weights:
-        """Gradients of all versions together; from now on they are zero."""
-        first = next(iter(self._versions.values()))
-        total = {name: torch.zeros_like(weight) for name, weight in first.items()}
-        for version in self._versions.values():
-            for name, weight in version.items():
-                if weight.grad is not None:
-                    total[name] += weight.grad
-                weight.grad = None
-        return total
 
     def _of(self, unit: int) -> Held:
         if unit not in self.held:
@@ -239,7 +212,7 @@ class Stage:
             held.roots = [output, *own]
             held.inputs = [*([x] if x.requires_grad else anchor[:1]), *leaves]
         if self.slices > 1 and unit not in self._memory:
-            self._memory[unit] = [_leaf(part) for part in own]
+            self._memory[unit] = [own_leaf(part) for part in own]
         return output
 
     def _call(self, held: Held, *arguments: Any) -> Any:
@@ -262,7 +235,3 @@ class Stage:
                 roots.append(root)
                 gradients.append(leaf.grad)
         return roots, gradients
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()

@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from debubble.core.actions import Kind
 from debubble.runtime.models import Batches
 from debubble.runtime.plan import Plan
-from debubble.runtime.stage import Weights
+from debubble.runtime.weights import Weights
 from debubble.runtime.world import State, World
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from debubble.core.schedule import Schedule
-from debubble.runtime.stage import Weights
+from debubble.runtime.weights import Weights
 
 
 class Unions:
@@ -24,7 +24,7 @@ class Unions:
         table = schedule.placement.table
         homes = [tuple(sorted({row[stage] for row in table})) for stage in range(schedule.stages)]
         groups = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(homes)) if ranks[1:]}
-        self._groups = [groups.get(ranks) for ranks in homes]
+        self._groups = {stage: groups.get(ranks) for stage, ranks in enumerate(homes)}
         self._chain = dist.new_group(backend="gloo") if self._sync == "post-validation" else None
 
     def sum(self, own: dict[tuple[int, int], Weights]) -> dict[tuple[int, int], Weights]:
@@ -36,7 +36,7 @@ class Unions:
             total = own[places[0]]
             for place in places[1:]:
                 total = {name: value + own[place][name] for name, value in total.items()}
-            group = self._groups[stage]
+            group = self._groups.get(stage)
             if group is not None and total:
                 flat = torch.cat([value.flatten() for value in total.values()])
                 dist.all_reduce(flat, group=group)

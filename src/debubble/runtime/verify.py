@@ -12,7 +12,7 @@ with a flush. Two on all ranks are PipeDream-2BW's rule, w(k + 1) = w(k) − rat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -98,19 +98,17 @@ def verify(
     scale = max((float(np.abs(g).max()) for part in wanted.values() for g in part.values()
                  if g.size), default=0.0)  # fmt: skip
     error, worst, tensors = 0.0, "", 0
-    table = schedule.placement.table
-    for (iteration, stage), part in wanted.items():
-        for copy, row in enumerate(table):
-            here = gradients[row[stage]].get((iteration, copy, stage), {})
-            for name, gradient in part.items():
-                tensors += 1
-                got = here.get(name)
-                off = math.inf
-                if got is not None and got.shape == gradient.shape:
-                    off = float(np.abs(got - gradient).max()) if gradient.size else 0.0
-                if math.isnan(off) or off > error:
-                    error = math.inf if math.isnan(off) else off
-                    worst = f"{name} of stage {stage}, iteration {iteration}"
+    for place, rank, name, gradient in _where(schedule, wanted):
+        tensors += 1
+        got = gradients[rank].get(place, {}).get(name)
+        off = math.inf
+        if got is not None and got.shape == gradient.shape:
+            off = float(np.abs(got - gradient).max()) if gradient.size else 0.0
+        if math.isnan(off) or off > error:
+            error = math.inf if math.isnan(off) else off
+            iteration, _, stage = place
+            owner = f"stage {stage}" if stage < schedule.stages else f"rank {rank}'s output layer"
+            worst = f"{name} of {owner}, iteration {iteration}"
     loss_error = float(np.abs(found_losses - wanted_losses).max())
     return Verification(
         float(found_losses[-1]),
@@ -121,6 +119,24 @@ def verify(
         worst,
         tensors,
     )
+
+
+def _where(
+    schedule: Schedule, wanted: Mapping[tuple[int, int], Arrays]
+) -> Iterator[tuple[tuple[int, int, int], int, str, NDArray[np.float64]]]:
+    """Every gradient with its (iteration, copy, stage), rank and name there.
+
+    A sharded output layer counts as the stage after the last.
+    """
+    for (iteration, stage), part in wanted.items():
+        for name, gradient in part.items():
+            layer, _, parameter = name.rpartition(".")
+            if schedule.vocabulary and stage == schedule.stages - 1 and layer == "output":
+                for rank, rows in enumerate(np.array_split(gradient, schedule.ranks)):
+                    yield (iteration, 0, stage + 1), rank, parameter, rows
+                continue
+            for copy, row in enumerate(schedule.placement.table):
+                yield (iteration, copy, stage), row[stage], name, gradient
 
 
 def versions_used(schedule: Schedule) -> NDArray[np.int64]:
@@ -141,7 +157,7 @@ def reference(
 
     import torch
 
-    from debubble.runtime.stage import RATE
+    from debubble.runtime.weights import RATE
 
     modules = [copy.deepcopy(stage).double() for stage in batches.model.stages]
     batches = batches.to("cpu", torch.float64)
