@@ -11,6 +11,8 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -82,17 +84,21 @@ def run_joined(
         torch.cuda.set_device(names[local])
     torch.set_num_threads(1)
     limit = timedelta(seconds=timeout + 600)
-    store = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout)))[0]
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("debubble", store), rank=rank, world_size=size,
-        timeout=limit,
-    )  # fmt: skip
-    control = dist.new_group(backend="gloo", timeout=limit)
     board = Board(size)
-    guard = _Guard(rank, board, text, timeout)
-    guard.start()
-    world = World(rank, size, names[local], staged, board, _clock(control))
     try:
+        store = next(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout)))[0]
+        guard = _Guard(rank, board, text, timeout)
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RunError(f"rank {rank} cannot reach the store at {address}") from error
+    guard.start()
+    try:
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("debubble", store), rank=rank, world_size=size,
+            timeout=limit,
+        )  # fmt: skip
+        control = dist.new_group(backend="gloo", timeout=limit)
+        world = World(rank, size, names[local], staged, board, _clock(control))
         result = work(world)
         world.note(0, State.DONE)
         results: list[Any] | None = [None] * size if rank == 0 else None
@@ -113,6 +119,7 @@ class _Guard(threading.Thread):
 
         self.rank, self.board, self.text, self.timeout = rank, board, text, timeout
         self.over = threading.Event()
+        self._talk = ThreadPoolExecutor(1)
         # A connection of its own: the main thread may be waiting on the other one.
         self.store = dist.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
@@ -123,20 +130,27 @@ class _Guard(threading.Thread):
         """Exchange boards until the run is over, one way or the other."""
         seen, moved = b"", time.monotonic()
         while not self.over.wait(PERIOD):
-            try:
-                self._exchange()
-                message = self._failure()
-            except Exception as error:
-                self._leave("" if self.over.is_set() else f"lost the store: {reason(error)}")
-                return
-            if message:
+            if self._ask(self._exchange):
                 self._leave("")
             now = self.board.rows.tobytes()
             if now != seen:
                 seen, moved = now, time.monotonic()
             elif time.monotonic() - moved > self.timeout:
-                first = self._claim(stall(self.board, self.text, self.timeout))
-                self._leave(first)
+                words = stall(self.board, self.text, self.timeout)
+                self._leave(self._ask(lambda: self._claim(words)))  # noqa: B023 - asked at once
+
+    def _ask(self, question: Callable[[], str]) -> str:
+        """The store's answer; leaves when there is none."""
+        try:
+            # Behind a link that is cut there is no answer, not even an error.
+            return self._talk.submit(question).result(self.timeout)
+        except TimeoutError:
+            self._leave(f"rank {self.rank} lost the store: no answer for {self.timeout:g} s")
+        except Exception as error:
+            # A store that goes when the run is over takes nothing with it.
+            if not self.over.is_set():
+                self._leave(f"rank {self.rank} lost the store: {reason(error)}")
+        return ""
 
     def stop(self) -> None:
         """The run is over."""
@@ -163,10 +177,8 @@ class _Guard(threading.Thread):
         first = self.store.compare_set(FAILED, "", claimed).decode()
         return message if first == claimed else ""
 
-    def _failure(self) -> str:
-        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
-
-    def _exchange(self) -> None:
+    def _exchange(self) -> str:
+        """Say where this rank is, see where the others are; what failed, if anything did."""
         import numpy as np
 
         self.store.set(f"debubble/{self.rank}", self.board.rows[self.rank].tobytes().hex())
@@ -175,6 +187,7 @@ class _Guard(threading.Thread):
             if other != self.rank and self.store.check([key]):
                 row = bytes.fromhex(self.store.get(key).decode())
                 self.board.rows[other] = np.frombuffer(row, dtype=np.int64)
+        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
 
     def _leave(self, message: str) -> None:
         # The main thread may wait for something that never comes.
