@@ -142,6 +142,16 @@ def test_recomputes_apply_to_all_schedules(run: Run, tmp_path: Path) -> None:
     assert "\nrecompute: full; R waits for its own forward only" in run(*words).out
 
 
+def test_lowering_applies_to_all_schedules(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    db.make("1f1b", ranks=4, microbatches=8).save(path)
+    words = ["compare", "1f1b", path, "-p", 4, "-m", 8, "--transfers", "just-in-time"]
+    words += ["--sharding", "fsdp", "--times", "F=1,B=2,unshard=0.5,reduce_grad=1"]
+    data = run(*words, "--json").data
+    assert [row["makespan"] for row in data["rows"]] == [34.5, 34.5]
+    assert "replicas: weights are gathered" in run(*words).out
+
+
 def test_stages_that_only_some_schedules_have_are_listed_with_the_reason(run: Run) -> None:
     words = ["compare", "1f1b", "interleaved-1f1b", "-p", 4, "-m", 8, "--recompute", "4-7"]
     data = run(*words, "--json").data

@@ -75,6 +75,7 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-p", 4, "-m", 8, "--placement", "v"], "placement is 'v'"),
         (["-p", 4, "-m", 8, "--placement", "0,x"], "--placement is 'x'"),
         (["-p", 4, "-m", 8, "--iterations", 2], "--iterations is for published schedules"),
+        (["-p", 4, "-m", 8, "--sharding", "ddp"], "--sharding is for published schedules"),
         (["-p", 4, "-m", 8, "-o", "x.doc"], "x.doc"),
         (["-p", 4, "-m", 8, "--memory", "sweep", "-o", "x.csv"], "a frontier is drawn as .png"),
     ],

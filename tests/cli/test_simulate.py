@@ -129,6 +129,23 @@ def test_recomputes_are_simulated_and_said(run: Run) -> None:
     assert run("simulate", "1f1b", "-p", 4, "-m", 8, "--json").data["recompute"] is None
 
 
+def test_transfers_and_replicas_become_actions(run: Run) -> None:
+    words = ["simulate", "1f1b", "-p", 4, "-m", 8, "--transfers", "eager", "--sharding", "fsdp"]
+    words += ["--times", "F=1,B=2,unshard=0.5,reduce_grad=1"]
+    data = run(*words, "--json").data
+    # Nobody computes while the first weights are gathered and the last gradients reduced.
+    assert data["makespan"] == 0.5 + 33 + 1
+    # The formula knows nothing of replicas.
+    assert [form["quantity"] for form in data["closed_forms"]] == ["peak_activation"]
+    assert "\nreplicas: weights are gathered and gradients reduced" in run(*words).out
+    assert (
+        run("simulate", "1f1b", "-p", 4, "-m", 8, "--sharding", "ddp", "--json").data[
+            "closed_forms"
+        ][0]["quantity"]
+        == "makespan"
+    )
+
+
 def test_recomputes_apply_to_files_and_look_at_mode_and_limit(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     db.make("interleaved-1f1b", ranks=8, microbatches=16).save(path)
@@ -184,6 +201,8 @@ def test_recomputes_apply_to_files_and_look_at_mode_and_limit(run: Run, tmp_path
         (["1f1b", "-p", "4", "-m", "8", "--memory", "0"], "--memory is '0'; the limit is a positi"),
         (["1f1b", "-p", "4", "-m", "8", "--memory", "inf"], "--memory is 'inf'; the limit is a p"),
         (["1f1b", "-p", "4", "-m", "8", "--p2p-mode", "block"], "--p2p-mode is 'block'; did you"),
+        (["1f1b", "-p", "4", "-m", "8", "--transfers", "late"], "--transfers is 'late'; known: "),
+        (["1f1b", "-p", "4", "-m", "8", "--sharding", "fdsp"], "--sharding is 'fdsp'; did you"),
         (["1f1b", "-p", "4", "-m", "8", "--times", "F=x"], "--times: F is 'x'; give a number"),
         (["1f1b", "-p", "4", "-m", "8", "--times", "F=1/2"], "F has 2 values for 4 stages; give"),
         (["1f1b", "--times", "F=1", "--costs", "x"], "--times and --costs all give costs; use one"),

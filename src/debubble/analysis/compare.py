@@ -13,7 +13,10 @@ from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
-from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute, place_of
+from debubble.lowering.chain import lower
+from debubble.lowering.recompute import RecomputeAt, Stages, place_of
+from debubble.lowering.sharding import ShardingMode
+from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -35,6 +38,8 @@ def compare(
     sync: str | None = None,
     recompute: Stages | None = None,
     recompute_at: RecomputeAt | None = None,
+    transfers: ReceivePolicy | None = None,
+    sharding: ShardingMode | None = None,
     options: Mapping[str, Any] | None = None,
     time_unit: str = "",
     memory_unit: str = "",
@@ -53,6 +58,9 @@ def compare(
         What optimizer steps of named schedules wait for, see :func:`debubble.make`.
     recompute, recompute_at
         Which stages of all schedules recompute their forward, and where, see :func:`debubble.make`.
+    transfers, sharding
+        Whether transfers, and what data-parallel replicas do, become actions of all schedules, see
+        :func:`debubble.lowering.chain.lower`.
     chunks, options
         Apply to the named schedules that leave a choice of chunks, or have such an option.
     costs
@@ -119,9 +127,10 @@ def compare(
                     memory=memory,
                     **_fitting(item, chunks, options or {}, own),
                 )
-            schedule = add_recompute(
-                schedule, recompute, at=recompute_at, costs=costs, memory=memory, p2p_mode=p2p_mode
-            )
+            schedule = lower(
+                schedule, recompute=recompute, recompute_at=recompute_at, transfers=transfers,
+                sharding=sharding, costs=costs, memory=memory, p2p_mode=p2p_mode,
+            )  # fmt: skip
             timeline = simulate(schedule, costs, p2p_mode)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)

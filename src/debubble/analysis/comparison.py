@@ -18,6 +18,7 @@ from debubble.analysis.metrics import (
     percent,
     recompute_text,
     recompute_words,
+    replicas_words,
     slices_text,
     table,
     times_text,
@@ -198,6 +199,8 @@ class Comparison:
         found = [recompute_words(row.schedule).get("recompute", "") for row in self.rows]
         if any(found):
             words["recompute"] = " / ".join(dict.fromkeys(text or "none" for text in found))
+        for row in self.rows:
+            words |= replicas_words(row.schedule)
         return words
 
     def to_dict(self) -> dict[str, Any]:
@@ -312,7 +315,7 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute")
+        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute", "replicas")
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
     def _limit(self) -> str:

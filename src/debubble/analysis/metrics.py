@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, Kind, kinds_of
+from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
@@ -132,9 +132,20 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         **steps,
         "memory": memory_text(costs, schedule),
         **recompute_words(schedule),
+        **replicas_words(schedule),
         "p2p_volume": volume,
         **({"offload": offload} if (offload := offload_text(timeline)) else {}),
         **MEASURES,
+    }
+
+
+def replicas_words(schedule: Schedule) -> dict[str, str]:
+    """What the actions of data-parallel replicas mean, when there are some."""
+    if not np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
+        return {}
+    return {
+        "replicas": "weights are gathered and gradients reduced on a stream of their own, beside "
+        "computing; the makespan contains both"
     }
 
 

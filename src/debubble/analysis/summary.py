@@ -29,7 +29,10 @@ LISTED_RANKS = 16
 ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
 
-_SHOWN = ("times", "slices", "vocabulary", "optimizer", "p2p", "memory", "recompute", "offload")
+_SHOWN = (
+    "times", "slices", "vocabulary", "optimizer", "p2p", "memory", "recompute", "replicas",
+    "offload",
+)  # fmt: skip
 """Conventions that stand below a text report."""
 
 _TIMES = ("makespan", "stage_time", "busy", "ideal", "bubble_ratio", "overhead")

@@ -56,8 +56,7 @@ def compare(
             p2p_mode=inputs.mode,
             iterations=inputs.iterations,
             sync=inputs.sync,
-            recompute=inputs.recompute,
-            recompute_at=inputs.recompute_at,
+            **inputs.lowering,
             options=inputs.options(named),
             time_unit=inputs.time_unit,
             progress=lambda label, index, count: step(f"{label} ({index + 1} of {count})"),
@@ -92,10 +91,8 @@ def _items(
         # The number of chunks is for schedules that leave a choice, and a file does not.
         chunks = None if is_file_name(name) else inputs.chunks
         try:
-            # The comparison recomputes all schedules in one way.
-            items.append(
-                replace(inputs, chunks=chunks, recompute=None, recompute_at=None).schedule(name)
-            )
+            # The comparison lowers all schedules in one way.
+            items.append(replace(inputs.plain, chunks=chunks).schedule(name))
         except ParameterError as error:
             skipped.append((name, str(error)))
     return items, skipped

@@ -143,6 +143,7 @@ def _refuse_others(inputs: Inputs) -> None:
     """Options every command reads, which mean nothing here."""
     for flag, value in (
         ("--iterations", inputs.iterations), ("--sync", inputs.sync), ("--option", inputs.pairs),
+        ("--transfers", inputs.transfers), ("--sharding", inputs.sharding),
     ):  # fmt: skip
         if value:
             raise ParameterError(f"{flag} is for published schedules; leave it out")

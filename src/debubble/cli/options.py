@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
     from debubble.engine.graph import P2PMode
     from debubble.engine.timeline import Timeline
+    from debubble.engine.transfers import ReceivePolicy
     from debubble.interchange.cost_files import CostFile
     from debubble.lowering.recompute import RecomputeAt
+    from debubble.lowering.sharding import ShardingMode
 
 ScheduleName = Annotated[
     str,
@@ -107,6 +109,20 @@ class Setup:
         str | None,
         typer.Option(metavar="PLACE", help="Where: just-in-time, bubbles or with-backward."),
     ] = None
+    transfers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Make sends and receives actions, receives eager, just-in-time or queued.",
+        ),
+    ] = None
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
+        ),
+    ] = None
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of the schedule; may be repeated."),
@@ -125,10 +141,10 @@ class Setup:
             When a text is no number, a name does not exist, or costs are given twice.
         """
         from debubble.engine.graph import P2P_MODES
+        from debubble.engine.transfers import RECEIVE_POLICIES
+        from debubble.lowering.sharding import SHARDING_MODES
 
-        mode: Any = self.p2p_mode or "overlapped"
-        if mode not in P2P_MODES:
-            raise ParameterError(f"--p2p-mode is '{mode}'; {did_you_mean(mode, P2P_MODES)}")
+        mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
         costs, file = self._costs()
         pairs = list(self.option or [])
         if self.group_size is not None:
@@ -147,6 +163,8 @@ class Setup:
             mode=mode,
             recompute=None if self.recompute is None else _stages(self.recompute),
             recompute_at=self._place(),
+            transfers=_one_of("--transfers", self.transfers, RECEIVE_POLICIES),
+            sharding=_one_of("--sharding", self.sharding, SHARDING_MODES),
             pairs=tuple(pairs),
             file=file,
         )
@@ -185,6 +203,12 @@ def _whole(flag: str, text: str | None) -> int | None:
     return int(text)
 
 
+def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
+    if text is not None and text not in known:
+        raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
+    return text
+
+
 def _stages(text: str) -> str | list[int]:
     """``"full"``, or the stages in a text such as ``0,1,4-7``."""
     if text.strip() == "full":
@@ -213,6 +237,10 @@ def _limit(text: str | None) -> float | None:
     return limit
 
 
+LOWERINGS = ("recompute", "recompute_at", "transfers", "sharding")
+"""Fields of :class:`Inputs` that add actions to a schedule."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The parameters of a simulation, read.
@@ -229,6 +257,8 @@ class Inputs:
         How transfers are treated.
     recompute, recompute_at
         Which stages recompute their forwards, None for none, and where.
+    transfers, sharding
+        Whether, and how, transfers and what data-parallel replicas do become actions.
     pairs
         ``KEY=VALUE`` texts of options.
     file
@@ -245,6 +275,8 @@ class Inputs:
     mode: P2PMode
     recompute: str | list[int] | None
     recompute_at: RecomputeAt | None
+    transfers: ReceivePolicy | None
+    sharding: ShardingMode | None
     pairs: tuple[str, ...]
     file: CostFile | None
 
@@ -302,14 +334,23 @@ class Inputs:
             defaults=self.defaults,
             **self.options([target]),
         )
-        if self.recompute is None:
+        if not any(self.lowering.values()):
             return made
-        from debubble.lowering.recompute import add_recompute
+        from debubble.lowering.chain import lower
 
-        return add_recompute(
-            made, self.recompute, at=self.recompute_at, costs=self.costs, memory=self.memory,
-            p2p_mode=self.mode,
-        )  # fmt: skip
+        return lower(
+            made, **self.lowering, costs=self.costs, memory=self.memory, p2p_mode=self.mode
+        )
+
+    @property
+    def lowering(self) -> dict[str, Any]:
+        """What is to be added to schedules, as :func:`debubble.lowering.chain.lower` takes it."""
+        return {name: getattr(self, name) for name in LOWERINGS}
+
+    @property
+    def plain(self) -> Inputs:
+        """The same without lowering."""
+        return replace(self, recompute=None, recompute_at=None, transfers=None, sharding=None)
 
     def simulate(self, schedule: Schedule, target: str) -> Timeline:
         """The timeline of a schedule with these costs.

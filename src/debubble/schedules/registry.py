@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import MICROBATCH_SHIFT, Kind, Program, pack
+from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, kinds_of, pack
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
@@ -374,7 +374,12 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
     )  # fmt: skip
     forms = with_recompute(entry.forms, case, schedule, table)
+    known = {"makespan", "stage_time", "peak_activation"}
     if table.kv.any():
         # Keys and values are beside the activations that formulas count.
-        forms = tuple(form for form in forms if form.quantity != "peak_activation")
+        known -= {"peak_activation"}
+    if table.collective.any() and np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
+        # Formulas know nothing of what replicas exchange.
+        known -= {"makespan", "stage_time"}
+    forms = tuple(form for form in forms if form.quantity in known)
     return [FormValue(form, form.value(case)) for form in forms if form.holds(case)]
