@@ -18,16 +18,19 @@ from debubble.core.errors import ParameterError
 from debubble.runtime.measure import calibrate, sleeping_times
 from debubble.runtime.report import RunReport
 from debubble.runtime.run import Settings, not_for_torch, run
+from debubble.schedules.registry import find
 
 RANKS, MICROBATCHES = 4, 8
 COSTS = db.Costs(F=1, I=1, W=1)
+HEAD = dict.fromkeys("FIW", RANKS)
+"""Where the output layer is sharded: one unit of time on every rank for each of its passes."""
 
 
-def made(name: str) -> db.Schedule:
+def made(name: str, costs: db.Costs) -> db.Schedule:
     """A schedule with eight microbatches, or the next number it accepts."""
     for microbatches in range(MICROBATCHES, 4 * MICROBATCHES):
         try:
-            return db.make(name, ranks=RANKS, microbatches=microbatches, costs=COSTS)
+            return db.make(name, ranks=RANKS, microbatches=microbatches, costs=costs)
         except ParameterError as error:
             reason = error
     raise reason
@@ -56,9 +59,9 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=40, metavar="MS")
     parser.add_argument("--steps", type=int, default=5, metavar="N")
     parser.add_argument("schedules", nargs="*", metavar="schedule")
-    words = parser.parse_args()
-    names = words.schedules or [entry.name for entry in db.schedules()]
-    settings = Settings(sleep=words.sleep / 1e3, costs=COSTS, steps=words.steps)
+    typed = parser.parse_args()
+    names = typed.schedules or [entry.name for entry in db.schedules()]
+    settings = Settings(sleep=typed.sleep / 1e3, costs=COSTS, steps=typed.steps)
     overheads = {runtime: calibrated(settings, runtime) for runtime in ("debubble", "torch")}
     for runtime, overhead in overheads.items():
         print(f"overhead on {runtime}: {overhead * 1e3:.2f} ms per action\n")
@@ -66,11 +69,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     errors = []
     for name in names:
-        schedule = made(name)
+        sharded = "vocabulary" in find(name).fields
+        costs = replace(COSTS, head=HEAD) if sharded else COSTS
+        schedule = made(name, costs)
         for runtime, overhead in overheads.items():
             if runtime == "torch" and not_for_torch(schedule):
                 continue
-            report = report_of(schedule, replace(settings, runtime=runtime, overhead=overhead))
+            words = {"runtime": runtime, "overhead": overhead, "costs": costs}
+            report = report_of(schedule, replace(settings, **words))
             assert report.predicted is not None, "there are steps"
             assert report.measured is not None, "there are steps"
             errors.append(report.error)
