@@ -449,9 +449,20 @@ def test_a_recompute_that_waits_needs_its_receive_first() -> None:
 GRID = [(p, m, v) for p in (1, 2, 3, 4, 8) for m in (*range(1, 9), 16) for v in (1, 2, 3)]
 
 
+NO_FORMS = {
+    "dualpipe", "dualpipe-v", "gis-h", "pipeoffload-full",
+    "pipeoffload-half", "v-half", "v-min", "v-zb", "vocab-1", "vocab-1-v-half", "vocab-2",
+    "vocab-2-v-half", "zb-2p", "zb-auto", "zb-v",
+}  # fmt: skip
+"""Schedules of which nothing is known under recompute.
+
+They overlap actions, copy activations, shard the head, keep some for W, or depend on costs."""
+
+
 @pytest.mark.parametrize("entry", schedules(), ids=lambda entry: entry.name)
 def test_closed_forms_hold_with_recomputes(entry: Entry) -> None:
     costs = Costs(F=2, I=3, W=1, R=1.5, recompute_kept=0.125)
+    checked = 0
     for p, m, v in GRID:
         for at in RECOMPUTE_AT:
             try:
@@ -461,7 +472,8 @@ def test_closed_forms_hold_with_recomputes(entry: Entry) -> None:
                 )  # fmt: skip
             except ParameterError:
                 continue
-            hold(schedule, costs, f"{entry.name} {at} p={p} m={m} v={v}")
+            checked += hold(schedule, costs, f"{entry.name} {at} p={p} m={m} v={v}")
+    assert (checked == 0) == (entry.name in NO_FORMS)
 
 
 def test_closed_forms_say_what_they_count() -> None:
