@@ -137,6 +137,20 @@ def test_transfers_in_one_order_never_deadlock(
     assert queued.makespan >= simulate(schedule, Costs(p2p=0.5)).makespan
 
 
+def test_deadlocks_of_thousands_of_transfers_are_explained() -> None:
+    lowered = add_transfers(make("1f1b", ranks=4, microbatches=300), policy="queued")
+    rows = lowered.rows()
+    here = rows[2].index("2RECV_F57")
+    rows[2][here : here + 2] = "2SEND_B55", "2RECV_F57"
+    stuck = Schedule.from_text(rows, lowered.placement, 300)
+    for mode in ("pair", "group"):
+        with pytest.raises(ScheduleError) as caught:
+            simulate(stuck, p2p_mode=mode)
+        assert caught.value.chain == (
+            "1SEND_F57 (rank 1)", "2RECV_F57 (rank 2)", "2SEND_B55 (rank 2)", "1RECV_B55 (rank 1)",
+        )  # fmt: skip
+
+
 def test_a_schedule_without_transfers_is_given_some() -> None:
     schedule = make("1f1b", ranks=4, microbatches=8)
     for mode in ("pair", "group"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.errors import ScheduleError
 from debubble.engine.diagnose import dependencies
@@ -14,7 +16,8 @@ SEARCH_LIMIT = 400
 """Events up to which every one is tried as the start of the shortest circle.
 
 Beyond, an action that waits for a later one of its own rank is found among any number; longer
-circles are looked for through the events that streams are stuck at.
+circles are looked for through the events that streams are stuck at, and where none of these is on
+one, through events that are.
 """
 
 
@@ -60,13 +63,31 @@ class _Rest:
 
     def __init__(self, events: Events, edges: Sequence[Edges], place: Ids) -> None:
         self.events = events
-        self.waits: dict[int, list[tuple[int, bool]]] = {}
+        consumers, producers, turns = [], [], []
         for edge in edges:
             here = (place[edge.consumer] == 0) & (place[edge.producer] == 0)
-            for consumer, producer in zip(
-                edge.consumer[here].tolist(), edge.producer[here].tolist(), strict=True
-            ):
-                self.waits.setdefault(consumer, []).append((producer, edge.turn))
+            consumers.append(edge.consumer[here])
+            producers.append(edge.producer[here])
+            turns.append(np.full(len(consumers[-1]), edge.turn))
+        consumer = np.concatenate(consumers)
+        # By event, in the order in which rules name them.
+        order = np.argsort(consumer, kind="stable")
+        self._producer = np.concatenate(producers)[order]
+        self._turn = np.concatenate(turns)[order]
+        self._waiting, begin = np.unique(consumer[order], return_index=True)
+        self._begin = np.append(begin, len(order))
+        self._named = order[begin]
+        self._known: dict[int, list[tuple[int, bool]]] = {}
+
+    def waits(self, event: int) -> list[tuple[int, bool]]:
+        """The events that one waits for, and whether for its turn behind them."""
+        if event not in self._known:
+            index = int(np.searchsorted(self._waiting, event))
+            part = slice(*self._begin[index : index + 2].tolist())
+            self._known[event] = list(
+                zip(self._producer[part].tolist(), self._turn[part].tolist(), strict=True)
+            )
+        return self._known[event]
 
     def text(self, position: int) -> str:
         """An action and its rank."""
@@ -108,37 +129,71 @@ class _Rest:
 
         Each comes with whether it waits for its turn behind the next, or for its data.
         """
-        found = [self._circle_through(start) for start in self._starts()]
-        circles = [circle for circle in found if circle]
-        assert circles, "events that wait for ever form a circle"
-        return min(circles, key=lambda circle: (sum(not turn for _, turn in circle), len(circle)))
+        best = self._shortest_through(self._starts()) or self._shortest_through(self._on_circles())
+        assert best, "events that wait for ever form a circle"
+        return best
+
+    def _shortest_through(self, starts: list[int]) -> list[tuple[int, bool]]:
+        best: list[tuple[int, bool]] = []
+        fewest = (len(self._turn) + 1, 0)
+        # A wait through events that are no actions is one wait, however many they are.
+        actions_only = int(self._waiting[-1]) < len(self.events.rank)
+        for start in starts:
+            circle = self._circle_through(start, fewest[0] if actions_only else len(self._turn))
+            size = (sum(not turn for _, turn in circle), len(circle))
+            if circle and size < fewest:
+                best, fewest = circle, size
+        return best
 
     def _starts(self) -> list[int]:
-        if len(self.waits) <= SEARCH_LIMIT:
-            return list(self.waits)
+        in_turn = np.argsort(self._named)
+        if len(in_turn) <= SEARCH_LIMIT:
+            every: list[int] = self._waiting[in_turn].tolist()
+            return every
         rank, count = self.events.rank, len(self.events.rank)
-        for event, producers in self.waits.items():
-            for producer, turn in producers:
-                near = max(event, producer) < count and rank[event] == rank[producer]
-                if near and not turn and producer > event:
-                    return [event]
-        heads = [e for e, producers in self.waits.items() if not any(turn for _, turn in producers)]
+        # Every wait by the index of its event.
+        index = np.repeat(np.arange(len(in_turn)), np.diff(self._begin))
+        event, producer = self._waiting[index], self._producer
+        near = np.flatnonzero((producer > event) & (producer < count) & ~self._turn)
+        near = near[rank[event[near]] == rank[producer[near]]]
+        if len(near):
+            return [int(event[near[np.argmin(self._named[index[near]])]])]
+        turns = np.bincount(index, weights=self._turn, minlength=len(in_turn))
+        heads: list[int] = self._waiting[in_turn[turns[in_turn] == 0]].tolist()
         return heads[:SEARCH_LIMIT]
 
-    def _circle_through(self, start: int) -> list[tuple[int, bool]]:
-        """The circle through one event with the fewest waits for data; empty when there is none."""
+    def _on_circles(self) -> list[int]:
+        """Events to which it leads back to go from each event to the first it waits for."""
+        ahead = np.searchsorted(self._waiting, self._producer[self._begin[:-1]])
+        # Twice as many steps every time, until no start is outside its circle.
+        for _ in range(len(ahead).bit_length()):
+            ahead = ahead[ahead]
+        found: list[int] = self._waiting[np.unique(ahead)].tolist()
+        return found[:SEARCH_LIMIT]
+
+    def _circle_through(self, start: int, most: int) -> list[tuple[int, bool]]:
+        """The circle through one event with the fewest waits for data.
+
+        Empty when there is none with `most` of them.
+        """
         came: dict[int, tuple[int, bool]] = {}
-        queue = deque((producer, start, turn) for producer, turn in self.waits[start])
+        queue = deque(
+            (producer, start, turn, int(not turn)) for producer, turn in self.waits(start)
+        )
         while queue:
-            event, before, turn = queue.popleft()
+            event, before, turn, waits = queue.popleft()
             if event in came:
                 continue
+            if waits > most:
+                break
             came[event] = (before, turn)
             if event == start:
                 return self._corners(came, start)
-            for producer, behind in self.waits.get(event, ()):
-                entry = (producer, event, behind)
-                queue.appendleft(entry) if behind else queue.append(entry)
+            for producer, behind in self.waits(event):
+                if behind:
+                    queue.appendleft((producer, event, True, waits))
+                else:
+                    queue.append((producer, event, False, waits + 1))
         return []
 
     def _corners(self, came: dict[int, tuple[int, bool]], start: int) -> list[tuple[int, bool]]:
