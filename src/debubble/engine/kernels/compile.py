@@ -116,6 +116,8 @@ def compile_compute(
 
         # Two passes over the halves: first see that all they wait for is there, then emit.
         blocked = False
+        place = 0
+        place_of_forward = 0
         for half in range(halves):
             position = here + half
             action = actions[position]
@@ -123,6 +125,7 @@ def compile_compute(
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
             state[POSITION] = position
+            place_of_forward = place
             if kind >= 5:
                 break
             if stage >= stages or unit >= units:
@@ -230,7 +233,6 @@ def compile_compute(
                 first[n] = last_node[rank]
                 second[n] = 0
                 lag[n] = 0
-                cost[n] = 0
                 cost[n] = optimizer_costs + rank
                 node[here] = n
                 last_node[rank] = n
@@ -253,18 +255,15 @@ def compile_compute(
             gathered = last_node[0]
             for r in range(1, ranks):
                 first[n] = gathered
-                second[n] = 0
+                second[n] = last_node[r]
                 lag[n] = 0
                 cost[n] = 0
-                second[n] = last_node[r]
                 gathered = n
                 n += 1
             for r in range(ranks):
                 first[n] = last_node[r]
-                second[n] = 0
-                lag[n] = 0
-                cost[n] = 0
                 second[n] = gathered
+                lag[n] = 0
                 cost[n] = optimizer_costs + r
                 node[next_action[r]] = n
                 last_node[r] = n
@@ -279,20 +278,14 @@ def compile_compute(
                     waiting += 1
             continue
 
-        place_of_forward = 0
+        place_of_second = place
         for half in range(halves):
             position = here + half
             action = actions[position]
             kind = action & KIND_MASK
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
-            place = stage
-            number = unit
-            if slices > 1:
-                number = unit // slices
-                place += unit % slices * copies * stages
-            if copies > 1:
-                place += number % microbatches * copies // microbatches * stages
+            place = place_of_second if half == halves - 1 else place_of_forward
             source = place
             wanted = -1
             if kind == 0:
@@ -323,10 +316,8 @@ def compile_compute(
             last_node[rank] = n
             if halves == 1:
                 cost[n] = 1 + kind * places + place
-            elif half == 0:
-                # A node of no duration carries what the first half waits for.
-                place_of_forward = place
-            else:
+            elif half == 1:
+                # The node of the first half, of no duration, carries what that waits for.
                 pair = ((kind - 1) * places + place_of_forward) * places + place
                 if pair_id[pair] == 0:
                     dynamic_kind[dynamic] = kind
@@ -359,13 +350,8 @@ def compile_compute(
             if target < 0 or target >= stages:
                 continue
             result = end
-            place = target
-            number = unit
-            if slices > 1:
-                number = unit // slices
-                place += unit % slices * copies * stages
-            if copies > 1:
-                place += number % microbatches * copies // microbatches * stages
+            place = place_of_second if half == halves - 1 else place_of_forward
+            place += target - stage
             if channels and rank_of[place] != rank:
                 link = rank * ranks + rank_of[place]
                 if link_id[link] == 0:
@@ -376,10 +362,8 @@ def compile_compute(
                         dynamic_b[dynamic] = rank_of[place]
                         dynamic += 1
                 first[n] = channel_last[link]
-                second[n] = 0
-                lag[n] = 0
-                cost[n] = 0
                 second[n] = end
+                lag[n] = 0
                 cost[n] = link_id[link]
                 if lanes > 1:
                     cost[n] = link_id[link] + unit % slices
