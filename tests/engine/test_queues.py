@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble import Costs, Kind, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import TRANSFER_KINDS, pairs_of
+from debubble.engine.events import compile_events
+from debubble.engine.graph import compile_graph
+from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from tests.oracle import copy_of
-from tests.strategies import ENTRIES, made
+from tests.strategies import ENTRIES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 each_mode = pytest.mark.parametrize("mode", ["pair", "group"])
@@ -135,6 +138,30 @@ def test_transfers_in_one_order_never_deadlock(
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
     queued = simulate(add_transfers(schedule, policy=policy), Costs(p2p=0.5), mode)
     assert queued.makespan >= simulate(schedule, Costs(p2p=0.5)).makespan
+
+
+@each_family
+@each_mode
+@settings(max_examples=8)
+@given(data=st.data())
+def test_times_are_those_of_the_rules(entry: Entry, mode: str, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=8, microbatches=16))
+    if data.draw(st.booleans()):
+        policy = data.draw(st.sampled_from(["eager", "queued"]))
+        schedule = add_transfers(schedule, policy=policy)
+    costs = data.draw(costs_for(schedule))
+    swept = evaluate_graph(compile_graph(schedule, mode), costs)
+    ruled = evaluate_graph(compile_events(schedule, mode), costs)
+    assert ruled.end.tolist() == swept.end.tolist()
+    assert ruled.start.tolist() == swept.start.tolist()
+    assert ruled.slack.tolist() == swept.slack.tolist()
+    assert ruled.graph.completed == swept.graph.completed
+    assert sorted(ruled.graph.cost_names()) == sorted(swept.graph.cost_names())
+    for one, other in ((ruled, swept), (swept, ruled)):
+        sent = one.graph.sent > 0
+        assert one.node_end[one.graph.sent[sent]].tolist() == (
+            other.node_end[other.graph.sent[sent]].tolist()
+        )
 
 
 def test_deadlocks_of_thousands_of_transfers_are_explained() -> None:

@@ -233,7 +233,11 @@ def lanes_of(schedule: Schedule) -> int:
 
 
 def compile_graph(
-    schedule: Schedule, mode: P2PMode = "overlapped", host_link_shared_by: int = 1
+    schedule: Schedule,
+    mode: P2PMode = "overlapped",
+    host_link_shared_by: int = 1,
+    *,
+    explain: bool = True,
 ) -> EventGraph:
     """Lower a schedule to an event graph; the same schedule is lowered once.
 
@@ -246,9 +250,11 @@ def compile_graph(
         nobody; in ``"channel"`` every directed pair of ranks carries one transfer at a time, in
         the order of the producers; in ``"blocking"`` sender and receiver are both busy until the
         transfer is over; in ``"pair"`` and ``"group"`` ranks queue their transfers, see
-        :func:`debubble.engine.rules.sends`.
+        :mod:`debubble.engine.streams`.
     host_link_shared_by
         How many neighbouring ranks share one link to the host.
+    explain
+        Whether an error has to say why; to find that out takes many times as long as to compile.
 
     Raises
     ------
@@ -263,14 +269,14 @@ def compile_graph(
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
         most = largest_kind(schedule)
-        if most > max(TRANSFER_KINDS) or schedule.vocabulary or mode in QUEUES:
+        if most > max(TRANSFER_KINDS) or schedule.vocabulary:
             from debubble.engine.events import compile_events
 
             graph = compile_events(schedule, mode, host_link_shared_by)
-        elif mode == "blocking" or most > Kind.OPT:
+        elif mode in MEETING or most > Kind.OPT:
             from debubble.engine.streams import compile_streams
 
-            graph = compile_streams(schedule, mode)
+            graph = compile_streams(schedule, mode, explain)
         else:
             graph = _compile_compute(schedule, mode)
         schedule.derived[key] = [getattr(graph, spec.name) for spec in fields(graph)[2:]]

@@ -22,7 +22,7 @@ from debubble.engine.collectives import copies_here
 from debubble.engine.events import SLICES, Events, Ids, takers
 from debubble.engine.graph import MEETING
 from debubble.engine.kernels import compile as sweep
-from debubble.engine.kernels import streams
+from debubble.engine.kernels import links
 from debubble.engine.recompute import recompute_share
 
 ONCE = frozenset(Kind) - set(WHOLE_STAGE_KINDS)
@@ -230,13 +230,13 @@ def _transfers(events: Events) -> Iterator[ScheduleError]:
         end = events.stage[here] + step
         nowhere = (end < 0) | (end >= schedule.stages)
         for position in _first(nowhere, here):
-            yield _explain(events, streams.NO_TRANSFER, position)
+            yield _explain(events, links.NO_TRANSFER, position)
         for position in _first(events.home(here, step) == events.rank[here], here):
-            yield _explain(events, streams.NO_TRANSFER, position)
+            yield _explain(events, links.NO_TRANSFER, position)
         if len(here):
             found = events.where(other)[events.cell[here] + step * units]
             for position in _first(found < 0, here):
-                yield _explain(events, streams.UNMATCHED, position)
+                yield _explain(events, links.UNMATCHED, position)
     for kinds, wanted, step in takers(events):
         receive = Kind.RECV_F if step < 0 else Kind.RECV_B
         here, made = events.needed(kinds, wanted, step)
@@ -266,7 +266,7 @@ def _crossed(events: Events) -> Iterator[ScheduleError]:
     here, there, link = here[order], there[order], link[order]
     swapped = (link[1:] == link[:-1]) & (there[1:] < there[:-1])
     for position in _first(swapped, here[1:]):
-        yield _explain(events, streams.CROSSED, position)
+        yield _explain(events, links.CROSSED, position)
 
 
 def _steps(events: Events) -> Iterator[ScheduleError]:

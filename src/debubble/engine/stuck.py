@@ -13,7 +13,7 @@ from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import diagnose
 from debubble.engine.kernels import compile as sweep
-from debubble.engine.kernels import streams
+from debubble.engine.kernels import links
 
 SEARCH_LIMIT = 512
 """Ranks up to which every one is tried as the start of the shortest circle."""
@@ -102,18 +102,18 @@ def explain(stopped: Stopped, outcome: int, position: int) -> ScheduleError:
         )
     if outcome == sweep.DUPLICATE and action.kind > Kind.OPT:
         return ScheduleError(f"{where} runs twice; remove one", (text,))
-    if outcome == streams.NO_TRANSFER:
+    if outcome == links.NO_TRANSFER:
         other = partner(action).stage
         if 0 <= other < schedule.stages:
             reason = f"stages {action.stage} and {other} both live on rank {rank}"
         else:
             reason = f"stage {action.stage} is the {'first' if other < 0 else 'last'}"
         return ScheduleError(f"{where} has no other end: {reason}; remove it", (text,))
-    if outcome == streams.UNMATCHED:
+    if outcome == links.UNMATCHED:
         wanted = partner(action)
         home, end = stopped.home(wanted.stage, wanted.microbatch), schedule.text(wanted)
         return ScheduleError(f"{where} has no other end; add {end} on rank {home}", (text, end))
-    if outcome == streams.CROSSED:
+    if outcome == links.CROSSED:
         other = stopped.home(*partner(action)[::2])
         sender, receiver = (rank, other) if action.kind in (6, 8) else (other, rank)
         return ScheduleError(

@@ -1,219 +1,227 @@
-"""Compile programs with explicit sends and receives into an event graph, in one sweep."""
+"""Run programs with explicit sends and receives in one sweep, and write them as an event graph."""
 
 from __future__ import annotations
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT
 from debubble.engine.jit import Array, kernel
 from debubble.engine.kernels import compile as sweep
 
-# Further outcomes, in state[OUTCOME].
-NO_TRANSFER, UNMATCHED, CROSSED = range(9, 12)
+# What transfers do, see `debubble.engine.streams`.
+OVERLAPPED, CHANNEL, BLOCKING, PAIR, GROUP = range(5)
 
 
-@kernel(
-    writes=(
-        "first", "second", "cost", "node", "sent", "dynamic_kind", "dynamic_a", "dynamic_b",
-        "next_action", "state",
-    )
-)  # fmt: skip
-def compile_transfers(
+@kernel(writes=("first", "second", "cost", "node", "sent", "next_action", "state"))
+def run_programs(
     actions: Array,
     offsets: Array,
-    rank_of: Array,
-    stages: int,
-    units: int,
-    microbatches: int,
-    slices: int,
-    lanes: int,
-    copies: int,
+    other: Array,
+    work: Array,
+    mode: int,
     sync: int,
     iterations: int,
-    late_recompute: bool,
-    channels: bool,
-    blocking: bool,
-    table: Array,
-    made: Array,
-    seen: Array,
+    optimizer_costs: int,
     link_id: Array,
-    pair_id: Array,
-    link_send: Array,
-    link_receive: Array,
+    carrier: Array,
+    source_of: Array,
+    target_of: Array,
     first: Array,
     second: Array,
     cost: Array,
     node: Array,
     sent: Array,
-    dynamic_kind: Array,
-    dynamic_a: Array,
-    dynamic_b: Array,
     next_action: Array,
-    group_end: Array,
+    reached: Array,
     unmet: Array,
+    posted: Array,
+    behind: Array,
+    heads: Array,
+    queue_end: Array,
+    queue_node: Array,
+    queue_seen: Array,
+    ready: Array,
+    wanted: Array,
     reduced: Array,
     steps: Array,
     last_node: Array,
-    queue: Array,
+    turns: Array,
     state: Array,
 ) -> None:
     """Fill the graph's arrays in topological order.
 
-    Ranks take turns as in ``compile_compute``, a whole group of transfers in one turn. The result
-    of stage s for microbatch u has the key s·U + u when it is a forward's, (S + s)·U + u when it
-    is a backward's:
+    Ranks take turns as in ``compile_compute``, a whole group of transfers in one turn. ``other``,
+    ``carrier`` and ``work`` are as :func:`debubble.engine.kernels.links.link_actions` fills them;
+    ``source_of`` and ``target_of`` are the ranks of a link by its cost, counted from the first. A
+    rank whose next action needs a transfer stands aside with its receive as ``wanted[rank] − 1``.
 
-    * ``made[key] − 1`` is the position of the action that produces it;
-    * when transfers occupy no rank, ``table[key]`` is the node of its transfer, or −(r + 1) while
-      rank r waits for that; the send emits it;
-    * when they block, ``table[key] − 1`` is the position of whichever of send and receive is
-      reached first; the other one emits the transfer. A rank leaves its group when ``unmet``
-      of its members is zero, and goes on behind a chain of joins over them.
+    Where transfers meet, ``reached[rank]`` is the position up to which a rank has come. Where they
+    block, whichever end is reached later emits the transfer; a rank leaves its group when ``unmet``
+    of its members is zero, and goes on behind a chain of joins over them.
 
-    ``link_send[link] − 1`` and ``link_receive[link] − 1`` are the ends of the link's last transfer.
-    ``seen`` has one bit for every kind of action done. The length of ``queue`` is a power of two.
+    Where they are queued, ``posted[i] − 1`` is the node that was the last of its rank when end i
+    was posted, ``behind[i] − 1`` the end behind it on its queue, and ``heads[i]`` whether nothing
+    is in front of it. A queue's last posted end is ``queue_end[q] − 1``, its last transfer to run
+    ``queue_node[q]``, and what that had ``posted`` is ``queue_seen[q]``. On a link that carries one
+    transfer at a time ``queue_end[link] − 1`` is its last send.
+
+    ``reduced`` is as in ``compile_compute``. The length of ``turns`` is a power of two.
     """
     ranks = len(offsets) - 1
-    places = slices * copies * stages
-    cells = stages * units
-    optimizer_costs = 1 + 5 * places
-    dynamic_costs = optimizer_costs + ranks
-    dynamic = 0
+    link_costs = optimizer_costs + ranks
+    queued = mode == PAIR or mode == GROUP
     n = 1
-    completed = 0
-    emitted = 0
+    running = 0
+    posts = 0
     arrived = 0
     steps_done = 0
     head = 0
     waiting = 0
-    wrap = len(queue) - 1
+    wrap = len(turns) - 1
     for r in range(ranks):
         next_action[r] = offsets[r]
         if offsets[r] < offsets[r + 1]:
-            queue[waiting] = r
+            turns[waiting] = r
             waiting += 1
+            running += 1
 
     while waiting > 0:
-        rank = queue[head & wrap]
+        rank = turns[head & wrap]
         head += 1
         waiting -= 1
-
         here = next_action[rank]
         stop = offsets[rank + 1]
         kind = actions[here] & KIND_MASK
-        if kind >= 6 and here >= group_end[rank]:
-            # Reach a group of transfers.
+        if kind >= 6:
             position = here
-            while position < stop:
-                action = actions[position]
-                kind = action & KIND_MASK
-                if kind < 6:
-                    break
-                state[sweep.POSITION] = position
-                if kind > 9:
-                    state[sweep.OUTCOME] = sweep.OTHER_KIND
-                    return
-                stage = (action >> STAGE_SHIFT) & STAGE_MASK
-                unit = action >> MICROBATCH_SHIFT
-                if stage >= stages or unit >= units:
-                    state[sweep.OUTCOME] = sweep.OUT_OF_RANGE
-                    return
-                place = stage
-                number = unit
-                if slices > 1:
-                    number = unit // slices
-                    place += unit % slices * copies * stages
-                if copies > 1:
-                    place += number % microbatches * copies // microbatches * stages
-                if rank_of[place] != rank:
-                    state[sweep.OUTCOME] = sweep.WRONG_RANK
-                    return
-                step = 1 if kind == 6 or kind == 9 else -1
-                other = -1
-                if 0 <= stage + step < stages:
-                    other = rank_of[place + step]
-                if other == -1 or other == rank:
-                    state[sweep.OUTCOME] = NO_TRANSFER
-                    return
-                cell = stage * units + unit
-                if (seen[cell] >> kind) & 1 != 0:
-                    state[sweep.OUTCOME] = sweep.DUPLICATE
-                    return
-                seen[cell] |= 1 << kind
-                sends = kind == 6 or kind == 8
-                key = cell if sends else cell + step * units
-                if kind >= 8:
-                    key += cells
-                if sends and made[key] == 0:
-                    state[sweep.OUTCOME] = sweep.ORDER
-                    return
-                sender = rank if sends else other
-                link = sender * ranks + (other if sends else rank)
-                if link_id[link] == 0:
-                    link_id[link] = dynamic_costs + dynamic
-                    for lane in range(lanes):
-                        dynamic_kind[dynamic] = 0
-                        dynamic_a[dynamic] = sender + lane * ranks
-                        dynamic_b[dynamic] = other if sends else rank
-                        dynamic += 1
-                link_cost = link_id[link]
-                if lanes > 1:
-                    link_cost += unit % slices
-                if not blocking:
-                    if sends:
-                        if channels:
-                            if link_send[link] > 0:
-                                first[n] = node[link_send[link] - 1]
+            if reached[rank] <= here:
+                # Reach a group of transfers.
+                while position < stop and actions[position] & KIND_MASK >= 6:
+                    kind = actions[position] & KIND_MASK
+                    end = other[position]
+                    sends = kind == 6 or kind == 8
+                    source = source_of[work[position] - link_costs]
+                    target = target_of[work[position] - link_costs]
+                    far = target if sends else source
+                    if mode == BLOCKING:
+                        if end < 0 or end >= reached[far]:
+                            unmet[rank] += 1
+                            position += 1
+                            continue
+                        link = source * ranks + target
+                        send = position if sends else end
+                        before = queue_end[link] - 1
+                        if before >= (here if sends else next_action[far]) and other[before] >= (
+                            next_action[far] if sends else here
+                        ):
+                            # The link's last transfer is of the same two groups: one by one.
+                            first[n] = node[before]
+                        else:
+                            first[n] = last_node[source]
+                            second[n] = last_node[target]
+                        queue_end[link] = send + 1
+                        cost[n] = work[send]
+                        node[position] = n
+                        node[end] = n
+                        n += 1
+                        unmet[far] -= 1
+                        if unmet[far] == 0:
+                            turns[(head + waiting) & wrap] = far
+                            waiting += 1
+                    elif queued:
+                        queue = rank if mode == GROUP else rank * ranks + far
+                        ahead = queue_end[queue] - 1
+                        queue_end[queue] = position + 1
+                        posted[position] = last_node[rank] + 1
+                        posts += 1
+                        count = 0
+                        if ahead >= 0 and node[ahead] == 0:
+                            behind[ahead] = position + 1
+                        else:
+                            heads[position] = 1
+                            if end >= 0 and heads[end] == 1:
+                                ready[0] = position
+                                count = 1
+                        while count > 0:
+                            # Both ends head their queues.
+                            count -= 1
+                            one = ready[count]
+                            two = other[one]
+                            source = source_of[work[one] - link_costs]
+                            target = target_of[work[one] - link_costs]
+                            from_queue = source if mode == GROUP else source * ranks + target
+                            into_queue = target if mode == GROUP else target * ranks + source
+                            # Receives have odd kinds.
+                            if actions[one] & 1 != 0:
+                                one, two = two, one
+                            gathered = queue_node[from_queue]
+                            rest = 0
+                            for choice in range(3):
+                                more = 0
+                                if choice == 0:
+                                    if queue_node[into_queue] != gathered:
+                                        more = queue_node[into_queue]
+                                elif choice == 1:
+                                    if queue_seen[from_queue] != posted[one]:
+                                        more = posted[one] - 1
+                                elif queue_seen[into_queue] != posted[two]:
+                                    more = posted[two] - 1
+                                if more == 0:
+                                    continue
+                                if gathered == 0:
+                                    gathered = more
+                                elif rest == 0:
+                                    rest = more
+                                else:
+                                    first[n] = gathered
+                                    second[n] = rest
+                                    gathered = n
+                                    rest = more
+                                    n += 1
+                            first[n] = gathered
+                            second[n] = rest
+                            cost[n] = work[one]
+                            node[one] = n
+                            node[two] = n
+                            queue_node[from_queue] = n
+                            queue_node[into_queue] = n
+                            queue_seen[from_queue] = posted[one]
+                            queue_seen[into_queue] = posted[two]
+                            n += 1
+                            posts -= 2
+                            if wanted[target] == two + 1:
+                                wanted[target] = 0
+                                turns[(head + waiting) & wrap] = target
+                                waiting += 1
+                            for following in (behind[one] - 1, behind[two] - 1):
+                                if following >= 0:
+                                    heads[following] = 1
+                                    if other[following] >= 0 and heads[other[following]] == 1:
+                                        ready[count] = following
+                                        count += 1
+                    elif sends:
+                        if mode == CHANNEL:
+                            link = source * ranks + target
+                            if queue_end[link] > 0:
+                                first[n] = node[queue_end[link] - 1]
                             second[n] = last_node[rank]
-                            sent[made[key] - 1] = n
-                            link_send[link] = position + 1
+                            queue_end[link] = position + 1
                         else:
                             first[n] = last_node[rank]
-                        cost[n] = link_cost
+                        cost[n] = work[position]
                         node[position] = n
-                        waiter = table[key]
-                        table[key] = n
+                        if end >= 0:
+                            node[end] = n
+                            if wanted[target] == end + 1:
+                                wanted[target] = 0
+                                turns[(head + waiting) & wrap] = target
+                                waiting += 1
                         n += 1
-                        if waiter < 0:
-                            queue[(head + waiting) & wrap] = -waiter - 1
-                            waiting += 1
-                elif table[key] == 0:
-                    table[key] = position + 1
-                    unmet[rank] += 1
-                else:
-                    partner = table[key] - 1
-                    send = position if sends else partner
-                    receive = partner if sends else position
-                    if link_send[link] > send + 1 or link_receive[link] > receive + 1:
-                        state[sweep.OUTCOME] = CROSSED
-                        return
-                    receiver = other if sends else rank
-                    begin_send = here if sends else next_action[other]
-                    begin_receive = next_action[other] if sends else here
-                    if link_send[link] > begin_send and link_receive[link] > begin_receive:
-                        # The link's last transfer is of the same two groups: one by one.
-                        first[n] = node[link_send[link] - 1]
-                    else:
-                        first[n] = last_node[sender]
-                        second[n] = last_node[receiver]
-                    cost[n] = link_cost
-                    node[send] = n
-                    node[receive] = n
-                    sent[made[key] - 1] = n
-                    link_send[link] = send + 1
-                    link_receive[link] = receive + 1
-                    n += 1
-                    unmet[other] -= 1
-                    if unmet[other] == 0:
-                        queue[(head + waiting) & wrap] = other
-                        waiting += 1
-                position += 1
-            group_end[rank] = position
-            if unmet[rank] > 0:
-                continue
-            kind = 6
-        if kind >= 6:
+                    position += 1
+                reached[rank] = position
+                if unmet[rank] > 0:
+                    continue
             # Leave the group.
-            position = group_end[rank]
-            if blocking:
+            position = reached[rank]
+            if mode == BLOCKING:
                 gathered = node[here]
                 for member in range(here + 1, position):
                     first[n] = gathered
@@ -221,14 +229,8 @@ def compile_transfers(
                     gathered = n
                     n += 1
                 last_node[rank] = gathered
-            emitted += position - here
             next_action[rank] = position
-            if position < stop:
-                queue[(head + waiting) & wrap] = rank
-                waiting += 1
-            continue
-
-        if kind == 5:
+        elif kind == 5:
             state[sweep.POSITION] = here
             if sync == sweep.POST_VALIDATION:
                 spot = rank * iterations + steps[rank]
@@ -239,237 +241,99 @@ def compile_transfers(
                     if reduced[spot - iterations] <= 0:
                         reduced[spot - iterations] = -1
                         continue
-                    link = (rank - 1) * ranks + rank
-                    if link_id[link] == 0:
-                        link_id[link] = dynamic_costs + dynamic
-                        for lane in range(lanes):
-                            dynamic_kind[dynamic] = 0
-                            dynamic_a[dynamic] = rank - 1 + lane * ranks
-                            dynamic_b[dynamic] = rank
-                            dynamic += 1
                     first[n] = reduced[spot - iterations] - 1
-                    cost[n] = link_id[link]
+                    cost[n] = link_id[(rank - 1) * ranks + rank]
                     n += 1
                     first[n] = last_node[rank]
                     second[n] = n - 1
                     last_node[rank] = n
                     n += 1
                 if reduced[spot] < 0:
-                    queue[(head + waiting) & wrap] = rank + 1
+                    turns[(head + waiting) & wrap] = rank + 1
                     waiting += 1
                 reduced[spot] = last_node[rank] + 1
                 steps[rank] += 1
+            elif sync == sweep.GLOBAL:
+                if actions[here] >> MICROBATCH_SHIFT < steps_done:
+                    state[sweep.OUTCOME] = sweep.BAD_STEP
+                    return
+                arrived += 1
+                if arrived < ranks:
+                    continue
+                # The last rank has arrived: a chain of joins gathers all, then every rank steps.
+                arrived = 0
+                steps_done += 1
+                gathered = last_node[0]
+                for r in range(1, ranks):
+                    first[n] = gathered
+                    second[n] = last_node[r]
+                    gathered = n
+                    n += 1
+                for r in range(ranks):
+                    first[n] = last_node[r]
+                    second[n] = gathered
+                    cost[n] = optimizer_costs + r
+                    node[next_action[r]] = n
+                    last_node[r] = n
+                    n += 1
+                    next_action[r] += 1
+                    if r == rank:
+                        continue
+                    if next_action[r] < offsets[r + 1]:
+                        turns[(head + waiting) & wrap] = r
+                        waiting += 1
+                    else:
+                        running -= 1
             if sync != sweep.GLOBAL:
                 first[n] = last_node[rank]
                 cost[n] = optimizer_costs + rank
                 node[here] = n
                 last_node[rank] = n
                 n += 1
-                emitted += 1
                 next_action[rank] = here + 1
-                if here + 1 < stop:
-                    queue[(head + waiting) & wrap] = rank
-                    waiting += 1
-                continue
-            if actions[here] >> MICROBATCH_SHIFT < steps_done:
-                state[sweep.OUTCOME] = sweep.BAD_STEP
-                return
-            arrived += 1
-            if arrived < ranks:
-                continue
-            # The last rank has arrived: a chain of joins gathers all, then every rank steps.
-            arrived = 0
-            steps_done += 1
-            gathered = last_node[0]
-            for r in range(1, ranks):
-                first[n] = gathered
-                second[n] = last_node[r]
-                gathered = n
-                n += 1
-            for r in range(ranks):
-                first[n] = last_node[r]
-                second[n] = gathered
-                cost[n] = optimizer_costs + r
-                node[next_action[r]] = n
-                last_node[r] = n
-                n += 1
-                emitted += 1
-                next_action[r] += 1
-                if next_action[r] < offsets[r + 1]:
-                    queue[(head + waiting) & wrap] = r
-                    waiting += 1
-            continue
-
-        halves = 1
-        if (actions[here] >> PAIR_SHIFT) & 3 != 0:
-            halves = 2
-            state[sweep.POSITION] = here
-            if (
-                (actions[here] >> PAIR_SHIFT) & 3 != 1
-                or here + 1 >= stop
-                or (actions[here + 1] >> PAIR_SHIFT) & 3 != 2
-                or actions[here] & KIND_MASK != 0
-                or actions[here + 1] & KIND_MASK == 0
-                or actions[here + 1] & KIND_MASK > 3
-            ):
-                state[sweep.OUTCOME] = sweep.BAD_PAIR
-                return
-
-        # Two passes over the halves: first see that all they wait for is there, then emit.
-        blocked = False
-        arrival_one = 0
-        arrival_two = 0
-        place_one = 0
-        place_two = 0
-        for half in range(halves):
-            position = here + half
-            state[sweep.POSITION] = position
-            action = actions[position]
-            kind = action & KIND_MASK
-            stage = (action >> STAGE_SHIFT) & STAGE_MASK
-            unit = action >> MICROBATCH_SHIFT
-            if stage >= stages or unit >= units:
-                state[sweep.OUTCOME] = sweep.OUT_OF_RANGE
-                return
-            place = stage
-            number = unit
-            if slices > 1:
-                number = unit // slices
-                place += unit % slices * copies * stages
-            if copies > 1:
-                place += number % microbatches * copies // microbatches * stages
-            if rank_of[place] != rank:
-                state[sweep.OUTCOME] = sweep.WRONG_RANK
-                return
-            cell = stage * units + unit
-            done = seen[cell]
-            # What must not have run, and what must have run before, as bits.
-            never = 1
-            before = 0
-            step = 0
-            received = 7
-            if kind == 0:
-                if stage > 0:
-                    step = -1
-            elif kind == 1 or kind == 3:
-                never = 10
-                before = 1
-                received = 9
-                if stage < stages - 1:
-                    step = 1
-            elif kind == 2:
-                never = 12
-                before = 2
-            else:
-                never = 16
-                before = 1
-                if done & 10 != 0:
-                    state[sweep.OUTCOME] = sweep.ORDER
-                    return
-                received = 9
-                if late_recompute and stage < stages - 1:
-                    step = 1
-            if done & never != 0:
-                state[sweep.OUTCOME] = sweep.DUPLICATE
-                return
-            if done & before != before:
-                state[sweep.OUTCOME] = sweep.ORDER
-                return
-            if slices > 1 and (
-                (kind == 0 and unit % slices > 0 and seen[cell - 1] & 1 == 0)
-                or (never == 10 and (unit + 1) % slices > 0 and seen[cell + 1] & 10 == 0)
-            ):
-                state[sweep.OUTCOME] = sweep.ORDER
-                return
+        else:
+            halves = 1 if (actions[here] >> PAIR_SHIFT) & 3 == 0 else 2
             arrival = 0
-            if step != 0:
-                key = cell + step * units
-                if step > 0:
-                    key += cells
-                if rank_of[place + step] == rank:
-                    # Made earlier on this rank: no need to wait for it.
-                    if made[key] == 0:
-                        state[sweep.OUTCOME] = sweep.ORDER
-                        return
-                elif (done >> received) & 1 == 0:
-                    state[sweep.OUTCOME] = sweep.ORDER
-                    return
-                elif not blocking:
-                    if table[key] <= 0:
-                        table[key] = -(rank + 1)
+            later = 0
+            # Where transfers block their rank, its receives are over.
+            if mode != BLOCKING:
+                blocked = False
+                for position in range(here, here + halves):
+                    end = other[position]
+                    if end < 0:
+                        continue
+                    if node[end] == 0:
+                        wanted[rank] = end + 1
                         blocked = True
                         break
-                    arrival = table[key]
-            if half == 0:
-                arrival_one = arrival
-                place_one = place
-            else:
-                arrival_two = arrival
-                place_two = place
-        if blocked:
-            continue
-
-        first[n] = last_node[rank]
-        second[n] = arrival_one
-        if halves == 1:
-            cost[n] = 1 + (actions[here] & KIND_MASK) * places + place_one
-        else:
-            if arrival_two > 0:
+                    if arrival == 0:
+                        arrival = node[end]
+                    else:
+                        later = node[end]
+                if blocked:
+                    continue
+            first[n] = last_node[rank]
+            second[n] = arrival
+            if later > 0:
                 # A node of no duration carries what the first half waits for.
                 n += 1
                 first[n] = n - 1
-                second[n] = arrival_two
-            pair = ((actions[here + 1] & KIND_MASK) - 1) * places
-            pair = (pair + place_one) * places + place_two
-            if pair_id[pair] == 0:
-                dynamic_kind[dynamic] = actions[here + 1] & KIND_MASK
-                dynamic_a[dynamic] = place_one
-                dynamic_b[dynamic] = place_two
-                pair_id[pair] = dynamic_costs + dynamic
-                dynamic += 1
-            cost[n] = pair_id[pair]
-        last_node[rank] = n
-        for position in range(here, here + halves):
-            action = actions[position]
-            kind = action & KIND_MASK
-            cell = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
-            node[position] = n
-            seen[cell] |= 1 << kind
-            if kind == 2 or kind == 3:
-                completed += 1
-            if kind == 0:
-                made[cell] = position + 1
-            elif kind == 1 or kind == 3:
-                made[cells + cell] = position + 1
-        n += 1
-        emitted += halves
-        next_action[rank] = here + halves
-        if here + halves < stop:
-            queue[(head + waiting) & wrap] = rank
+                second[n] = later
+            cost[n] = work[here]
+            last_node[rank] = n
+            node[here] = n
+            if halves == 2:
+                node[here + 1] = n
+            n += 1
+            next_action[rank] = here + halves
+        if next_action[rank] < stop:
+            turns[(head + waiting) & wrap] = rank
             waiting += 1
+        else:
+            running -= 1
 
     state[sweep.NODES] = n
-    state[sweep.COMPLETED] = completed
-    state[sweep.DYNAMIC] = dynamic
-    state[sweep.OUTCOME] = sweep.DONE if emitted == len(actions) else sweep.STUCK
-    if blocking or emitted < len(actions):
-        return
-    # Receives wait for nothing in the sweep, so that their transfers are looked up at the end.
-    for position in range(len(actions)):
-        action = actions[position]
-        kind = action & KIND_MASK
-        if kind < 6:
-            continue
-        cell = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
-        if kind == 7:
-            node[position] = table[cell - units]
-        elif kind == 9:
-            node[position] = table[cells + cell + units]
-        elif kind == 6 and (seen[cell + units] >> 7) & 1 == 0:
-            node[position] = 0
-        elif kind == 8 and (seen[cell - units] >> 9) & 1 == 0:
-            node[position] = 0
-        if node[position] <= 0:
-            state[sweep.OUTCOME] = UNMATCHED
-            state[sweep.POSITION] = position
-            return
+    state[sweep.OUTCOME] = sweep.DONE if running == 0 and posts == 0 else sweep.STUCK
+    for position in range(len(sent)):
+        if carrier[position] >= 0:
+            sent[position] = node[carrier[position]]
