@@ -1,7 +1,8 @@
 """Check a schedule: complete, in order, free of deadlocks, within memory, with the right weights.
 
 An order that compiles into an event graph with every backward done has no problem left to find, so
-that this is all that happens to a good schedule. Only one that does not is inspected in detail.
+that this is all that happens to a good schedule; one with transfers or sharding is looked through
+once more, see :mod:`debubble.analysis.sound`. Only one that fails here is inspected in detail.
 """
 
 from __future__ import annotations
@@ -19,9 +20,17 @@ from debubble.analysis.outputs import inspect_outputs
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
+from debubble.analysis.sound import is_sound, without_sharding
 from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
-from debubble.core.actions import TRANSFER_KINDS, Action, Kind, pack
+from debubble.core.actions import (
+    KIND_MASK,
+    SHARDING_KINDS,
+    TRANSFER_KINDS,
+    Action,
+    Kind,
+    pack,
+)
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -97,12 +106,19 @@ def check(
     costs.table(schedule)
 
     found = Findings()
-    plain, steps = _survey(schedule)
+    most, steps, swept = _survey(schedule)
+    plain = swept and most <= Kind.OPT
+    more = swept and Kind.OPT < most <= max(SHARDING_KINDS)
+    has_transfers = most > Kind.OPT and first_transfer(schedule) is not None
+    bare = without_sharding(schedule) if more else schedule
     if steps or schedule.iterations > 1:
         inspect_steps(schedule, found)
     complete, error = False, None
     if plain and not found and p2p_mode != "blocking":
         complete, error = _compiles(schedule, p2p_mode)
+    elif more and not found:
+        complete = is_sound(schedule, bare, steps)
+        error = _cannot_run(schedule, bare, p2p_mode) if complete else None
     if not complete:
         inspect_structure(schedule, found)
         inspect_copies(schedule, found)
@@ -111,35 +127,36 @@ def check(
             inspect_sharding(schedule, found)
         if not found:
             error = error or _compile_error(schedule, p2p_mode)
-        if not found and error is not None:
-            found.problems.append(_stuck(schedule, error))
+    if not found and error is not None:
+        found.problems.append(_stuck(schedule, error))
     if not found:
         inspect_outputs(schedule, found)
     warnings: list[Problem] = []
-    if not found and not plain and first_transfer(schedule) is not None:
+    if not found and has_transfers:
         if not told:
-            _deadlocks(schedule, found)
+            _deadlocks(schedule, bare, found)
         queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
         if not found and (not told or p2p_mode == queues):
-            warnings = lost_in_queues(schedule, costs, queues)
+            warnings = lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
 
-def _survey(schedule: Schedule) -> tuple[bool, bool]:
-    """Whether the engine's first sweep can judge all actions, and whether there are steps."""
-    plain, steps = not schedule.vocabulary, False
+def _survey(schedule: Schedule) -> tuple[int, bool, bool]:
+    """The largest kind, whether there are steps, and whether sweeps have room for all actions."""
+    most, steps = 0, False
     for begin in range(0, len(schedule), _BLOCK):
         block = schedule.actions[begin : begin + _BLOCK]
-        kinds = (block & 31).astype(np.uint8)
-        if block.min() < 0 or kinds.max() > Kind.OPT:
-            plain = False
+        kinds = (block & KIND_MASK).astype(np.uint8)
+        # What is negative is no action, whatever its lowest bits say.
+        most = max(most, KIND_MASK if block.min() < 0 else int(kinds.max()))
         if kinds.max() > Kind.B:
             steps = steps or bool((kinds == Kind.OPT).any())
     # Every cell takes two actions. With fewer the order is incomplete, and the cells of a file
     # that merely claims a billion microbatches would not fit in memory.
-    return plain and 2 * schedule.stages * schedule.units <= len(schedule), steps
+    room = 2 * schedule.stages * schedule.units <= len(schedule)
+    return most, steps, room and not schedule.vocabulary
 
 
 def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | None]:
@@ -151,12 +168,21 @@ def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | 
     return graph.completed == schedule.stages * schedule.units, None
 
 
-def _compile_error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
+def _compile_error(
+    schedule: Schedule, mode: P2PMode, *, explain: bool = True
+) -> ScheduleError | None:
     try:
-        compile_graph(schedule, mode)
+        compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
         return error
     return None
+
+
+def _cannot_run(schedule: Schedule, bare: Schedule, mode: P2PMode) -> ScheduleError | None:
+    """What stops a schedule; what it is without sharding decides, and is compiled faster."""
+    if bare is not schedule and _compile_error(bare, mode, explain=False) is None:
+        return None
+    return _compile_error(schedule, mode)
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:
@@ -177,24 +203,28 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
     return None, None
 
 
-_MEETING: tuple[tuple[P2PMode, str], ...] = (
-    ("blocking", "with blocking transfers"),
-    ("pair", "with transfers queued between each two ranks, as by NCCL"),
-    ("group", "with all transfers of a rank on one queue, as by NCCL with one communicator"),
-)
+_MEETING: dict[P2PMode, str] = {
+    "blocking": "with blocking transfers",
+    "pair": "with transfers queued between each two ranks, as by NCCL",
+    "group": "with all transfers of a rank on one queue, as by NCCL with one communicator",
+}
 
 
-def _deadlocks(schedule: Schedule, found: Findings) -> None:
+def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
     """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
-    queued = False
-    for mode, words in _MEETING:
-        error = None if queued else _compile_error(schedule, mode)
+    errors: dict[P2PMode, ScheduleError | None] = {
+        "blocking": _cannot_run(schedule, bare, "blocking")
+    }
+    # What is stuck with a queue for each peer is so with one for all.
+    if _compile_error(bare, "group", explain=False) is not None:
+        errors["pair"] = _cannot_run(schedule, bare, "pair")
+        if errors["pair"] is None:
+            errors["group"] = _cannot_run(schedule, bare, "group")
+    for mode, error in errors.items():
         if error is not None:
             problem = _stuck(schedule, error)
-            message = f"{words} ({mode}): {problem.message}"
+            message = f"{_MEETING[mode]} ({mode}): {problem.message}"
             found.problems.append(replace(problem, message=message))
-            # What is stuck with a queue for each peer is so with one for all.
-            queued = mode == "pair"
 
 
 def _stuck(schedule: Schedule, error: ScheduleError) -> Problem:

@@ -17,13 +17,18 @@ TOLERANCE = 1e-9
 """Share of a time that rounding may make of two equal ones."""
 
 
-def lost_in_queues(schedule: Schedule, costs: Costs, mode: P2PMode) -> list[Problem]:
+def lost_in_queues(
+    schedule: Schedule, bare: Schedule, costs: Costs, mode: P2PMode
+) -> list[Problem]:
     """The time that transfers cost by waiting for others in front of them, as a warning.
 
     Parameters
     ----------
     schedule
         With explicit transfers, without deadlock in `mode`.
+    bare
+        The same without sharding actions, whose times are those of `schedule` as long as sharding
+        takes none.
     costs
         What actions and transfers cost.
     mode
@@ -35,11 +40,13 @@ def lost_in_queues(schedule: Schedule, costs: Costs, mode: P2PMode) -> list[Prob
         One that names the first transfer that waits behind another whose data is not there yet,
         with the time that the whole schedule loses; empty when it loses none.
     """
-    queued, free = simulate(schedule, costs, mode), simulate(schedule, costs)
+    if bare is not schedule and np.any(costs.table(schedule).collective):
+        bare = schedule
+    queued, free = simulate(bare, costs, mode), simulate(bare, costs)
     lost = queued.makespan - free.makespan
     if lost <= TOLERANCE * free.makespan:
         return []
-    first = _first_blocked(queued)
+    first = _first_blocked(queued if bare is schedule else simulate(schedule, costs, mode))
     if first is None:
         return []
     waits, ahead, ready, sent = first

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    COPY_KINDS,
     KIND_MASK,
     TRANSFER_KINDS,
     Action,
@@ -361,7 +362,8 @@ def memory_use(schedule: Schedule, costs: Costs, p2p_mode: P2PMode = "overlapped
 
     An order that cannot run is measured as if copies took no time.
     """
-    if largest_kind(schedule) > max(TRANSFER_KINDS):
+    most = largest_kind(schedule)
+    if most > max(TRANSFER_KINDS) and np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
         try:
             return simulate(schedule, costs, p2p_mode).memory
         except ScheduleError:

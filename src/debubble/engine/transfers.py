@@ -107,7 +107,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         )
     aside = np.isin(kinds_of(schedule.actions), ASIDE)
     if aside.any():
-        return _with_aside(schedule, insert_transfers(_without(schedule, aside), policy), aside)
+        return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_graph(schedule)
     ranks, count = schedule.ranks, len(schedule)
     home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
@@ -204,10 +204,10 @@ def _one_order(
     return np.argsort(np.minimum(sender, start[slot]), kind="stable")
 
 
-def _without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
+def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
     """The schedule without some of its actions."""
-    before = np.concatenate([[0], np.cumsum(~left_out)])
-    return replace(schedule, actions=schedule.actions[~left_out], offsets=before[schedule.offsets])
+    before = np.searchsorted(np.flatnonzero(left_out), schedule.offsets)
+    return replace(schedule, actions=schedule.actions[~left_out], offsets=schedule.offsets - before)
 
 
 def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_]) -> Schedule:

@@ -1,7 +1,8 @@
-"""Decide when a rank holds the whole weights of which of its stages."""
+"""Decide when a rank holds the whole weights of which of its stages, and see that it does."""
 
 from __future__ import annotations
 
+from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, kernel
 
 NEVER = 1 << 62
@@ -121,3 +122,68 @@ def hold_weights(
                 events += 1
         index = last + 1
     return events
+
+
+@kernel()
+def sharding_holds(
+    actions: Array,
+    offsets: Array,
+    holds: Array,
+    stages: int,
+    units: int,
+    iterations: int,
+    asked: bool,
+    sharded: Array,
+    held: Array,
+    made: Array,
+    reduced: Array,
+) -> bool:
+    """Whether gradients are reduced once, when complete, and weights are there when used.
+
+    For compute that is complete and in place. ``holds[rank·S + stage]`` says which rank has which
+    stage. Reductions have to be there when they are `asked` for, or when there is any. The other
+    arrays are zero, with an entry per stage, or per stage and iteration: they become one more than
+    the rank that has seen to it last.
+    """
+    period = units // iterations
+    reductions = 0
+    missing = 0
+    for rank in range(len(offsets) - 1):
+        mark = rank + 1
+        for position in range(offsets[rank], offsets[rank + 1]):
+            stage = (actions[position] >> STAGE_SHIFT) & STAGE_MASK
+            if actions[position] & KIND_MASK > 12 and stage < stages:
+                sharded[stage] = mark
+        joined = False
+        for position in range(offsets[rank], offsets[rank + 1]):
+            action = actions[position]
+            kind = action & KIND_MASK
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            unit = action >> MICROBATCH_SHIFT
+            pair = (action >> PAIR_SHIFT) & 3
+            if kind >= 12:
+                if joined or pair != 0 or stage >= stages or unit >= units or unit < 0:
+                    return False
+                if not holds[rank * stages + stage]:
+                    return False
+                if kind == 12:
+                    key = stage * iterations + unit
+                    if unit >= iterations or made[key] != mark or reduced[key] == mark:
+                        return False
+                    reduced[key] = mark
+                    reductions += 1
+                    missing -= 1
+                else:
+                    held[stage] = mark if kind == 13 else 0
+            elif kind < 5:
+                if sharded[stage] == mark and held[stage] != mark:
+                    return False
+                if kind == 2 or kind == 3:
+                    key = stage * iterations + unit // period
+                    if reduced[key] == mark:
+                        return False
+                    if made[key] != mark:
+                        made[key] = mark
+                        missing += 1
+            joined = pair == 1
+    return missing == 0 or not (asked or reductions > 0)

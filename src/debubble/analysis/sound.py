@@ -1,0 +1,110 @@
+"""See in one pass that a schedule with transfers or sharding has nothing for the inspections.
+
+What they report is found by sorting all actions, several times. Almost every schedule is free of
+it, and to see just that takes no sorting: this looks at every action once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import SHARDING_KINDS, Kind, kinds_of, stages_of
+from debubble.core.errors import ScheduleError
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import compile_graph
+from debubble.engine.kernels.sharding import sharding_holds
+from debubble.engine.streams import links_of
+from debubble.engine.transfers import first_transfer, without
+
+
+def without_sharding(schedule: Schedule) -> Schedule:
+    """The schedule without its sharding actions, itself where it has none.
+
+    Whether one can run tells that of the other, and where sharding actions take no time, so do the
+    times: all that such an action waits for stands before it in its program, and what waits for
+    it behind it, where the rank gets to only after all that anyway.
+    """
+    kinds = kinds_of(schedule.actions)
+    aside = (kinds >= min(SHARDING_KINDS)) & (kinds <= max(SHARDING_KINDS))
+    return without(schedule, aside) if aside.any() else schedule
+
+
+def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
+    """Whether actions are complete, in place and in order, and transfers matched.
+
+    Parameters
+    ----------
+    schedule
+        With at least two actions for every cell, and without passes of a sharded output layer.
+    bare
+        The same without sharding actions.
+    steps
+        Whether it has optimizer steps.
+
+    Returns
+    -------
+    bool
+        True where the inspections of structure, copies, transfers and sharding find nothing. False
+        where they find something, and for some that they find nothing in.
+    """
+    sharded = bare is not schedule or schedule.explicit_reduction
+    return (
+        _work_is_sound(bare)
+        and (not steps or _steps_are_home(schedule))
+        and (not sharded or _sharding_is_sound(schedule))
+    )
+
+
+def _work_is_sound(bare: Schedule) -> bool:
+    cells = bare.stages * bare.units
+    if first_transfer(bare) is not None:
+        links = links_of(bare)
+        return links.matched and links.completed == cells
+    try:
+        return compile_graph(bare, explain=False).completed == cells
+    except ScheduleError:
+        return False
+
+
+def _steps_are_home(schedule: Schedule) -> bool:
+    """Whether optimizer steps name stages of their ranks."""
+    here = np.flatnonzero(kinds_of(schedule.actions) == Kind.OPT)
+    stage = stages_of(schedule.actions[here])
+    if np.any(stage >= schedule.stages):
+        return False
+    rank = np.searchsorted(schedule.offsets, here, side="right") - 1
+    return bool(_holds(schedule)[rank, stage].all())
+
+
+def _sharding_is_sound(schedule: Schedule) -> bool:
+    """Whether sharding actions are in place and in order, those included that have to be there.
+
+    All else is complete and in place.
+    """
+    count, stages = schedule.iterations, schedule.stages
+    made, reduced = (np.zeros(stages * count, dtype=np.int32) for _ in range(2))
+    return bool(
+        sharding_holds.run(
+            2 * len(schedule),
+            schedule.actions,
+            schedule.offsets,
+            _holds(schedule).ravel(),
+            stages,
+            schedule.units,
+            count,
+            schedule.explicit_reduction,
+            np.zeros(stages, dtype=np.int32),
+            np.zeros(stages, dtype=np.int32),
+            made,
+            reduced,
+        )
+    )
+
+
+def _holds(schedule: Schedule) -> NDArray[np.bool_]:
+    """Whether a rank has a stage, of whichever copy; shape ``(ranks, stages)``."""
+    table = np.asarray(schedule.placement.table)
+    holds = np.zeros((schedule.ranks, schedule.stages), dtype=np.bool_)
+    holds[table, np.arange(schedule.stages)] = True
+    return holds
