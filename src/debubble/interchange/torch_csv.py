@@ -71,14 +71,17 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     programs = []
     for rank, row in enumerate(rows):
         texts = [cell.strip() for cell in row]
+        # Nearly every cell is neither, which is seen sooner than matched.
         columns = [
-            column for column, text in enumerate(texts) if text and not _IMPLIED.fullmatch(text)
+            column
+            for column, text in enumerate(texts)
+            if text and not ("WAIT" in text and _IMPLIED.fullmatch(text))
         ]
+        for column in columns:
+            if "SHARD" in texts[column] or "GRAD" in texts[column]:
+                texts[column] = _OF_STAGE.sub(r"\g<1>0", texts[column])
         programs.append(
-            read_cells(
-                [_OF_STAGE.sub(r"\g<1>0", texts[column]) for column in columns],
-                partial(_place, where, rank, columns),
-            )
+            read_cells([texts[column] for column in columns], partial(_place, where, rank, columns))
         )
     actions = np.concatenate(programs)
     kinds = kinds_of(actions)
