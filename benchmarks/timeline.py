@@ -1,7 +1,8 @@
 """The browser's timeline: bytes in the file, time to open it, and milliseconds per frame.
 
 Frames are drawn one after the other by a script that zooms and pans at many scales, in a headless
-Chromium on the CPU; each one is timed on its own.
+Chromium on the CPU; each one is timed on its own. Once with the layers a page begins with, bubbles
+and memory, and once with transfers and the critical path, too.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ CASES = [
 ]
 COSTS = db.Costs.per_rank(F=10, I=11, W=7, O=25, p2p=0.37)
 
-FRAMES = """() => {
+FRAMES = """(layers) => {
   const timeline = document.querySelector("debubble-timeline"), { view } = timeline, times = [];
+  for (const name of layers) if (!timeline.layers[name]) timeline.toggle(name);
   const frame = (move) => {
     move();
     const begin = performance.now();
@@ -54,8 +56,11 @@ FRAMES = """() => {
 
 def main() -> None:
     print(f"component: {len(script()):,} bytes\n")
-    print("| schedule | p | m | actions | encode | bytes per action | open | frame (p5/p50/p95) |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| schedule | p | m | actions | encode | bytes per action | open "
+        "| frame (p5/p50/p95) | all layers |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for browser in launch():
             for name, ranks, microbatches, chunks in CASES:
@@ -74,12 +79,15 @@ def main() -> None:
                 page.wait_for_selector("debubble-timeline[ready]")
                 opening = time.perf_counter() - begin
                 page.wait_for_timeout(500)
-                frames = page.evaluate(FRAMES)
+                columns = []
+                for layers in (["bubbles", "memory"], ["p2p", "critical"]):
+                    frames = page.evaluate(FRAMES, layers)
+                    columns.append("{low:.1f} / {median:.1f} / {high:.1f} ms".format(**frames))
                 page.close()
                 print(
                     f"| {name} | {ranks} | {microbatches:,} | {len(schedule):,} "
                     f"| {encoding:.2f} s | {data / len(schedule):.2f} | {opening:.2f} s "
-                    f"| {frames['low']:.1f} / {frames['median']:.1f} / {frames['high']:.1f} ms |",
+                    f"| {' | '.join(columns)} |",
                     flush=True,
                 )
 

@@ -11,7 +11,10 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-PARTS = ("model", "theme", "painter", "view", "input", "output", "element", "overlay", "panel")
+PARTS = (
+    "model", "theme", "strip", "glyphs", "painter", "view", "input", "output", "element", "overlay",
+    "panel",
+)  # fmt: skip
 
 TAG = "debubble-timeline"
 

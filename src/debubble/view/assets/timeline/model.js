@@ -90,16 +90,15 @@ class Run {
   #sum() {
     const used = new Set(this.kindOf);
     this.classes = [0, 4, 1, 3, 2, 5].filter((kind) => used.has(kind));
-    this.classOf = new Uint8Array(16);
-    this.classes.forEach((kind, index) => { this.classOf[kind] = index; });
+    this.classOf = Uint8Array.from(this.kindOf, (kind) => this.classes.indexOf(kind));
     const idle = this.classes.length, size = idle + 3;
     this.idleClass = idle; // data, then memory, then p2p
-    this.width = size;
+    this.width = size; // of these, only `used` are ever more than nothing
     this.sums = new Float64Array(this.count * size); // one after the other for each action
     this.level = new Float32Array(this.count);
     this.criticalSum = new Uint32Array(this.count + 1);
-    const { sums, style, start, durationOf, laneOf, kindOf } = this;
-    const { add, free } = this.styles, total = new Float64Array(size), gaps = new Float64Array(3);
+    const { sums, style, start, durationOf, laneOf } = this;
+    const seen = new Set(), { add, free } = this.styles, total = new Float64Array(size), gaps = new Float64Array(3);
     for (let rank = 0; rank < this.ranks; rank++) {
       let end = 0, held = 0, freed = 0;
       total.fill(0);
@@ -115,7 +114,7 @@ class Run {
           }
           for (let c = 0; c < size; c++) sums[i * size + c] = total[c];
         }
-        total[this.classOf[kindOf[s]]] += lane ? durationOf[s] / 2 : durationOf[s];
+        total[this.classOf[s]] += lane ? durationOf[s] / 2 : durationOf[s];
         end = Math.max(end, start[i] + durationOf[s]);
         held += add[s];
         freed += free[s];
@@ -123,7 +122,9 @@ class Run {
         if (lane === LOWER) this.level[i - 1] = held;
         if (lane !== UPPER) { held += freed; freed = 0; }
       }
+      total.forEach((time, c) => { if (time > 0) seen.add(c); });
     }
+    this.used = [...seen].sort((a, b) => a - b);
     if (this.levels) this.level = this.levels;
     for (let i = 0; i < this.count; i++) this.criticalSum[i + 1] = this.criticalSum[i] + this.critical[i];
     this.fullest = Math.max(...this.peak, 0);
@@ -160,8 +161,9 @@ class Run {
 
   /** The last action of a row that starts by a time, one less than the row's first when none does. */
   at(row, time) {
-    const [low, high] = this.row(row);
-    return this.seek(low - 1, high, time);
+    let low = this.offsets[row] - 1, high = this.offsets[row + 1];
+    while (high - low > 1) { const middle = (low + high) >> 1; if (this.start[middle] <= time) low = middle; else high = middle; }
+    return low;
   }
 
   /** The same from an action on that starts by then: steps that double, then halves. */
@@ -198,16 +200,16 @@ class Run {
 
   /** Time of every class from the rank's first start to a time; i is the action at that time. */
   sumsAt(i, low, high, time, out) {
-    const { sums, width, classOf, kindOf, style, laneOf, durationOf, idleClass } = this;
+    const { sums, width, style, durationOf, idleClass } = this;
     if (i < low) { out.fill(0); return; }
-    for (let c = 0; c < width; c++) out[c] = sums[i * width + c];
+    for (let c = 0, at = i * width; c < width; c++) out[c] = sums[at + c];
     const s = style[i], past = time - this.start[i], length = durationOf[s];
     const part = past < length ? past : length;
-    if (laneOf[s] === LOWER) {
-      out[classOf[kindOf[s]]] += part / 2;
-      out[classOf[kindOf[style[i - 1]]]] += part / 2;
+    if (this.laneOf[s] === LOWER) {
+      out[this.classOf[s]] += part / 2;
+      out[this.classOf[style[i - 1]]] += part / 2;
     } else {
-      out[classOf[kindOf[s]]] += part;
+      out[this.classOf[s]] += part;
     }
     if (past > length && i + 1 < high) {
       const gaps = gapBuffer;
@@ -286,28 +288,36 @@ class Run {
     return [...new Set(found.filter((j) => j >= 0))];
   }
 
-  /** Transfers that a rank sends, in order of their start: {start, end, kind, busy}. */
+  /** Transfers that a rank sends, in order of their start: {count, start, end, kind, busy, by}. */
   transfers(rank) {
     this.sent ??= [];
     if (!this.sent[rank]) {
-      const [low, high] = this.row(rank), [first, last] = this.row(this.ranks + rank);
-      const found = [];
-      if (last > first) for (let i = first; i < last; i++) found.push([this.start[i], this.end(i), this.kind(i)]);
-      else {
-        for (let i = low; i < high; i++) {
-          const link = this.linkOf[this.style[i]];
-          if (link < 0) continue;
-          const begin = this.end(i) + (this.queuedTicks ? this.queuedTicks[i] * this.tick : 0);
-          found.push([begin, begin + link, this.kind(i)]);
-        }
-        found.sort((a, b) => a[0] - b[0]);
+      const [low, high] = this.row(rank), [first, last] = this.row(this.ranks + rank), own = last > first;
+      const begins = (i) => (own ? this.start[i] : this.end(i) + (this.queuedTicks ? this.queuedTicks[i] * this.tick : 0));
+      const lasts = (i) => (own ? this.duration(i) : this.linkOf[this.style[i]]);
+      const from = own ? first : low, members = new Uint32Array((own ? last : high) - from);
+      let count = 0, sorted = true;
+      for (let i = from; i < from + members.length; i++) {
+        if (lasts(i) < 0) continue;
+        if (count && begins(members[count - 1]) > begins(i)) sorted = false;
+        members[count++] = i;
       }
-      const busy = new Float64Array(found.length + 1);
-      found.forEach(([begin, end], k) => { busy[k + 1] = busy[k] + end - begin; });
-      this.sent[rank] = {
-        start: Float64Array.from(found, (t) => t[0]), end: Float64Array.from(found, (t) => t[1]),
-        kind: Uint8Array.from(found, (t) => t[2]), busy,
+      const order = members.subarray(0, count);
+      if (!sorted) order.sort((a, b) => begins(a) - begins(b) || a - b);
+      const sent = { count, start: new Float64Array(count), end: new Float64Array(count), kind: new Uint8Array(count), busy: new Float64Array(count + 1) };
+      order.forEach((i, k) => {
+        sent.start[k] = begins(i);
+        sent.end[k] = sent.start[k] + lasts(i);
+        sent.kind[k] = this.kind(i);
+        sent.busy[k + 1] = sent.busy[k] + lasts(i);
+      });
+      /** How many have begun by a time. */
+      sent.by = (time) => {
+        let few = 0, many = count;
+        while (few < many) { const middle = (few + many) >> 1; if (sent.start[middle] <= time) few = middle + 1; else many = middle; }
+        return few;
       };
+      this.sent[rank] = sent;
     }
     return this.sent[rank];
   }
@@ -343,7 +353,7 @@ class Run {
   }
 }
 
-const BLOCKS = [4, 32, 256];
+const BLOCKS = [4, 16, 64, 256, 1024];
 
 /** Actions of every rank in blocks of one size; from afar a column of pixels is a few of these. */
 class Blocks {

@@ -1,36 +1,29 @@
-// Drawing: every rank is a few lines of pixels, worked out column by column and copied down its row.
-// A column in which at most one action begins shows what runs at its middle; a fuller one, or one of thin
-// actions, shows the shares of all kinds, stacked in a fixed order, idle time at the bottom. So a frame
-// costs as much as it has pixels, however many actions there are.
-
-const BAR = 0, GAP = 1, DENSE = 2;
-const GLYPHS = "0123456789.FIWBROPTS";
+// Drawing: every rank is a band of pixels, worked out column by column. A column in which at most one action
+// begins shows what runs at its middle; a fuller one, or one of thin actions, shows the shares of all kinds, stacked
+// in a fixed order, idle time at the bottom. So a frame costs as much as it has pixels, however many actions there are.
 
 class Painter {
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
-    this.scratch = { width: 0 };
+    this.before = new Float64Array(16);
+    this.after = new Float64Array(16);
+    this.tones = new Uint32Array(16);
+    this.gaps = { count: 0, from: [], to: [], cause: [] };
   }
 
   /** Size in device pixels. */
   resize(width, height, scale) {
-    if (this.canvas.width !== width || this.canvas.height !== height || this.scale !== scale) {
-      Object.assign(this.canvas, { width, height });
-      this.image = this.context.createImageData(Math.max(1, width), Math.max(1, height));
-      this.pixels = new Uint32Array(this.image.data.buffer);
-      this.scale = scale;
-      this.glyphs = null;
-    }
-    if (this.scratch.width !== width) {
-      const lines = Array.from({ length: 4 }, () => new Uint32Array(width));
-      this.scratch = { width, lines, mode: new Uint8Array(width), cause: new Uint8Array(width), ink: new Uint8Array(width) };
-    }
+    if (this.canvas.width === width && this.canvas.height === height && this.scale === scale) return;
+    Object.assign(this.canvas, { width, height });
+    this.image = this.context.createImageData(Math.max(1, width), Math.max(1, height));
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.scale = scale;
+    this.glyphs = this.strip = null;
   }
 
   /** Colours of a theme as pixels; styles of a run get theirs on first use. */
   setTheme(theme) {
-    this.theme = theme;
     this.paper = pixel(theme.paper);
     this.ink = pixel(theme.ink);
     this.plain = [pixel(theme.idle), pixel(theme.idle)];
@@ -57,311 +50,332 @@ class Painter {
   flush() { this.context.putImageData(this.image, 0, 0); }
 
   /**
-   * One rank.
+   * What the next rows show.
    * @param {Run} run what
-   * @param {number} rank which
    * @param {{from: number, perPixel: number, left: number, right: number, coarse: number}} span time of
    *   the column `left`, time of a pixel, first and past the last column, and pixels per column
-   * @param {{y: number, bar: number, p2p: number, memory: number}} box pixel row, and heights
-   * @param {{bubbles: boolean, critical: boolean, labels: boolean}} layers what
+   * @param {{bar: number, p2p: number, memory: number}} box heights
+   * @param {{bubbles: boolean, critical: boolean, labels: boolean, limit: number}} layers what
    */
-  row(run, rank, span, box, layers) {
-    const columns = (span.right - span.left) / span.coarse, [low] = run.row(rank);
-    const first = Math.max(low, run.at(rank, span.from));
-    const crowd = (run.at(rank, span.from + span.perPixel * (span.right - span.left)) - first) / columns;
-    if (crowd >= 1) {
-      const level = BLOCKS.findLastIndex((size) => crowd >= size);
-      this.#fromAfar(run, rank, span, box, layers, run.blocks(level));
-    } else {
-      const dense = this.#columns(run, rank, span, layers);
-      this.#copy(run, rank, span, box, layers, dense);
-      if (layers.labels && box.bar >= 11 * this.scale) this.#labels(run, rank, span, box);
-      if (box.memory) this.#memory(run, rank, span, box, layers);
+  open(run, span, box, layers) {
+    Object.assign(this, { run, span, box, layers });
+    const { scale } = this, columns = span.right - span.left;
+    this.columns = columns;
+    if (this.strip?.line.length !== columns) {
+      this.strip = new Strip(columns, this.image.height);
+      this.area = new Uint16Array(columns);
     }
-    if (box.p2p) this.#transfers(run, rank, span, box.y + box.bar + this.scale, box.p2p);
+    this.levels = box.memory ? this.area : null;
+    this.mark = layers.critical ? Math.min(box.bar, Math.max(1, Math.round(2 * scale))) : 0;
+    this.edge = box.bar >= 12 * scale ? Math.round(3 * scale) : box.bar >= 5 ? scale : 0;
+    this.half = Math.ceil(box.bar / 2);
+    this.unit = box.memory / (Math.max(run.fullest, layers.limit ?? 0) || 1);
+    const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
+    this.tones.set([...this.colors(run).classes, ...gaps]);
+  }
+
+  /** One rank, from a line of the picture on. */
+  row(rank, y) {
+    const { run, span, box, strip, pixels, layers, image: { width, height } } = this;
+    const [low, high] = run.row(rank), { from } = span, to = from + this.columns * span.perPixel;
+    const i = run.at(rank, from), last = run.seek(i, high, to);
+    const crowd = ((last - Math.max(low, i)) * span.coarse) / this.columns;
+    strip.begin(box.bar);
+    this.gaps.count = 0;
+    if (this.levels) this.levels.fill(0);
+    if (crowd >= 1) this.#fromAfar(run.blocks(BLOCKS.findLastIndex((size) => crowd >= size)), rank);
+    else this.#near(i, low, high);
+    strip.copy(pixels, width, height, span.left, y, this.paper);
+    this.#patterns(y);
+    if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
+    y += box.bar + this.scale;
+    if (box.p2p) {
+      this.#transfers(run.transfers(rank), y);
+      y += box.p2p + this.scale;
+    }
+    if (box.memory) this.#memory(y);
   }
 
   /** A row of crowded columns, out of blocks of actions: between their beginnings sums are straight lines. */
-  #fromAfar(run, rank, { from, perPixel, left, right, coarse }, box, layers, blocks) {
-    const { time, sums, memory, critical } = blocks, { width } = run;
-    const begin = blocks.first[rank], end = blocks.first[rank + 1] - 1;
-    const tones = this.#tones(run, layers);
-    let now = new Float64Array(width), next = new Float64Array(width);
-    const at = (b, moment, out) => {
-      const share = b >= end ? 0 : Math.max(0, moment - time[b]) / (time[b + 1] - time[b]);
-      for (let c = 0; c < width; c++) {
-        const here = sums[b * width + c];
-        out[c] = share ? here + share * (sums[(b + 1) * width + c] - here) : here;
-      }
-    };
-    const seek = (b, moment) => { while (b < end && time[b + 1] <= moment) b++; return b; };
+  #fromAfar({ time, sums, memory, critical, first }, rank) {
+    const { run, columns, strip, tones, before, levels, mark, box: { bar }, span: { from, perPixel, coarse } } = this;
+    const { width, used } = run, begin = first[rank], end = first[rank + 1] - 1, count = used.length;
+    const [fill, drain] = this.layers.bubbles ? [this.causes[FILL][0], this.causes[DRAIN][0]] : this.plain;
     let low = begin, high = end;
     while (high - low > 1) { const m = (low + high) >> 1; if (time[m] <= from) low = m; else high = m; }
-    let b = low;
-    at(b, from, now);
-    const wide = coarse * perPixel, rest = tones.length - 1, drained = tones[rest];
-    for (let x = left; x < right; x += coarse) {
-      const moment = from + (x - left + coarse) * perPixel, middle = moment - wide / 2;
-      const e = seek(b, moment), columns = Math.min(coarse, right - x);
-      at(e, moment, next);
-      if (middle >= 0 && middle <= run.makespan) {
-        tones[rest] = layers.bubbles && middle < time[begin] ? this.causes[FILL][0] : drained;
-        this.#pile(now, next, wide, x, columns, box, tones);
-        let most = 0, marked = 0;
-        for (let k = b; k <= e; k++) {
-          if (memory[k] > most) most = memory[k];
-          marked |= critical[k];
-        }
-        if (layers.critical && marked) this.#mark(x, columns, box);
-        if (box.memory) this.#level(run, most, x, columns, box, layers);
+    const wide = coarse * perPixel, tall = bar / wide, { makespan } = run, unit = this.unit;
+    let b = low, share = b >= end ? 0 : Math.max(0, from - time[b]) / (time[b + 1] - time[b]);
+    for (let u = 0; u < count; u++) {
+      const at = b * width + used[u];
+      before[u] = share ? sums[at] + share * (sums[at + width] - sums[at]) : sums[at];
+    }
+    for (let x = 0; x < columns; x += coarse) {
+      const moment = from + (x + coarse) * perPixel, middle = moment - wide / 2, past = Math.min(columns, x + coarse);
+      let most = memory[b], marked = critical[b];
+      while (b < end && time[b + 1] <= moment) {
+        b++;
+        if (memory[b] > most) most = memory[b];
+        marked |= critical[b];
       }
-      b = e;
-      [now, next] = [next, now];
-    }
-  }
-
-  /** Colours of the classes of time, and of the rest of a column. */
-  #tones(run, layers) {
-    const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
-    return Uint32Array.from([...this.colors(run).classes, ...gaps, layers.bubbles ? this.causes[DRAIN][0] : this.plain[0]]);
-  }
-
-  /** Stack what happened between two moments into a column. */
-  #pile(now, next, time, x, columns, box, tones) {
-    const { pixels, canvas: { width, height } } = this, scale = box.bar / time;
-    const last = Math.min(box.bar, height - box.y);
-    let filled = 0, y = Math.max(0, -box.y);
-    for (let c = 0; c < tones.length && y < last; c++) {
-      filled = c < next.length ? filled + (next[c] - now[c]) * scale : box.bar;
-      const until = Math.min(last, Math.round(filled)), tone = tones[c];
-      for (; y < until; y++) {
-        const at = (box.y + y) * width + x;
-        for (let k = 0; k < columns; k++) pixels[at + k] = tone;
+      share = b >= end ? 0 : Math.max(0, moment - time[b]) / (time[b + 1] - time[b]);
+      const shown = middle >= 0 && middle <= makespan;
+      let y = 0, filled = 0;
+      if (shown && marked && mark) { strip.put(0, x, past, this.ink); y = mark; }
+      for (let u = 0; u < count; u++) {
+        const at = b * width + used[u];
+        const here = share ? sums[at] + share * (sums[at + width] - sums[at]) : sums[at];
+        filled += (here - before[u]) * tall;
+        before[u] = here;
+        const until = (filled + 0.5) | 0;
+        if (until > y && shown && y < bar) { strip.put(y, x, past, tones[used[u]]); y = until; }
       }
+      if (!shown) continue;
+      if (y < bar) strip.put(y, x, past, middle < time[begin] ? fill : drain);
+      if (levels) for (let c = x; c < past; c++) levels[c] = (most * unit + 0.5) | 0;
     }
   }
 
-  /** The line over critical actions. */
-  #mark(x, columns, box) {
-    const { pixels, canvas: { width, height } } = this, tall = Math.min(box.bar, Math.round(2 * this.scale));
-    for (let y = Math.max(0, box.y); y < Math.min(height, box.y + tall); y++) {
-      for (let k = 0; k < columns; k++) pixels[y * width + x + k] = this.ink;
-    }
-  }
-
-  /** Fill the lines of the scratch: head, upper half, lower half and foot of the row. */
-  #columns(run, rank, { from, perPixel, left, right, coarse }, layers) {
-    const { lines: [head, upper, lower, foot], mode, cause, ink } = this.scratch;
-    const { start, style, laneOf, durationOf, critical } = run;
-    const { fill, top, bottom } = this.colors(run);
-    const [low, high] = run.row(rank), { paper } = this;
-    const tones = (kind) => (layers.bubbles ? this.causes[kind] : this.plain)[0];
-    const wide = 5 * this.scale;
-    let dense = false;
-    let i = run.at(rank, from);
-    for (let x = left; x < right; x += coarse) {
-      const begin = from + (x - left) * perPixel, end = begin + perPixel * coarse;
-      const j = run.seek(i, high, end), between = j - i;
-      // The second half of a pair begins with the first. Of an action thinner than two columns both ends
-      // could fall into columns whose middle shows another one.
-      const thin = between > 0 && (durationOf[style[j]] < 2 * perPixel || (i >= low && durationOf[style[i]] < 2 * perPixel));
-      if (thin || (between > 1 && (between > 2 || laneOf[style[j]] !== LOWER))) {
-        mode[x] = DENSE;
-        dense = true;
+  /** A row of columns that mostly show one action or one cause of idle time each. */
+  #near(i, low, high) {
+    const { run, columns, strip, levels, unit, span: { from, perPixel, coarse } } = this;
+    const { start, style, laneOf, durationOf, makespan, level } = run, wide = coarse * perPixel;
+    const line = 5 * this.scale * perPixel;
+    let x = 0;
+    while (x < columns) {
+      const begin = from + x * perPixel, ahead = i + 1 < high ? start[i + 1] : Infinity;
+      if (ahead > begin + wide) {
+        // Until the next action begins, columns show the same as long as it lasts.
+        const middle = begin + wide / 2, cause = this.#causeAt(i, low, high, middle), leaves = begin < this.ended && cause !== -1;
+        const same = leaves ? 1 : Math.max(1, Math.min(Math.ceil((ahead - begin) / wide) - 1, Math.ceil((this.until - begin) / wide - 0.5)));
+        const past = Math.min(columns, x + same * coarse);
+        this.#state(x, past, i, low, high, cause);
+        if (levels && i >= low && middle <= makespan) levels.fill(((begin < this.ended ? level[i] : run.levelAfter(i)) * unit + 0.5) | 0, x, past);
+        x = past;
+        continue;
+      }
+      const end = begin + wide, past = Math.min(columns, x + coarse);
+      let j = i + 1;
+      while (j + 1 < high && start[j + 1] <= end) j++;
+      if (this.#crowded(i, j, low)) {
+        [x, i] = this.#shares(x, i, low, high);
+        continue;
+      }
+      if (j > low && durationOf[style[j]] > line && durationOf[style[j - 1]] > line) {
+        strip.put(0, x, past, this.paper);
       } else {
         const middle = (begin + end) / 2;
         let k = j;
         while (k > i && start[k] > middle) k--;
-        const s = k >= low ? style[k] : 0;
-        if (k < low || middle >= start[k] + durationOf[s] || middle < start[k]) {
-          mode[x] = GAP;
-          cause[x] = middle < 0 || middle > run.makespan ? 255
-            : k < low ? (high > low ? FILL : DRAIN)
-            : k + 1 >= high ? DRAIN : layers.bubbles ? run.causeAt(k + 1, middle, start[k] + durationOf[s]) : DATA;
-          // Where there is no room for a pattern its stronger tone stands for it.
-          const narrow = layers.bubbles && k >= low && k + 1 < high && start[k + 1] - start[k] - durationOf[s] < 6 * perPixel;
-          head[x] = upper[x] = lower[x] = foot[x] = cause[x] === 255 ? paper : narrow ? this.causes[cause[x]][1] : tones(cause[x]);
-        } else {
-          mode[x] = BAR;
-          ink[x] = critical[k];
-          const first = laneOf[s] === LOWER ? style[k - 1] : s;
-          upper[x] = fill[first];
-          lower[x] = fill[s];
-          head[x] = top[first] || fill[first];
-          foot[x] = bottom[s] || fill[s];
-        }
-        if (between > 0 && j > low && durationOf[style[j]] > wide * perPixel && durationOf[style[j - 1]] > wide * perPixel) {
-          mode[x] = BAR;
-          ink[x] = 0;
-          head[x] = upper[x] = lower[x] = foot[x] = paper;
-        }
+        this.#state(x, past, k, low, high, this.#causeAt(k, low, high, middle));
       }
-      for (let c = 1; c < coarse && x + c < right; c++) {
-        mode[x + c] = mode[x];
-        cause[x + c] = cause[x];
-        ink[x + c] = ink[x];
-        for (const line of this.scratch.lines) line[x + c] = line[x];
+      if (levels) {
+        let most = i < low ? 0 : begin < start[i] + durationOf[style[i]] ? level[i] : run.levelAfter(i);
+        for (let k = i + 1; k <= j; k++) if (level[k] > most) most = level[k];
+        for (let c = x; c < past; c++) levels[c] = (most * unit + 0.5) | 0;
       }
       i = j;
-    }
-    return dense;
-  }
-
-  #copy(run, rank, span, box, layers, dense) {
-    const { lines: [head, upper, lower, foot], mode, cause, ink } = this.scratch;
-    const { left, right } = span, { pixels, canvas: { width, height } } = this;
-    const stripe = box.bar >= 12 * this.scale ? Math.round(3 * this.scale) : box.bar >= 5 ? this.scale : 0;
-    const first = Math.max(0, -box.y), last = Math.min(box.bar, height - box.y);
-    for (let y = first; y < last; y++) {
-      const line = y < stripe ? head : y >= box.bar - stripe ? foot : y < box.bar / 2 ? upper : lower;
-      pixels.set(line.subarray(left, right), (box.y + y) * width + left);
-    }
-    if (dense) this.#stack(run, rank, span, box, layers);
-    const line = layers.critical ? Math.max(1, Math.round(2 * this.scale)) : 0;
-    for (let x = left; x < right; x++) {
-      if (mode[x] === GAP && layers.bubbles && cause[x] > DRAIN && cause[x] < 255) {
-        const dark = this.causes[cause[x]][1], marked = PATTERNS[cause[x]];
-        for (let y = first; y < last; y++) if (marked(x, box.y + y)) pixels[(box.y + y) * width + x] = dark;
-      }
-      if (line && mode[x] === BAR && ink[x]) {
-        for (let y = first; y < Math.min(line, last); y++) pixels[(box.y + y) * width + x] = this.ink;
-      }
+      x = past;
     }
   }
 
-  /** The fuller ones among the columns: the share of every kind, idle time below. */
-  #stack(run, rank, { from, perPixel, left, right, coarse }, box, layers) {
-    const { mode } = this.scratch, [low, high] = run.row(rank), tones = this.#tones(run, layers);
-    let now = new Float64Array(run.width), next = new Float64Array(run.width);
-    let i = run.at(rank, from), known = -1;
-    for (let x = left; x < right; x += coarse) {
-      const begin = from + (x - left) * perPixel, end = begin + perPixel * coarse;
-      const j = run.seek(i, high, end);
-      if (mode[x] === DENSE) {
-        const columns = Math.min(coarse, right - x);
-        if (known !== x) run.sumsAt(i, low, high, begin, now);
-        run.sumsAt(j, low, high, end, next);
-        known = x + coarse;
-        this.#pile(now, next, end - begin, x, columns, box, tones);
-        if (layers.critical && run.criticalSum[j + 1] > run.criticalSum[Math.max(low, i + 1)]) this.#mark(x, columns, box);
-        [now, next] = [next, now];
+  /**
+   * What there is at a time, action i being the last that has begun: −1 for the action, else a cause of idleness, or
+   * 255 outside of the run. Sets `until`, up to when that is so, and `ended`, when the action ends.
+   */
+  #causeAt(i, low, high, time) {
+    const { run } = this;
+    this.ended = i < low ? -Infinity : run.start[i] + run.durationOf[run.style[i]];
+    if (time < 0) { this.until = 0; return 255; }
+    if (time > run.makespan) { this.until = Infinity; return 255; }
+    if (time < this.ended) { this.until = this.ended; return -1; }
+    this.until = i + 1 < high ? Infinity : run.makespan;
+    if (i < low) return high > low ? FILL : DRAIN;
+    if (i + 1 >= high) return DRAIN;
+    if (!this.layers.bubbles) return DATA;
+    const cause = run.causeAt(i + 1, time, this.ended);
+    if (cause === DATA) this.until = this.ended + gapBuffer[0];
+    else if (cause === MEMORY) this.until = this.ended + gapBuffer[0] + gapBuffer[1];
+    return cause;
+  }
+
+  /** Columns that show an action, or idle time. */
+  #state(x, past, i, low, high, cause) {
+    const { run, strip } = this;
+    if (cause === 255) return;
+    if (cause === -1) { this.#bar(x, past, i); return; }
+    if (!this.layers.bubbles) { strip.put(0, x, past, this.plain[0]); return; }
+    // Where there is no room for a pattern its stronger tone stands for it.
+    const narrow = i >= low && i + 1 < high && run.start[i + 1] - this.ended < 6 * this.span.perPixel;
+    strip.put(0, x, past, this.causes[cause][narrow ? 1 : 0]);
+    if (narrow || cause <= DRAIN) return;
+    const { gaps } = this, k = gaps.count++;
+    gaps.from[k] = x;
+    gaps.to[k] = past;
+    gaps.cause[k] = cause;
+  }
+
+  #bar(x, past, i) {
+    const { run, strip, edge, half, box: { bar } } = this, { fill, top, bottom } = run.colors;
+    const s = run.style[i], first = run.laneOf[s] === LOWER ? run.style[i - 1] : s;
+    const mark = run.critical[i] ? this.mark : 0, inner = Math.max(mark, top[first] ? edge : 0), lower = Math.max(mark, half);
+    if (mark) strip.put(0, x, past, this.ink);
+    if (mark < inner) strip.put(mark, x, past, top[first]);
+    if (inner < lower) strip.put(inner, x, past, fill[first]);
+    if (first !== s || inner >= lower) strip.put(lower, x, past, fill[s]);
+    if (bottom[s] && edge) strip.put(bar - edge, x, past, bottom[s]);
+  }
+
+  /**
+   * Whether actions after i up to j are too many for one column. The second half of a pair begins with the first. Of
+   * an action thinner than two columns both ends could fall into columns whose middle shows another one.
+   */
+  #crowded(i, j, low) {
+    const { style, laneOf, durationOf } = this.run, thin = 2 * this.span.perPixel;
+    if (durationOf[style[j]] < thin || (i >= low && durationOf[style[i]] < thin)) return true;
+    return j - i > 2 || (j - i > 1 && laneOf[style[j]] !== LOWER);
+  }
+
+  /** Fuller columns, as many as follow each other: the share of every kind, idle time below. Returns where they end. */
+  #shares(x, i, low, high) {
+    const { run, strip, tones, mark, levels, unit, columns, before, after, box: { bar }, span: { from, perPixel, coarse } } = this;
+    const { used, sums, width, start, style, classOf, laneOf, durationOf, level, critical } = run, count = used.length, tall = bar / (coarse * perPixel);
+    const rest = this.layers.bubbles ? this.causes[DRAIN][0] : this.plain[0];
+    run.sumsAt(i, low, high, from + x * perPixel, before);
+    while (x < columns) {
+      const begin = from + x * perPixel, end = begin + coarse * perPixel, past = Math.min(columns, x + coarse);
+      let j = i, marked = 0, most = i < low ? 0 : begin < start[i] + durationOf[style[i]] ? level[i] : run.levelAfter(i);
+      while (j + 1 < high && start[j + 1] <= end) {
+        j++;
+        marked |= critical[j];
+        if (level[j] > most) most = level[j];
       }
+      if (j === i || !this.#crowded(i, j, low)) break;
+      const s = style[j], length = durationOf[s], through = end - start[j], plain = through <= length && laneOf[s] !== LOWER;
+      if (!plain) run.sumsAt(j, low, high, end, after);
+      let y = 0, filled = 0;
+      if (mark && marked) { strip.put(0, x, past, this.ink); y = mark; }
+      for (let u = 0; u < count; u++) {
+        const c = used[u], here = plain ? sums[j * width + c] + (c === classOf[s] ? through : 0) : after[c];
+        filled += (here - before[c]) * tall;
+        before[c] = here;
+        const until = (filled + 0.5) | 0;
+        if (until > y && y < bar) { strip.put(y, x, past, tones[c]); y = until; }
+      }
+      if (y < bar) strip.put(y, x, past, rest);
+      if (levels) for (let c = x; c < past; c++) levels[c] = (most * unit + 0.5) | 0;
       i = j;
+      x = past;
+    }
+    return [x, i];
+  }
+
+  /** Patterns over longer idle times. */
+  #patterns(top) {
+    const { gaps, pixels, span: { left }, image: { width, height } } = this;
+    const first = Math.max(0, top), last = Math.min(height, top + this.box.bar);
+    for (let k = 0; k < gaps.count; k++) {
+      const { across, down, slant } = PATTERNS[gaps.cause[k]], dark = this.causes[gaps.cause[k]][1];
+      const from = left + gaps.from[k], to = left + gaps.to[k];
+      for (let y = first; y < last; y++) {
+        if (y % down) continue;
+        const over = (from + slant * y) % across;
+        for (let x = over ? from + across - over : from; x < to; x += across) pixels[y * width + x] = dark;
+      }
     }
   }
 
-  /** Microbatch numbers, with the kind where there is room, from ready-made glyphs. */
-  #labels(run, rank, { from, perPixel, left, right }, box) {
-    const { start, style, unit, laneOf, durationOf, kindOf } = run;
-    const { dark } = this.colors(run), [, high] = run.row(rank);
-    const glyphs = (this.glyphs ??= this.#glyphs());
-    const digits = "0".repeat(String(run.period - 1).length);
-    const least = 14 * this.scale, end = from + (right - left) * perPixel;
-    for (let i = Math.max(run.at(rank, from), run.row(rank)[0]); i < high && start[i] < end; i++) {
+  /** Microbatch numbers, with the kind where there is room. */
+  #labels(i, last, y) {
+    const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
+    const { start, style, unit, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
+    const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width));
+    const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
+    const longest = glyphs.measure(`W${"0".repeat(String(run.period - 1).length)}`) + 6 * scale, least = 14 * scale;
+    for (; i <= last; i++) {
       const s = style[i], room = durationOf[s] / perPixel;
       if (room < least) continue;
       const lane = laneOf[s];
-      if (lane && box.bar < 22 * this.scale) continue;
+      if (lane && bar < 22 * scale) continue;
       const x0 = left + (start[i] - from) / perPixel;
       let text = kindOf[s] === 5 ? "" : String(unit[i] % run.period);
       if (run.slices > 1 && text) text = `${Math.floor((unit[i] % run.period) / run.slices)}.${unit[i] % run.slices}`;
-      if (glyphs.measure(`W${digits}`) + 6 * this.scale <= room) text = run.kinds[kindOf[s]].name + text;
+      if (longest <= room) text = run.kinds[kindOf[s]].name + text;
       const span = glyphs.measure(text);
-      if (!text || span + 3 * this.scale > room) continue;
-      const height = lane ? box.bar / 2 : box.bar;
-      const top = box.y + (lane === LOWER ? box.bar / 2 : 0) + (height - glyphs.height) / 2;
+      if (!text || span + 3 * scale > room) continue;
+      const height = lane ? bar / 2 : bar;
+      const top = y + (lane === LOWER ? bar / 2 : 0) + (height - glyphs.height) / 2;
       let x = Math.round(x0 + (room - span) / 2);
       if (x < left && x0 + room > left + span + 4) x = left + 2;
-      for (const letter of text) x += this.#glyph(glyphs, letter, x, Math.round(top), dark[s] ? 0 : 255, left, right);
+      into.fill = fill[s];
+      into.tone = dark[s] ? 0 : 255;
+      glyphs.draw(text, x, Math.round(top), into);
     }
   }
 
-  #glyph(glyphs, letter, x, y, tone, left, right) {
-    const { alpha, width, height, stride } = glyphs.of(letter), bytes = this.image.data;
-    const limit = this.canvas.height;
-    for (let row = 0; row < height; row++) {
-      if (y + row < 0 || y + row >= limit) continue;
-      for (let column = 0; column < stride; column++) {
-        const share = alpha[row * stride + column], at = x + column;
-        if (!share || at < left || at >= right) continue;
-        const p = 4 * ((y + row) * this.canvas.width + at);
-        bytes[p] += ((tone - bytes[p]) * share) / 255;
-        bytes[p + 1] += ((tone - bytes[p + 1]) * share) / 255;
-        bytes[p + 2] += ((tone - bytes[p + 2]) * share) / 255;
-      }
+  /** Transfers a rank sends; a column is as full as the part of its time in which one is on its way. */
+  #transfers(sent, top) {
+    const { strip, columns, pixels, image: { width, height }, box, span: { from, perPixel, left } } = this;
+    strip.begin(box.p2p);
+    const among = sent.by(from + columns * perPixel) - sent.by(from), size = BLOCKS.findLast((most) => among >= most * columns);
+    if (size) this.#manyTransfers(sent, size); else this.#fewTransfers(sent);
+    strip.copy(pixels, width, height, left, top, this.paper);
+  }
+
+  /** Many in every column: the time they take goes in straight lines from the beginning of every so-many-th to the next. */
+  #manyTransfers({ count, start, end, busy, kind, by }, size) {
+    const { strip, columns, box: { p2p: tall }, span: { from, perPixel } } = this, { kinds } = this.run.colors;
+    let at = Math.max(0, Math.floor(by(from) / size) * size), before = -1;
+    for (let x = -1; x < columns; x++) {
+      const past = from + (x + 1) * perPixel;
+      while (at + size < count && start[at + size] <= past) at += size;
+      const next = Math.min(count, at + size), until = next < count ? start[next] : end[count - 1];
+      const share = Math.min(1, Math.max(0, (past - start[at]) / (until - start[at])));
+      const here = busy[at] + share * (busy[next] - busy[at]), rows = (tall * Math.min(1, (here - before) / perPixel) + 0.5) | 0;
+      if (x >= 0 && here > before) strip.put(tall - Math.max(1, rows), x, x + 1, kinds[kind[at + Math.floor(share * (next - 1 - at))]]);
+      before = here;
     }
-    return width;
   }
 
-  /** Transparency of every letter that labels are made of. */
-  #glyphs() {
-    const size = Math.round(11 * this.scale), height = Math.round(size * 1.25), stride = size + 2;
-    const sheet = document.createElement("canvas");
-    Object.assign(sheet, { width: stride * GLYPHS.length, height });
-    const context = sheet.getContext("2d", { willReadFrequently: true });
-    context.font = `500 ${size}px system-ui, "DejaVu Sans", sans-serif`;
-    context.textBaseline = "middle";
-    const found = new Map();
-    [...GLYPHS].forEach((letter, index) => context.fillText(letter, index * stride + 1, height / 2 + this.scale * 0.5));
-    [...GLYPHS].forEach((letter, index) => {
-      const { data } = context.getImageData(index * stride, 0, stride, height);
-      const alpha = new Uint8Array(stride * height);
-      for (let k = 0; k < alpha.length; k++) alpha[k] = data[4 * k + 3];
-      found.set(letter, { alpha, width: Math.round(context.measureText(letter).width), height, stride });
-    });
-    const of = (letter) => found.get(letter) ?? found.get("O");
-    return { of, height, measure: (text) => [...text].reduce((sum, letter) => sum + of(letter).width, 0) };
-  }
-
-  #transfers(run, rank, { from, perPixel, left, right }, y, tall) {
-    const sent = run.transfers(rank), { kinds } = this.colors(run);
-    const count = sent.start.length;
-    if (!count) return;
-    const { pixels, canvas: { width, height } } = this;
-    let k = 0;
-    for (let x = left; x < right; x++) {
-      const begin = from + (x - left) * perPixel, end = begin + perPixel;
-      let low = k, high = count;
-      while (low < high) { const m = (low + high) >> 1; if (sent.start[m] < end) low = m + 1; else high = m; }
-      const last = low - 1;
+  #fewTransfers({ count, start, end, busy, kind }) {
+    const { strip, columns, box: { p2p: tall }, span: { from, perPixel } } = this, { kinds } = this.run.colors;
+    let k = 0, x = 0;
+    while (x < columns) {
+      const begin = from + x * perPixel, past = begin + perPixel;
+      let next = k, step = 1;
+      while (next + step <= count && start[next + step - 1] < past) { next += step; step *= 2; }
+      for (; step >= 1; step >>= 1) if (next + step <= count && start[next + step - 1] < past) next += step;
+      const last = next - 1;
       const covered = last < 0 ? 0
-        : last >= k ? Math.max(sent.busy[last + 1] - sent.busy[k], sent.end[Math.max(k - 1, 0)] > begin ? perPixel : 0)
-        : sent.end[last] > begin ? perPixel : 0;
-      if (last >= 0 && covered > 0) {
+        : last >= k ? Math.max(busy[last + 1] - busy[k], end[Math.max(k - 1, 0)] > begin ? perPixel : 0)
+        : end[last] > begin ? perPixel : 0;
+      // Nothing changes until the next one starts, or this one ends.
+      const until = Math.min(next < count ? start[next] : Infinity, last >= 0 && end[last] > begin ? end[last] : Infinity);
+      const same = last >= k ? 1 : Math.max(1, Math.min(columns - x, Math.ceil((until - begin) / perPixel) - 1));
+      if (covered > 0) {
         const rows = Math.max(1, Math.round(tall * Math.min(1, covered / perPixel)));
-        for (let row = tall - rows; row < tall; row++) {
-          if (y + row >= 0 && y + row < height) pixels[(y + row) * width + x] = kinds[sent.kind[last]];
-        }
+        strip.put(tall - rows, x, x + same, kinds[kind[last]]);
       }
-      k = low;
+      k = next;
+      x += same;
     }
   }
 
-  /** Memory as an area, column by column. */
-  #memory(run, rank, { from, perPixel, left, right, coarse }, box, layers) {
-    const [low, high] = run.row(rank);
-    let i = run.at(rank, from);
-    for (let x = left; x < right; x += coarse) {
-      const begin = from + (x - left) * perPixel, j = run.seek(i, high, begin + perPixel * coarse);
-      if (begin > run.makespan) break;
-      let most = i < low ? 0 : begin < run.end(i) ? run.level[i] : run.levelAfter(i);
-      if (j > i) most = Math.max(most, run.highest(Math.max(i + 1, low), j));
-      i = j;
-      if (begin + perPixel > 0) this.#level(run, most, x, Math.min(coarse, right - x), box, layers);
+  /** Memory as an area: what is above the limit has the limit's colour, and the limit is a line. */
+  #memory(top) {
+    const { strip, levels, columns, pixels, image: { width, height }, span: { from, perPixel, left } } = this;
+    const { memory: tall } = this.box, { limit } = this.layers;
+    const line = limit == null ? -1 : tall - Math.round(limit * this.unit);
+    strip.begin(tall);
+    for (let x = 0, past; x < columns; x = past) {
+      const level = levels[x], y = tall - level;
+      for (past = x + 1; past < columns && levels[past] === level;) past++;
+      if (!level) continue;
+      strip.put(y, x, past, y < line ? this.limit : this.memory);
+      if (y < line) strip.put(line, x, past, this.memory);
     }
-  }
-
-  /** One column of it: what is above the limit has the limit's colour, and the limit is a line. */
-  #level(run, most, x, columns, box, { limit }) {
-    const { pixels, canvas: { width, height } } = this, tall = box.memory;
-    const foot = box.y + box.bar + (box.p2p ? box.p2p + this.scale : 0) + this.scale + tall;
-    const full = Math.max(run.fullest, limit ?? 0) || 1, top = foot - Math.round((tall * most) / full);
-    const line = limit == null ? -1 : foot - Math.round((tall * limit) / full);
-    for (let k = 0; k < columns; k++) {
-      for (let row = Math.max(0, top); row < Math.min(height, foot); row++) {
-        pixels[row * width + x + k] = row < line ? this.limit : this.memory;
-      }
-      if (line >= 0 && line < height) pixels[line * width + x + k] = this.limit;
-    }
+    strip.copy(pixels, width, height, left, top, this.paper);
+    if (line < 0 || top + line < 0 || top + line >= height) return;
+    const clip = (time) => Math.min(columns, Math.max(0, Math.round((time - from) / perPixel)));
+    pixels.fill(this.limit, (top + line) * width + left + clip(0), (top + line) * width + left + clip(this.run.makespan));
   }
 }

@@ -19,25 +19,20 @@ function pixel(color) {
   return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
 }
 
-/** Whether a pixel of idle time has the darker of its two colours. */
-const PATTERNS = [
-  () => false,
-  () => false,
-  (x, y) => (x + y) % 6 === 0,
-  (x, y) => x % 4 === 0 && y % 4 === 0,
-  (x) => x % 5 === 0,
-];
+/** Where idle time has the darker of its two colours: every so many pixels across and down, slanted or not. */
+const PATTERNS = [null, null, { across: 6, down: 1, slant: 1 }, { across: 4, down: 4, slant: 0 }, { across: 5, down: 1, slant: 0 }];
 
 const CAUSE_TITLES = {
   fill: "not begun (fill)", drain: "done (drain)", data: "waiting for data", p2p: "waiting for p2p",
   memory: "waiting for memory",
 };
 
+const DIGITS = new Intl.NumberFormat("en-US", { maximumFractionDigits: 12 });
+
 /** A number for people: six digits, no trailing zeros. */
 function number(value) {
   if (!Number.isFinite(value)) return "–";
-  const rounded = Math.abs(value) >= 1e6 ? Math.round(value) : Number(value.toPrecision(6));
-  return rounded.toLocaleString("en-US", { maximumFractionDigits: 12 });
+  return DIGITS.format(Math.abs(value) >= 1e6 ? Math.round(value) : Number(value.toPrecision(6)));
 }
 
 function percent(share) { return `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)} %`; }

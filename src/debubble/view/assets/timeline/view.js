@@ -89,28 +89,20 @@ class View {
     return { panel, rank, time, ...state };
   }
 
-  /** Rows that can be seen, top of the row in content pixels. */
-  *visible(height) {
-    const { pitch } = this.rows;
-    for (const panel of this.panels) {
-      const first = Math.max(0, Math.floor((this.scroll - panel.y) / pitch));
-      const last = Math.min(panel.run.ranks, Math.ceil((this.scroll + height - panel.y) / pitch));
-      for (let rank = first; rank < last; rank++) yield { panel, rank, y: panel.y + rank * pitch - this.scroll };
-    }
-  }
-
-  /** Draw all rows; returns the milliseconds it took. */
+  /** Draw the rows that can be seen; returns the milliseconds it took. */
   paint(painter, height, coarse = 1) {
-    const begin = performance.now(), { scale } = painter, { rows } = this;
+    const begin = performance.now(), { scale } = painter, { rows } = this, { pitch } = rows;
     painter.clear();
     const left = Math.round(this.left * scale), right = Math.min(Math.round((this.left + this.plot) * scale), painter.canvas.width);
-    const box = { y: 0, bar: Math.round(rows.bar * scale), p2p: Math.round(rows.p2p * scale), memory: Math.round(rows.memory * scale) };
+    const box = { bar: Math.round(rows.bar * scale), p2p: Math.round(rows.p2p * scale), memory: Math.round(rows.memory * scale) };
     const layers = { ...this.layers, labels: true, limit: this.data.limit };
-    for (const { panel, rank, y } of this.visible(height)) {
-      const { run } = panel;
+    for (const { run, y } of this.panels) {
+      const first = Math.max(0, Math.floor((this.scroll - y) / pitch));
+      const last = Math.min(run.ranks, Math.ceil((this.scroll + height - y) / pitch));
+      if (last <= first) continue;
       const from = this.time(run, this.from), perPixel = (this.time(run, this.to) - from) / (right - left);
-      box.y = Math.round(y * scale);
-      painter.row(run, rank, { from, perPixel, left, right, coarse }, box, layers);
+      painter.open(run, { from, perPixel, left, right, coarse }, box, layers);
+      for (let rank = first; rank < last; rank++) painter.row(rank, Math.round((y + rank * pitch - this.scroll) * scale));
     }
     painter.flush();
     return performance.now() - begin;
@@ -119,12 +111,12 @@ class View {
   /** All of all runs, a few lines of pixels for every rank, for the overview. */
   paintAll(painter, bar) {
     painter.clear();
-    const right = painter.canvas.width, box = { y: 0, bar, p2p: 0, memory: 0 };
+    const right = painter.canvas.width, box = { bar, p2p: 0, memory: 0 };
+    let y = 0;
     for (const run of this.data.runs) {
       const perPixel = this.time(run, this.total) / right;
-      for (let rank = 0; rank < run.ranks; rank++, box.y += bar) {
-        painter.row(run, rank, { from: 0, perPixel, left: 0, right, coarse: 1 }, box, { bubbles: this.layers.bubbles });
-      }
+      painter.open(run, { from: 0, perPixel, left: 0, right, coarse: 1 }, box, { bubbles: this.layers.bubbles });
+      for (let rank = 0; rank < run.ranks; rank++, y += bar) painter.row(rank, y);
     }
     painter.flush();
   }
