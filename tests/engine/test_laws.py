@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble import Costs, Schedule, simulate
+from debubble import Costs, Schedule, make, simulate
 from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.schedules.registry import Entry
@@ -146,6 +146,13 @@ def test_memory_curve_agrees_with_the_peak(entry: Entry, data: st.DataObject) ->
         assert held[-1] == pytest.approx(0, abs=1e-9)
         if (timeline.duration > 0).all():
             assert held.max() == pytest.approx(timeline.peak_activation[rank])
+
+
+def test_rounded_sums_do_not_hold_memory_twice() -> None:
+    costs = Costs.per_rank(F=10, I=11, W=7, O=25, p2p=0.37)
+    timeline = simulate(make("dualpipe-v", ranks=8, microbatches=200), costs)
+    peaks = [timeline.memory_curve(rank)[1].max() for rank in range(8)]
+    assert peaks == pytest.approx(timeline.peak_activation.tolist())
 
 
 def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]:

@@ -13,7 +13,7 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.interchange.chrome_trace import save_trace, trace_text
+from debubble.interchange.chrome_trace import PAIRED, TRANSFERS, save_trace, trace_text
 
 UNITS = [("s", 1e6), ("ms", 1e3), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ticks", 1e3), ("", 1e3)]
 
@@ -43,7 +43,7 @@ def test_every_rank_is_a_process_with_a_name_and_a_place(timeline: db.Timeline) 
     assert threads == {
         (rank, thread): name
         for rank in (0, 1)
-        for thread, name in ((0, "compute"), (1, "compute, second half of a pair"))
+        for thread, name in ((0, "compute"), (PAIRED, "compute, second half of a pair"))
     }
 
 
@@ -70,6 +70,23 @@ def test_slices_of_a_thread_do_not_overlap(timeline: db.Timeline) -> None:
     for first, second in itertools.pairwise(found):
         if (first["pid"], first["tid"]) == (second["pid"], second["tid"]):
             assert first["ts"] + first["dur"] <= second["ts"] + 1e-6
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe"])
+def test_perfetto_keeps_every_slice(name: str) -> None:
+    # It counts in whole nanoseconds, drops what then overlaps, and takes thread 0 for the one whose
+    # number is the process's. These times are off its grid, and there are more ranks than threads.
+    costs = db.Costs(F=0.3333333, I=1.12345678, W=0.7654321, p2p=0.0123456)
+    found = events(db.simulate(db.make(name, ranks=8, microbatches=40), costs), "X")
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in found:
+        begin, length = round(1000 * event["ts"]), round(1000 * event["dur"])
+        assert begin == pytest.approx(1000 * event["ts"], abs=1e-6)
+        track = (event["pid"], event["tid"] or event["pid"])
+        tracks.setdefault(track, []).append((begin, begin + length))
+    assert len(tracks) == (16 if name == "dualpipe" else 8)
+    for spans in tracks.values():
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
 
 
 def test_arrows_lead_from_slice_to_slice_on_another_rank(timeline: db.Timeline) -> None:
@@ -128,7 +145,7 @@ def test_steps_and_transfers_are_slices_too() -> None:
     assert sum(event["name"].endswith("OPT1") for event in events(stepped, "X")) == 2
     lowered = db.simulate(add_transfers(db.make("1f1b", ranks=2, microbatches=1)), db.Costs(p2p=1))
     sends = [event for event in events(lowered, "X") if event["cat"].startswith("SEND")]
-    assert {event["tid"] for event in sends} == {2}
+    assert {event["tid"] for event in sends} == {TRANSFERS}
     assert {event["name"] for event in sends} == {"0SEND_F0", "1SEND_B0"}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
+from debubble.interchange.chrome_trace import PAIRED
 from debubble.interchange.run_trace import GROUP, run_trace, save_run_trace
 
 
@@ -33,7 +34,7 @@ def test_two_groups_of_processes_with_the_same_actions() -> None:
         assert measured["name"] == predicted["name"]
         assert measured["ts"] == predicted["ts"] + 250_000
         assert measured["dur"] == predicted["dur"]
-    pairs = {event["name"] for event in slices if event["tid"] == 1}
+    pairs = {event["name"] for event in slices if event["tid"] == PAIRED}
     assert pairs
     assert all("B" in name for name in pairs)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
+from debubble.interchange.chrome_trace import trace_text
 from debubble.view.files import save
 from debubble.view.page import cell
 from tests.view.timelines import run
@@ -364,6 +366,49 @@ def test_a_trace_goes_to_perfetto_when_its_button_is_clicked(visit, pages):
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(slices) == 64
     assert tab.evaluate("window.received.title") == "1f1b"
+
+
+def test_a_trace_has_tracks_arrows_and_memory_that_perfetto_keeps(visit, tmp_path):
+    costs = db.Costs(F=1 / 3, I=1.123456789, W=0.7654321, O=1.4, p2p=0.0123456)
+    timeline = db.simulate(db.make("dualpipe", ranks=4, microbatches=40), costs)
+    save([timeline], tmp_path / "x.html", time_unit="ms")
+    page = visit((tmp_path / "x.html").as_uri())
+    page.locator("debubble-timeline summary", has_text="Export").click()
+    with page.expect_download() as started:
+        page.locator("debubble-timeline [data-do=trace]").click()
+    started.value.save_as(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    wanted = json.loads("".join(trace_text(timeline, "ms")))["traceEvents"]
+
+    def named(events):
+        names = [e for e in events if e["name"] == "thread_name"]
+        return {(e["pid"], e["tid"]): e["args"]["name"] for e in names}
+
+    def slices(events):
+        return {
+            (e["name"], e["cat"], e["pid"], e["tid"]): (e["ts"], e["dur"])
+            for e in events
+            if e["ph"] == "X"
+        }
+
+    assert named(events) == named(wanted)
+    drawn = slices(events)
+    assert drawn.keys() == slices(wanted).keys()
+    for key, times in slices(wanted).items():
+        assert drawn[key] == pytest.approx(times, abs=0.0011)
+    for phase in "sf":
+        assert sum(e["ph"] == phase for e in events) == sum(e["ph"] == phase for e in wanted)
+    for rank in range(4):
+        levels = [e["args"]["memory"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        assert max(levels) == timeline.peak_activation[rank]
+        assert levels[-1] == 0
+    tracks = {}
+    for (_, _, rank, thread), (begin, length) in drawn.items():
+        spans = tracks.setdefault((rank, thread or rank), [])
+        spans.append((round(1000 * begin), round(1000 * begin) + round(1000 * length)))
+    assert len(tracks) == 8
+    for spans in tracks.values():
+        assert all(a[1] <= b[0] for a, b in pairwise(sorted(spans)))
 
 
 def test_cells_of_one_notebook_do_not_meet(visit, tmp_path):

@@ -199,7 +199,12 @@ class Timeline:
             return times, np.cumsum(deltas)
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         added, freed = self.memory.deltas(schedule, rank)
-        times = np.concatenate([self.start[part], self.end[part]])
+        start, end = self.start[part], self.end[part]
+        holds = (added != 0) | (freed != 0)
+        start, end, added, freed = start[holds], end[holds], added[holds], freed[holds]
+        # A sum may round to just after the start of the next action, which has to wait for it.
+        later = np.append(start, np.inf)[np.searchsorted(start, start, side="right")]
+        times = np.concatenate([start, np.minimum(end, later)])
         deltas = np.concatenate([added, freed])
         changes = deltas != 0
         times, deltas = times[changes], deltas[changes]

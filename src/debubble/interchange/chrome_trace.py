@@ -33,7 +33,13 @@ from debubble.engine.timeline import Timeline
 MICROSECONDS = {"s": 1e6, "sec": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}
 """Length of the units that cost files may name; any other unit is shown as a millisecond."""
 
-COMPUTE, PAIRED, TRANSFERS, COPIES, COLLECTIVES = range(5)
+LEAST = 0.1
+"""Microseconds of the shortest action from which on times are written in whole nanoseconds."""
+
+COMPUTE = 0
+PAIRED, TRANSFERS, COPIES, COLLECTIVES = range(1_000_001, 1_000_005)
+# Perfetto takes thread 0 of a process for its main thread, whose number is that of the process, a
+# rank's. So the others have numbers that no rank has.
 THREADS = {
     COMPUTE: "compute", PAIRED: "compute, second half of a pair", TRANSFERS: "transfers",
     COPIES: "host copy", COLLECTIVES: "collectives",
@@ -113,6 +119,42 @@ def _about(timeline: Timeline, time_unit: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def whole_nanoseconds(
+    start: NDArray[np.float64], duration: NDArray[np.float64], track: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Times such that slices of one track do not overlap when they are rounded to nanoseconds.
+
+    Perfetto does so with starts and durations, and of two slices that then overlap it drops one.
+
+    Parameters
+    ----------
+    start, duration
+        In microseconds, shape ``(n,)``.
+    track
+        Which slices follow each other, shape ``(n,)``.
+
+    Returns
+    -------
+    tuple
+        Start and duration in microseconds.
+    """
+    begin, end = np.round(start, 3), np.round(start + duration, 3)
+    order = np.lexsort((begin, track))
+    before, after = order[:-1], order[1:]
+    follows = track[before] == track[after]
+    end[before] = np.where(follows, np.minimum(end[before], begin[after]), end[before])
+    return begin, end - begin
+
+
+def _spans(timeline: Timeline, scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Start and duration of every action in microseconds."""
+    start, duration = timeline.start * scale, timeline.duration * scale
+    if duration[duration > 0].min(initial=np.inf) < LEAST:
+        return start, duration
+    ranks = np.repeat(np.arange(timeline.schedule.ranks), np.diff(timeline.schedule.offsets))
+    return whole_nanoseconds(start, duration, ranks * 2 * PAIRED + _threads(timeline))
+
+
 def _threads(timeline: Timeline) -> NDArray[np.int64]:
     """Thread of every action: halves of a pair run at the same time and take one each."""
     actions = timeline.schedule.actions
@@ -146,19 +188,20 @@ def _named(event: str, rank: int, thread: int, key: str, value: str | int) -> st
 def _slices(timeline: Timeline, scale: float) -> Iterator[str]:
     schedule = timeline.schedule
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    start, duration = _spans(timeline, scale)
     columns = zip(
         kinds_of(schedule.actions).tolist(),
         stages_of(schedule.actions).tolist(),
         microbatches_of(schedule.actions).tolist(),
         ranks.tolist(),
         _threads(timeline).tolist(),
-        (timeline.start * scale).tolist(),
-        (timeline.duration * scale).tolist(),
+        start.tolist(),
+        duration.tolist(),
         strict=True,
     )
     names = [kind.name for kind in Kind]
     slices = schedule.slices
-    for kind, stage, unit, rank, thread, start, duration in columns:
+    for kind, stage, unit, rank, thread, begin, length in columns:
         name = names[kind]
         microbatch, text, part = unit, f"{stage}{name}{unit}", ""
         if slices > 1 and kind not in WHOLE_STAGE_KINDS:
@@ -166,7 +209,7 @@ def _slices(timeline: Timeline, scale: float) -> Iterator[str]:
             part = f', "slice": {unit % slices}'
         yield (
             f'{{"ph": "X", "name": "{text}", "cat": "{name}", "pid": {rank}, '
-            f'"tid": {thread}, "ts": {start:.6f}, "dur": {duration:.6f}, "args": {{"stage": '
+            f'"tid": {thread}, "ts": {begin:.6f}, "dur": {length:.6f}, "args": {{"stage": '
             f'{stage}, "kind": "{name}", "microbatch": {microbatch}{part}}}}}'
         )
 
@@ -177,6 +220,7 @@ def _arrows(timeline: Timeline, scale: float) -> Iterator[str]:
     actions = schedule.actions
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     threads = _threads(timeline)
+    start, duration = _spans(timeline, scale)
     kinds, stages, units = kinds_of(actions), stages_of(actions), microbatches_of(actions)
     number = 0
     for name, step, members in (
@@ -194,9 +238,8 @@ def _arrows(timeline: Timeline, scale: float) -> Iterator[str]:
         a, b = sources[crosses], sinks[crosses]
         # A flow belongs to the slice around its time: the producer's is not its end, where the
         # next slice begins.
-        leaves = (timeline.start[a] + 0.999 * timeline.duration[a]) * scale
-        arrives = timeline.start[b] * scale
-        columns = (ranks[a], threads[a], leaves, ranks[b], threads[b], arrives)
+        leaves = start[a] + 0.999 * duration[a]
+        columns = (ranks[a], threads[a], leaves, ranks[b], threads[b], start[b])
         for rank, thread, begin, other, lane, end in zip(
             *(column.tolist() for column in columns), strict=True
         ):
@@ -214,6 +257,6 @@ def _memory(timeline: Timeline, scale: float) -> Iterator[str]:
         last = np.append(np.diff(times) > 0, True)[: len(times)]
         for time, level in zip((times[last] * scale).tolist(), levels[last].tolist(), strict=True):
             yield (
-                f'{{"ph": "C", "name": "activation memory", "pid": {rank}, "ts": {time:.6f}, '
+                f'{{"ph": "C", "name": "activation", "pid": {rank}, "ts": {time:.6f}, '
                 f'"args": {{"memory": {level:.12g}}}}}'
             )

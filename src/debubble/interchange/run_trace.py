@@ -20,6 +20,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import FormatError
 from debubble.core.schedule import Schedule
+from debubble.interchange.chrome_trace import COMPUTE, PAIRED, whole_nanoseconds
 
 GROUP = 10_000
 """Distance of the process numbers of two groups; more than there are ranks."""
@@ -88,21 +89,23 @@ def _slices(
     actions = schedule.actions
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     compute = np.flatnonzero(np.isin(kinds_of(actions), COMPUTE_KINDS))
-    columns = (
-        kinds_of(actions),
-        stages_of(actions),
-        microbatches_of(actions),
-        ranks,
-        pairs_of(actions) == 2,
-        start * MICROSECONDS,
-        (end - start) * MICROSECONDS,
+    actions, ranks = actions[compute], ranks[compute]
+    threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
+    begins, lengths = whole_nanoseconds(
+        start[compute] * MICROSECONDS,
+        (end - start)[compute] * MICROSECONDS,
+        ranks * 2 * PAIRED + threads,
     )
-    for kind, stage, unit, rank, second, begin, length in zip(
-        *(column[compute].tolist() for column in columns), strict=True
+    columns = (
+        kinds_of(actions), stages_of(actions), microbatches_of(actions), ranks, threads,
+        begins, lengths,
+    )  # fmt: skip
+    for kind, stage, unit, rank, thread, begin, length in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         name = Kind(kind).name
         yield (
             f'{{"ph": "X", "name": "{stage}{name}{unit}", "cat": "{name}", "pid": '
-            f'{number * GROUP + rank}, "tid": {int(second)}, "ts": {begin:.3f}, '
+            f'{number * GROUP + rank}, "tid": {thread}, "ts": {begin:.3f}, '
             f'"dur": {length:.3f}}}'
         )

@@ -56,7 +56,10 @@ GRID_SAMPLE = 4096
 """Costs that are looked at to find a grid, which is then tried on all times."""
 
 GRID_ERROR = 1e-6
-"""Part of a tick that times may miss the grid by, through rounding."""
+"""Part of a tick that costs may miss the grid by."""
+
+SUM_ERROR = 1e-2
+"""Part of a tick that sums of many costs may miss it by, through rounding."""
 
 STREAM_COLOR = "#8791a1"
 
@@ -262,19 +265,20 @@ def _tick(timeline: Timeline) -> tuple[float, bool]:
     graph = timeline.graph
     values = timeline.costs[np.union1d(graph.cost, graph.lag)]
     values = values[values > 0][:GRID_SAMPLE]
-    for parts in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 50, 100, 1000):
-        tick = float(values.min()) / parts
+    parts = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 50, 100, 1000)
+    decimals = (0.1, 0.01, 0.001, 1e-4, 1e-6)
+    for tick in (*(float(values.min()) / part for part in parts), *decimals):
         if makespan / tick < TICKS - 1 and _on_grid(values, tick):
             # Sums of many costs round, and nothing may be moved to where it does not belong.
-            if _on_grid(timeline.start, tick):
+            if _on_grid(timeline.start, tick, SUM_ERROR):
                 return tick, True
             break
     return makespan / (TICKS - 2), False
 
 
-def _on_grid(times: NDArray[np.float64], tick: float) -> bool:
+def _on_grid(times: NDArray[np.float64], tick: float, error: float = GRID_ERROR) -> bool:
     counts = times / tick
-    return bool(np.abs(counts - np.rint(counts)).max(initial=0.0) < GRID_ERROR)
+    return bool(np.abs(counts - np.rint(counts)).max(initial=0.0) < error)
 
 
 def _ticks(times: NDArray[np.float64], tick: float) -> NDArray[np.uint32]:

@@ -2,6 +2,9 @@
 
 const PERFETTO = "https://ui.perfetto.dev";
 const MOST_VECTORS = 20000;
+const MOST_ARROWS = 200000;
+// Perfetto takes thread 0 for the one with the number of the process, a rank; no rank has the others' numbers.
+const THREADS = [0, 1000001, 1000002], THREAD_NAMES = ["compute", "compute, second half of a pair", "transfers"];
 
 function download(name, blob) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
@@ -140,7 +143,7 @@ function vectorRow(host, run, rank, y, rect, word) {
   }
 }
 
-/** Trace events of a run, as pieces of bytes. */
+/** Trace events of a run, as pieces of bytes: slices, and while they are not too many, arrows and memory. */
 function traceOf(run, unit) {
   const scale = { s: 1e6, ms: 1e3, us: 1, ns: 1e-3 }[unit] ?? 1e3;
   const encoder = new TextEncoder(), pieces = [];
@@ -150,17 +153,68 @@ function traceOf(run, unit) {
     if (lines.length >= 20000) { pieces.push(encoder.encode(lines.join(",\n") + ",\n")); lines = []; }
   };
   pieces.push(encoder.encode('{"displayTimeUnit":"ms","traceEvents":[\n'));
-  for (let rank = 0; rank < run.ranks; rank++) add(`{"ph":"M","name":"process_name","pid":${rank},"args":{"name":"rank ${rank}"}}`);
+  const about = (rank, thread, event, key, value) => add(`{"ph":"M","name":"${event}","pid":${rank},"tid":${thread},"args":{"${key}":${JSON.stringify(value)}}}`);
+  // Perfetto rounds starts and durations to nanoseconds, and of slices that then overlap it drops one.
+  const at = (time) => Math.round(time * scale * 1e3) / 1e3;
+  const threads = new Set(), laneOf = (i) => run.laneOf[run.style[i]];
   for (let row = 0; row < 2 * run.ranks; row++) {
     const [low, high] = run.row(row), rank = row % run.ranks;
-    for (let i = low; i < high; i++) {
-      const thread = row >= run.ranks ? 2 : run.laneOf[run.style[i]] === LOWER ? 1 : 0;
-      add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${run.kinds[run.kind(i)].name}","pid":${rank},"tid":${thread},` +
-        `"ts":${(run.start[i] * scale).toFixed(6)},"dur":${(run.duration(i) * scale).toFixed(6)}}`);
+    if (row < run.ranks) {
+      about(rank, 0, "process_name", "name", `rank ${rank}`);
+      about(rank, 0, "process_sort_index", "sort_index", rank);
     }
+    for (let i = low; i < high; i++) {
+      const lane = laneOf(i), thread = THREADS[row >= run.ranks ? 2 : lane === LOWER ? 1 : 0], next = lane === UPPER ? i + 2 : i + 1;
+      if (!threads.has(rank * 2e6 + thread)) {
+        threads.add(rank * 2e6 + thread);
+        about(rank, thread, "thread_name", "name", THREAD_NAMES[THREADS.indexOf(thread)]);
+        about(rank, thread, "thread_sort_index", "sort_index", thread);
+      }
+      const begin = at(run.start[i]), end = Math.min(at(run.end(i)), next < high ? at(run.start[next]) : Infinity);
+      add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${run.kinds[run.kind(i)].name}","pid":${rank},"tid":${thread},` +
+        `"ts":${begin.toFixed(3)},"dur":${Math.max(0, end - begin).toFixed(3)}}`);
+    }
+  }
+  if (run.count <= MOST_ARROWS) {
+    for (let rank = 0; rank < run.ranks; rank++) addMemory(run, rank, at, add);
+    addArrows(run, at, (i) => THREADS[laneOf(i) === LOWER ? 1 : 0], add);
   }
   pieces.push(encoder.encode(lines.join(",\n") + "\n]}\n"));
   return new Blob(pieces, { type: "application/json" });
+}
+
+function addMemory(run, rank, at, add) {
+  const [low, high] = run.row(rank);
+  let last = -1;
+  const put = (time, level) => {
+    if (level !== last) add(`{"ph":"C","name":"activation","pid":${rank},"ts":${at(time).toFixed(3)},"args":{"memory":${Number(level.toPrecision(7))}}}`);
+    last = level;
+  };
+  for (let i = low; i < high; i++) {
+    put(run.start[i], run.level[i]);
+    if (run.laneOf[run.style[i]] !== UPPER && (i + 1 === high || run.start[i + 1] > run.end(i))) put(run.end(i), run.levelAfter(i));
+  }
+}
+
+/** An arrow from every result to where another rank uses it. */
+function addArrows(run, at, threadOf, add) {
+  let number = 0;
+  for (let unit = 0; unit + 1 < (run.unitFrom?.length ?? 2); unit++) {
+    const ways = [new Map(), new Map()];
+    for (const i of run.ofUnit(unit)) {
+      const kind = run.kinds[run.kind(i)].name;
+      if (kind === "F") ways[0].set(run.stage(i), i);
+      else if (kind === "I" || kind === "B") ways[1].set(run.stage(i), i);
+    }
+    ways.forEach((way, backward) => way.forEach((i, stage) => {
+      const j = way.get(backward ? stage - 1 : stage + 1);
+      if (j === undefined || run.rank(i) === run.rank(j)) return;
+      const both = `"name":"${backward ? "backward" : "forward"}","cat":"p2p","id":${number++}`;
+      const leaves = at(run.start[i]) + 0.999 * (at(run.end(i)) - at(run.start[i]));
+      add(`{"ph":"s",${both},"pid":${run.rank(i)},"tid":${threadOf(i)},"ts":${leaves.toFixed(6)}}`);
+      add(`{"ph":"f","bp":"e",${both},"pid":${run.rank(j)},"tid":${threadOf(j)},"ts":${at(run.start[j]).toFixed(3)}}`);
+    }));
+  }
 }
 
 /** Open a trace in ui.perfetto.dev: it answers a ping when it can take one. */
