@@ -226,6 +226,15 @@ def test_a_key_sums_up_what_is_in_view(visit, pages):
     assert "actions\n64" in text
 
 
+def test_a_selection_takes_the_place_of_an_area(visit, pages):
+    page = visit(pages["small"])
+    page.keyboard.press("KeyX")
+    page.keyboard.press("Period")
+    assert "0F0 on rank 0" in details(page)
+    page.keyboard.press("KeyX")
+    assert "33 on ranks 0–3" in details(page)
+
+
 def test_search_finds_actions_and_goes_round(visit, pages):
     page = visit(pages["small"])
     page.keyboard.press("Slash")
@@ -430,6 +439,26 @@ def test_cells_of_one_notebook_do_not_meet(visit, tmp_path):
     after = page.evaluate(spans)
     assert after[1] < before[1]
     assert [after[0], after[2]] == [before[0], before[2]]
+    # The notebook sees neither the component's keys nor others while one has the focus.
+    page.evaluate("() => { document.onkeydown = (event) => { document.title += event.key; }; }")
+    for key in ("b", "y", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert page.title() == ""
+    page.keyboard.press("Control+s")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("b")
+    assert page.title() == "Controlsb"
+
+
+def test_a_cell_follows_the_theme_of_its_notebook(visit, tmp_path):
+    text = "<!doctype html><meta charset=utf-8><body data-jp-theme-light=true>" + cell([split()])
+    (tmp_path / "notebook.html").write_text(text, encoding="utf-8")
+    page = visit((tmp_path / "notebook.html").as_uri(), color_scheme="dark")
+    corner = f"Array.from({HOST}.parts.base.getContext('2d').getImageData(2, 2, 1, 1).data)"
+    assert page.evaluate(corner) == [255, 255, 255, 255]
+    for light, paper in (("false", [0x14, 0x17, 0x1C, 255]), ("true", [255, 255, 255, 255])):
+        page.evaluate(f"document.body.dataset.jpThemeLight = '{light}'")
+        page.wait_for_function(f"{corner}.join() === '{','.join(map(str, paper))}'")
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4, 0.2, 0.1, 0.02])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Sequence
@@ -59,7 +60,12 @@ def page(
     if not table_html:
         sentences.append(f"overhead: {MEASURES['overhead']}, ideal: {MEASURES['ideal']}")
     lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
-    static = _static(timelines, heading, themed=True, **options)
+    drawing = _drawing(timelines, **options)
+    static = (
+        inline_svg(drawing, html.escape(f"Timeline of {heading}"))
+        if drawing
+        else _large(timelines, "a browser that runs scripts shows it")
+    )
     return _asset("page.html").substitute(
         version=html.escape(debubble.__version__),
         title=html.escape(heading),
@@ -72,10 +78,20 @@ def page(
 
 
 def cell(timelines: Sequence[Timeline], **options: Any) -> str:
-    """The timelines as a piece of HTML for notebooks; options as for :func:`page`."""
+    """The timelines as a piece of HTML for notebooks; options as for :func:`page`.
+
+    Notebooks that are not trusted run no scripts and take SVG elements away, but leave their text.
+    What is seen there is an image and a sentence.
+    """
     timelines = list(timelines)
     heading = " · ".join(dict.fromkeys(words.name(t) for t in timelines))
-    static = _static(timelines, heading, themed=False, notes=True, **options)
+    drawing = _drawing(timelines, notes=True, **options)
+    static = (
+        f"{_image(drawing, html.escape(f'Timeline of {heading}'))}"
+        "<p>Trust this notebook to zoom and to search in the timeline.</p>"
+        if drawing
+        else _large(timelines, "trust this notebook to see it")
+    )
     return _asset("cell.html").substitute(
         timeline=_timeline(timelines, "cell", static, **options), script=component.script()
     )
@@ -129,26 +145,34 @@ def _timeline(
     return component.element(payload, fallback=fallback, attributes=f'{host} layers="{layers}"')
 
 
-def _static(
-    timelines: Sequence[Timeline],
-    name: str,
-    *,
-    themed: bool,
-    notes: bool = False,
-    **options: Any,
-) -> str:
-    """What is seen where no script runs: a drawing, or a sentence when it would be a large one."""
-    count = sum(len(timeline.schedule) for timeline in timelines)
-    if count > MAX_STATIC_ACTIONS:
-        return f"<p>This timeline has {count:,} actions; a browser that runs scripts shows it.</p>"
+def _drawing(
+    timelines: Sequence[Timeline], *, notes: bool = False, **options: Any
+) -> Figure | None:
+    """What is seen where no script runs, unless it would be large."""
+    if sum(len(timeline.schedule) for timeline in timelines) > MAX_STATIC_ACTIONS:
+        return None
     from debubble.view.figure import figure
 
-    drawing = figure(timelines, notes=notes, **options)
-    return inline_svg(drawing, html.escape(f"Timeline of {name}"), themed=themed)
+    return figure(timelines, notes=notes, **options)
 
 
-def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
+def _large(timelines: Sequence[Timeline], hint: str) -> str:
+    count = sum(len(timeline.schedule) for timeline in timelines)
+    return f"<p>This timeline has {count:,} actions; {hint}.</p>"
+
+
+def _image(drawing: Figure, label: str) -> str:
+    """A figure as an image that carries its data."""
+    from debubble.view.figure import render
+
+    data = base64.b64encode(render(drawing, "svg")).decode()
+    return f'<img src="data:image/svg+xml;base64,{data}" alt="{label}" width="100%">'
+
+
+def inline_svg(drawing: Figure, label: str) -> str:
     """A figure as an ``<svg>`` element that fills its parent's width.
+
+    Its colours of text, lines and background are the variables of the page's style.
 
     Parameters
     ----------
@@ -156,8 +180,6 @@ def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
         A figure of :func:`debubble.view.figure.figure`.
     label
         What a screen reader says, escaped.
-    themed
-        Whether its colours of text, lines and background are the variables of the page's style.
     """
     from debubble.view.figure import render
 
@@ -171,12 +193,11 @@ def inline_svg(drawing: Figure, label: str, *, themed: bool) -> str:
         text,
         count=1,
     )
-    # Only what is referred to keeps its id: a notebook holds many of these in one document.
+    # Only what is referred to keeps its id.
     wanted = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", text)
-    if themed:
-        for fixed, variable in _VARIABLES.items():
-            text = text.replace(fixed, variable)
+    for fixed, variable in _VARIABLES.items():
+        text = text.replace(fixed, variable)
     return text
 
 

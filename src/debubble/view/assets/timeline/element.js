@@ -49,7 +49,11 @@ class DebubbleTimeline extends HTMLElement {
     if (data) this.load(JSON.parse(data.textContent));
   }
 
-  disconnectedCallback() { this.observer?.disconnect(); this.darkness?.removeEventListener("change", this.repaint); }
+  disconnectedCallback() {
+    this.observer?.disconnect();
+    this.themes?.disconnect();
+    this.darkness?.removeEventListener("change", this.repaint);
+  }
 
   /** Follow the size of the element and the theme of the page. */
   watch() {
@@ -58,6 +62,9 @@ class DebubbleTimeline extends HTMLElement {
     this.observer.observe(this.parts.root);
     this.darkness = matchMedia("(prefers-color-scheme: dark)");
     this.darkness.addEventListener("change", this.repaint);
+    if (!this.hasAttribute("cell")) return;
+    this.themes = new MutationObserver(() => { if (this.palette && this.palette !== this.theme) this.layout(); });
+    this.themes.observe(document.body, { attributeFilter: ["class", "data-jp-theme-light", "data-vscode-theme-kind"] });
   }
 
   /** On a page of its own the state is in the address. */
@@ -163,7 +170,10 @@ class DebubbleTimeline extends HTMLElement {
     if (!this.view || !this.isConnected) return;
     const { parts, view } = this, width = parts.root.clientWidth;
     if (!width) return;
-    this.palette = this.theme;
+    if (this.palette !== this.theme) {
+      this.palette = this.theme;
+      this.drawLegend();
+    }
     this.painter.setTheme(this.palette);
     view.layout(width, width < 620);
     const tall = Math.min(view.height, Math.max(240, Math.round(innerHeight * 0.72)));

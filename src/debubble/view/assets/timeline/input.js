@@ -21,7 +21,11 @@ class Input {
     surface.addEventListener("pointerleave", () => host.hover(null));
     surface.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     surface.addEventListener("dblclick", () => host.focusSelection());
-    root.addEventListener("keydown", (event) => this.key(event));
+    root.addEventListener("keydown", (event) => {
+      this.key(event);
+      // A notebook would take single letters for its own commands, of cells.
+      if (!event.ctrlKey && !event.metaKey && !event.altKey) event.stopPropagation();
+    });
     root.addEventListener("keyup", (event) => this.held.delete(event.code));
     root.addEventListener("blur", () => this.held.clear());
     const jump = (event) => {

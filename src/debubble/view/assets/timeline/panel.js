@@ -19,6 +19,7 @@ Object.assign(DebubbleTimeline.prototype, {
 
   select(selection, hit = null) {
     this.view.selected = selection;
+    this.area = null;
     this.gap = selection ? null : hit;
     this.showDetails();
     this.changed();
