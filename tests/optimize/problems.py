@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import debubble as db
 from debubble.core.actions import Kind, pack
@@ -23,29 +23,43 @@ def problem(
     return Problem(place, table, microbatches, limits, mode, backward)
 
 
-def merged(chains: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Every order of the actions of some chains."""
-    if not any(chains):
-        yield []
-    for index, chain in enumerate(chains):
-        if chain:
-            rest = [*chains[:index], chain[1:], *chains[index + 1 :]]
-            for order in merged(rest):
-                yield [chain[0], *order]
+def orders(asked: Problem, rank: int, in_turn: bool = False) -> list[NDArray[np.int64]]:
+    """Every order of a rank's actions that their own data allow; in turn for that of microbatches.
+
+    Actions that need each other over other ranks only are taken for independent.
+    """
+    stages = asked.placement.stages_on(rank)
+    actions = list(product(asked.kinds, stages, range(asked.microbatches)))
+
+    def first(one: tuple[Kind, int, int], other: tuple[Kind, int, int]) -> bool:
+        (kind, stage, b), (later, after, c) = one, other
+        if b != c:
+            return in_turn and b < c and (kind, stage) == (later, after)
+        if kind == Kind.F:
+            return after > stage if later == Kind.F else later != Kind.W and after <= stage
+        if later == Kind.W:
+            return kind == Kind.I and stage == after
+        return kind == later and after < stage
+
+    before = [sum(1 << i for i, x in enumerate(actions) if first(x, y)) for y in actions]
+    packed = [int(pack(*action)[0]) for action in actions]
+    found: list[NDArray[np.int64]] = []
+
+    def extend(done: int, order: list[int]) -> None:
+        if len(order) == len(actions):
+            found.append(np.array(order))
+        for index, needed in enumerate(before):
+            if not done >> index & 1 and not needed & ~done:
+                extend(done | 1 << index, [*order, packed[index]])
+
+    extend(0, [])
+    return found
 
 
-def fastest(asked: Problem) -> float:
+def fastest(asked: Problem, in_turn: bool = False) -> float:
     """The smallest makespan over all orders; microbatches need not keep theirs."""
-    programs = []
-    for rank in range(asked.ranks):
-        chains = [
-            [int(pack(kind, stage, b)[0]) for kind in asked.kinds]
-            for stage in asked.placement.stages_on(rank)
-            for b in range(asked.microbatches)
-        ]
-        programs.append([np.array(order) for order in merged(chains)])
     best = float("inf")
-    for chosen in product(*programs):
+    for chosen in product(*(orders(asked, rank, in_turn) for rank in range(asked.ranks))):
         schedule = asked.schedule(chosen)
         if asked.fits(schedule):
             try:

@@ -1,18 +1,24 @@
-"""Lower bounds are bounds, and tight where they should be."""
+"""Lower bounds are bounds, in every mode of transfers, and tight where they should be."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import debubble as db
+from debubble.core.actions import Kind
+from debubble.core.cost_table import CostTable
+from debubble.engine.graph import P2P_MODES
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import heads_and_tails, lower_bound, one_rank
 from debubble.optimize.exact import Model
 from debubble.optimize.portfolio import listed
+from debubble.optimize.problem import Problem
 from tests.optimize.problems import fastest, problem
 
 TIMES = st.integers(0, 8).map(lambda n: n / 2)
@@ -59,6 +65,104 @@ def test_never_above_what_list_scheduling_finds(data: st.DataObject) -> None:
     )  # fmt: skip
     order = asked.schedule(listed(asked, ()))
     assert lower_bound(asked) <= asked.timeline(order).makespan + 1e-9
+
+
+SHAPES = ((2, 1, 2), (2, 1, 3), (2, 2, 1), (2, 2, 2), (3, 1, 2), (3, 2, 1))
+"""Ranks, chunks and microbatches of problems with few orders."""
+
+
+def fastest_of_few(asked: Problem) -> float:
+    """The fastest of all orders, or where they are many of those in turn."""
+    return fastest(asked, in_turn=asked.stages * asked.microbatches > 4)
+
+
+@st.composite
+def with_transfers(draw: st.DrawFn, mode: str) -> Problem:
+    """A tiny problem whose transfers may take longer than its actions, fused where it has many."""
+    p, v, m = draw(st.sampled_from(SHAPES))
+    backward = draw(st.sampled_from(["split", "fused"])) if p * v * m == 4 else "fused"
+    shape = draw(st.sampled_from([db.Placement.wave, db.Placement.loop]))
+    per_stage = st.lists(TIMES, min_size=p * v, max_size=p * v)
+    links = st.lists(st.lists(TIMES, min_size=p, max_size=p), min_size=p, max_size=p)
+    return problem(
+        p, m, draw(st.sampled_from([1, 1.5, 3])), mode=mode, backward=backward,
+        placement=shape(p, v), F=draw(per_stage), I=draw(per_stage), W=draw(per_stage),
+        p2p=draw(links | st.sampled_from([1, 2, 4, 8])),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", P2P_MODES)
+@settings(max_examples=8)
+@given(data=st.data())
+def test_never_above_the_fastest_in_any_mode(mode: str, data: st.DataObject) -> None:
+    asked = data.draw(with_transfers(mode))
+    best, bound = fastest_of_few(asked), lower_bound(asked)
+    assert lower_bound(replace(asked, mode="overlapped")) - 1e-9 <= bound <= best + 1e-9
+    solution = Model(asked, listed(asked, ()), bound).solve(20, 20, 1, 0)
+    assert solution.proven
+    assert solution.bound <= best + 1e-9
+    free = replace(asked, backward="free", table=split_in_halves(asked))
+    assert lower_bound(relaxed(free)) <= best + 1e-9
+
+
+def split_in_halves(asked: Problem) -> CostTable:
+    """Times with which a fused backward takes as long as the problem's."""
+    duration = asked.table.duration.copy()
+    if asked.fused:
+        duration[Kind.I] = duration[Kind.W] = duration[Kind.B] * 0.75
+    return replace(asked.table, duration=duration)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        # The second rank runs three F and I, then the last result goes back.
+        ("overlapped", 1 + 4 + 3 * (1 + 1) + 4 + 1 + 1),
+        # All transfers up, the work of the last microbatch, and its transfer down.
+        ("channel", 1 + 3 * 4 + 1 + 1 + 4 + 1 + 1),
+        # The second rank waits for a transfer, then works and sends what it has.
+        ("blocking", 1 + 4 + 3 * (3 + 4)),
+        # One queue for both directions.
+        ("pair", 1 + 6 * 4 + 1 + 1),
+        ("group", 1 + 6 * 4 + 1 + 1),
+    ],
+)
+def test_slow_links(mode: str, expected: float) -> None:
+    asked = problem(2, 3, 3, chunks=1, mode=mode, F=1, I=1, W=1, p2p=4)
+    assert lower_bound(asked) == expected
+    assert expected <= fastest_of_few(asked)
+
+
+def test_a_queue_of_a_rank_holds_both_neighbours() -> None:
+    # Rank 1 of three sends and receives four times per microbatch.
+    asked = problem(3, 4, 4, chunks=1, mode="group", F=1, I=1, W=1, p2p=5)
+    assert lower_bound(asked) == 1 + 4 * 4 * 5 + 1 + 1
+
+
+def test_ranks_that_send_compute_nothing() -> None:
+    # The rank in the middle sends twice per microbatch, and waits for its first and last.
+    p2p, m = 3.0, 8
+    asked = problem(3, m, 8, chunks=1, mode="blocking", backward="fused", F=2, B=4, p2p=p2p)
+    bound = lower_bound(asked)
+    assert bound == (2 + p2p) + m * (2 + 4 + 2 * p2p) + 4
+    order = db.simulate(db.make("1f1b", ranks=3, microbatches=m), asked.table.costs, "blocking")
+    assert bound <= order.makespan
+
+
+@pytest.mark.parametrize("mode", P2P_MODES)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_what_is_called_optimal_is(mode: Any, data: st.DataObject) -> None:
+    asked = data.draw(with_transfers(mode))
+    result = db.optimize(
+        ranks=asked.ranks, microbatches=asked.microbatches, memory=asked.limits.tolist(),
+        placement=asked.placement, backward=asked.backward, p2p_mode=mode,
+        costs=asked.table.costs, cache=False, published=False, effort=0.02,
+    )  # fmt: skip
+    best = fastest_of_few(asked)
+    assert result.lower_bound <= best + 1e-9
+    if result.status == "optimal":
+        assert result.makespan == pytest.approx(best)
 
 
 def test_fill_and_drain() -> None:

@@ -1,4 +1,4 @@
-"""The exact solver: known optima, rounding, channels."""
+"""The exact solver: known optima, rounding, transfers."""
 
 from __future__ import annotations
 

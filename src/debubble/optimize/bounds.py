@@ -24,11 +24,33 @@ followed by its tail. Preemptive scheduling by largest tail (Jackson) solves tha
 
 **Memory as area.** Each activation stays for at least the head-to-tail lifespan of a lone
 microbatch; m of them must fit under M times the time from the first forward to the last free.
+
+Modes of transfers
+------------------
+In every mode a transfer begins when its result is there, and its consumer when it is over. Sends of
+one stage and kind are a chain, too: giving the b-th start of every chain to microbatch b moves none
+of these intervals, so that whatever could not overlap still does not.
+
+**Busy links.** In the mode ``"channel"`` each directed pair of ranks carries one transfer at a time
+and is one machine, whose jobs have the ends of their producers as heads and what follows at their
+consumers as tails. In the mode ``"pair"`` both directions share a queue, in ``"group"`` all
+transfers of a rank do: each queue runs one transfer after the other, and is one machine. In all of
+them, and in ``"blocking"``, where links carry one transfer at a time as well, the sends of a chain
+follow each other: paths that run through them see what a slow link delays.
+
+**Rendezvous.** In the mode ``"blocking"`` the engine puts a send right behind its producer, and no
+rank computes before all transfers of the group it has reached are over. So no transfer runs while
+either of its ranks computes. Two sends of one rank are in different groups, since the later one's
+producer stands between them; a rank leaves the earlier group first. Hence a rank with all it
+computes and all it *sends* is one machine. What it receives may run together with what it sends,
+but transfers of one link do not overlap: a rank with all it computes and all it receives from one
+other rank is one machine as well. On paths, the next action of a chain comes after the send, and
+so do W, where no backward is fused, and a forward that waits for the memory of this microbatch.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +61,25 @@ from debubble.optimize.problem import Problem
 
 Grid: TypeAlias = NDArray[np.float64]
 """One number per kind, stage and microbatch."""
+
+
+class Paths(NamedTuple):
+    """Longest paths to and from everything that takes time.
+
+    Parameters
+    ----------
+    heads, tails
+        Earliest start of every action, and least time from its end to the end of all; shape
+        ``(kinds, stages, microbatches)``.
+    leaves, follows
+        The same of the transfer of every result of F and of I or B, shape ``(2, stages,
+        microbatches)``; the last stage's F and the first stage's backward send nothing.
+    """
+
+    heads: Grid
+    tails: Grid
+    leaves: Grid
+    follows: Grid
 
 
 def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
@@ -72,27 +113,82 @@ def heads_and_tails(problem: Problem) -> tuple[Grid, Grid]:
     heads, tails
         Shape ``(kinds, stages, microbatches)``.
     """
+    paths = longest_paths(problem)
+    return paths.heads, paths.tails
+
+
+def longest_paths(problem: Problem) -> Paths:
+    """Heads and tails of actions and transfers."""
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
-    heads = np.zeros(problem.size)
-    tails = np.zeros(problem.size)
+    holding = problem.mode == "blocking"
+    link, last = transfer_times(problem), last_stages(problem)
+    lag = memory_lag(problem)[problem.homes]
+    pause = np.zeros(S)
+    if holding:
+        lag = lag + link[1, last]
+        if problem.backward == "split":
+            pause = link[1]
+    found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
     inner.longest_paths.run(
-        2 * problem.size, S, m, kinds, problem.times.ravel(), problem.up, problem.down,
-        last_stages(problem), spare_microbatches(problem), memory_lag(problem)[problem.homes],
-        heads, tails,
+        3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
+        problem.times.ravel(), link.ravel(), pause, last, spare_microbatches(problem), lag, *found,
     )  # fmt: skip
-    return heads.reshape(kinds, S, m), tails.reshape(kinds, S, m)
+    return Paths(*(values.reshape(-1, S, m) for values in found))
+
+
+def transfer_times(problem: Problem) -> NDArray[np.float64]:
+    """Time to send each stage's F and I or B on, 0 where it stays; shape ``(2, stages)``."""
+    return np.array([np.roll(problem.up, -1), np.roll(problem.down, 1)])
+
+
+def machines(problem: Problem) -> list[NDArray[np.int64]]:
+    """What cannot run at the same time: sets of rows of actions, then of transfers.
+
+    Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
+    of I or B.
+    """
+    homes, mode = problem.homes, problem.mode
+    computing = np.tile(homes, len(problem.kinds))
+    ranks = [np.flatnonzero(computing == rank) for rank in range(problem.ranks)]
+    source = np.tile(homes, 2)
+    target = np.concatenate([homes[1:], homes[-1:], homes[:1], homes[:-1]])
+    remote = np.flatnonzero(source != target)
+    source, target, rows = source[remote], target[remote], len(computing) + remote
+
+    def sets(owner: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        return [rows[owner == one] for one in np.unique(owner)]
+
+    low, high = np.minimum(source, target), np.maximum(source, target)
+    if mode == "channel":
+        return ranks + sets(source * problem.ranks + target)
+    if mode == "pair":
+        return ranks + sets(low * problem.ranks + high)
+    if mode == "group":
+        either = [rows[(source == rank) | (target == rank)] for rank in range(problem.ranks)]
+        return ranks + either
+    if mode == "blocking":
+        sending = [np.append(ranks[rank], rows[source == rank]) for rank in range(problem.ranks)]
+        receiving = [
+            np.append(ranks[there], rows[(source == here) & (target == there)])
+            for here, there in np.unique(np.stack([source, target], axis=1), axis=0).tolist()
+        ]
+        return sending + receiving
+    return ranks
 
 
 def lower_bound(problem: Problem) -> float:
     """The largest of all bounds here."""
-    heads, tails = heads_and_tails(problem)
-    times = np.broadcast_to(problem.times[:, :, None], heads.shape)
-    bound = max(float((heads + times + tails).max()), area_bound(problem, heads, tails))
-    for rank in range(problem.ranks):
-        own = problem.homes == rank
-        if own.any():
-            parts = (values[:, own].ravel() for values in (heads, times, tails))
-            bound = max(bound, one_rank(*parts))
+    heads, tails, leaves, follows = longest_paths(problem)
+    times = np.vstack([problem.times, transfer_times(problem)])
+    times = np.broadcast_to(times[:, :, None], (*times.shape, problem.microbatches))
+    jobs = [
+        grid.reshape(-1, problem.microbatches)
+        for grid in (np.concatenate([heads, leaves]), times, np.concatenate([tails, follows]))
+    ]
+    bound = max(float(np.sum(jobs, axis=0).max()), area_bound(problem, heads, tails))
+    for rows in machines(problem):
+        if len(rows):
+            bound = max(bound, one_rank(*(values[rows].ravel() for values in jobs)))
     return bound
 
 

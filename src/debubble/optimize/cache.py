@@ -23,7 +23,7 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.optimize.problem import Problem
 
-VERSION = 1
+VERSION = 2
 """Raised when entries of older code must not be found: a better search, or other fields."""
 
 MOST_ENTRIES = 512

@@ -4,6 +4,10 @@ Times are multiplied by a factor and rounded **down** to whole numbers, so that 
 divided by the factor, is a bound for the true times; where times are fractions with a common small
 denominator nothing is lost. Memory is rounded in favour of fitting, for the same reason. An order
 that comes back is simulated with the true times and measured against the true limits.
+
+Of transfers it knows what :mod:`debubble.optimize.bounds` proves in their mode: which cannot run at
+the same time as others or as actions. In which order ranks queue them or where they post them is
+left open, so that except in the mode ``"overlapped"`` the solver's bound can be too low.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from debubble.core.actions import Program
 from debubble.optimize.bounds import (
     heads_and_tails,
     last_stages,
+    machines,
     memory_lag,
     spare_microbatches,
+    transfer_times,
 )
 from debubble.optimize.problem import Problem
 
@@ -106,10 +112,11 @@ class Model:
         self.horizon = round(timeline.makespan)
         self.start = self._starts()
         self._literals: dict[tuple[Key, Key], Any] = {}
+        self._intervals: dict[int, list[Any]] = {}
         self._add_ranks()
         self._add_data()
-        if problem.mode == "channel":
-            self._add_channels()
+        if problem.mode != "overlapped":
+            self._add_transfers()
         self._add_memory()
         self._minimize(bound)
         self._add_hints(problem.actions(known), timeline.start)
@@ -137,13 +144,14 @@ class Model:
         for rank in range(self.problem.ranks):
             stages = np.flatnonzero(self.problem.homes == rank).tolist()
             chains = [(kind, stage) for stage in stages for kind in range(kinds)]
-            intervals = [
-                self.model.new_fixed_size_interval_var(
-                    self.start[*chain, b], self._time(*chain), ""
-                )
-                for chain in chains
-                for b in range(m)
-            ]
+            intervals: list[Any] = []
+            for kind, stage in chains:
+                row = [
+                    self.model.new_fixed_size_interval_var(start, self._time(kind, stage), "")
+                    for start in self.start[kind, stage]
+                ]
+                self._intervals[kind * self.problem.stages + stage] = row
+                intervals += row
             self.model.add_no_overlap(intervals)
             for chain in chains:
                 for b in range(1, m):
@@ -203,27 +211,25 @@ class Model:
                     freed += round(lag[problem.homes[stage]])
                     self.model.add(self.start[0, stage, b] >= freed)
 
-    def _add_channels(self) -> None:
-        """Every directed pair of ranks carries one transfer at a time."""
-        problem, homes = self.problem, self.problem.homes
-        channels: dict[tuple[int, int], list[Any]] = {}
-        for kind, step, lags in (
-            (0, 1, np.roll(problem.up, -1)),
-            (1, -1, np.roll(problem.down, 1)),
-        ):
-            for stage in range(problem.stages):
-                to = stage + step
-                if not 0 <= to < problem.stages or lags[stage] == 0:
-                    continue
-                time = round(lags[stage])
-                for b in range(problem.microbatches):
-                    begin = self.model.new_int_var(0, self.horizon, "")
-                    self.model.add(begin >= self._end(kind, stage, b))
-                    self.model.add(self.start[kind, to, b] >= begin + time)
-                    interval = self.model.new_fixed_size_interval_var(begin, time, "")
-                    channels.setdefault((homes[stage], homes[to]), []).append(interval)
-        for intervals in channels.values():
-            self.model.add_no_overlap(intervals)
+    def _add_transfers(self) -> None:
+        """Transfers that take time, and what cannot run while they do."""
+        problem = self.problem
+        S, behind = problem.stages, len(problem.kinds) * problem.stages
+        for (kind, stage), time in np.ndenumerate(transfer_times(problem).astype(int)):
+            if time == 0:
+                continue
+            to = stage + 1 if kind == 0 else stage - 1
+            row = self._intervals.setdefault(behind + kind * S + stage, [])
+            for b in range(problem.microbatches):
+                begin = self.model.new_int_var(0, self.horizon, "")
+                self.model.add(begin >= self._end(kind, stage, b))
+                self.model.add(self.start[kind, to, b] >= begin + int(time))
+                row.append(self.model.new_fixed_size_interval_var(begin, int(time), ""))
+        for rows in machines(problem):
+            if rows.max(initial=0) >= behind:
+                self.model.add_no_overlap(
+                    [each for row in rows.tolist() for each in self._intervals.get(row, ())]
+                )
 
     def _add_memory(self) -> None:
         """When a forward starts, everything that has started and was not freed must fit."""
