@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,37 @@ def parse_costs(text: str, where: str) -> CostFile:
         costs, model.ranks, model.microbatches, model.chunks, model.memory.limit, model.name,
         model.source, model.time_unit, model.memory.unit, dict(model.expected),
     )  # fmt: skip
+
+
+def costs_data(costs: Costs) -> dict[str, Any]:
+    """Costs as the data of a cost file, from which :func:`parse_costs` makes the same ones.
+
+    Raises
+    ------
+    CostError
+        For rank costs with a divisor of their own, which a file cannot hold.
+    """
+    if costs.chunks is not None:
+        raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
+    values = {spec.name: getattr(costs, spec.name) for spec in fields(costs)}
+    default = Costs()
+    values = {
+        name: value for name, value in values.items()
+        if value != getattr(default, name) or name == "F"
+    }  # fmt: skip
+    values.pop("basis", None)
+    memory = {name: values.pop(name) for name in _MEMORY if name in values}
+    for name in ENDS:
+        part = dict(values.pop(name, {}))
+        if "activation" in part:
+            memory[name] = part.pop("activation")
+        if part:
+            values[name] = part
+    if isinstance(values.get("O"), Mapping):
+        values["O"] = {f"{s},{t}": time for (s, t), time in values["O"].items()}
+    data = {"basis": costs.basis, "times": values, "memory": memory}
+    plain: dict[str, Any] = json.loads(json.dumps(data))
+    return plain
 
 
 def _parts(model: CostModel) -> dict[str, dict[str, float]]:
