@@ -21,8 +21,9 @@ from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
 
-Item: TypeAlias = str | Schedule | tuple[str, Mapping[str, Any]]
-"""A registered name, a schedule, or a name with its own chunks and options."""
+Item: TypeAlias = str | Schedule | Timeline | tuple[str, Mapping[str, Any]]
+"""A registered name, a schedule, a simulation on costs of its own, or a name with its own chunks
+and options."""
 
 
 def compare(
@@ -51,7 +52,8 @@ def compare(
     ----------
     schedules
         Registered names, :class:`~debubble.Schedule` objects, or pairs of a name and a dictionary
-        with ``chunks`` and options of that schedule alone.
+        with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` stays as
+        it is, whatever the costs.
     ranks, microbatches, iterations
         What named schedules are made for; needed when there is a name.
     sync
@@ -110,6 +112,9 @@ def compare(
     for index, (label, (item, own)) in enumerate(zip(labels, items, strict=True)):
         if progress is not None:
             progress(label, index, len(items))
+        if isinstance(item, Timeline):
+            rows.append(_row(label, item, memory))
+            continue
         try:
             if isinstance(item, Schedule):
                 _refuse_bad(item, p2p_mode)
@@ -150,11 +155,11 @@ def compare(
     )
 
 
-_Read: TypeAlias = tuple[str | Schedule, Mapping[str, Any]]
+_Read: TypeAlias = tuple[str | Schedule | Timeline, Mapping[str, Any]]
 
 
 def _read(item: Item) -> _Read:
-    if isinstance(item, Schedule):
+    if isinstance(item, Schedule | Timeline):
         return item, {}
     if isinstance(item, str):
         return find(item).name, {}
@@ -183,7 +188,8 @@ def _labels(items: list[_Read]) -> list[str]:
     """A name for every item; names that occur twice get a number."""
     labels: list[str] = []
     for item, own in items:
-        label = item if isinstance(item, str) else item.name
+        made = item.schedule if isinstance(item, Timeline) else item
+        label = made if isinstance(made, str) else made.name
         if own:
             label += f" ({', '.join(f'{key}={value}' for key, value in own.items())})"
         taken = sum(other == label or other.startswith(f"{label} #") for other in labels)
