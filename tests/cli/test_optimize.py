@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable
@@ -53,6 +54,26 @@ def test_a_cost_file_has_sizes_and_the_limit(run: Run, tmp_path: Path) -> None:
     assert data["published"]["memory"] == 2
 
 
+def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) -> None:
+    path, best = tmp_path / "x.yaml", tmp_path / "best.csv"
+    path.write_text(
+        "name: A model\nbasis: rank\ntime_unit: ms\ntimes: {F: 13, I: 13, W: 13, p2p: 0.5, "
+        "head: {F: 4, B: 8}}\nmemory: {unit: GB, activation: 6, head: 1, limit: 40}\n"
+    )
+    words = ["optimize", "-p", 2, "-m", 6, "--layers", 13, "--costs", path, "--no-cache"]
+    result = run(*words, "-o", best)
+    data = run(*words, "--json").data
+    assert f"\nlayers {' '.join(map(str, data['layers']))}\n" in result.out
+    assert "the others are cut evenly" in result.out
+    assert "debubble simulate" in result.err
+    costs = tmp_path / "best.costs.json"
+    assert json.loads(costs.read_text()) == data["costs"]
+    assert data["costs"]["name"].startswith("cut into ")
+    again = run("simulate", best, "--costs", costs, "--json").data
+    assert again["makespan"] == pytest.approx(data["makespan"])
+    assert again["peak_activation"] == pytest.approx(data["peak_activation"])
+
+
 def test_sweep(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.svg"
     words = ["optimize", "-p", 2, "-m", 3, "-v", 2, "--memory", "sweep", "--no-cache"]
@@ -71,6 +92,9 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-p", 4, "-m", 8, "--memory", "much"], "--memory is 'much'; it is a positive number"),
         (["-p", 4, "-m", 8, "--memory", "1/2"], "memory has 2 limits for 4 ranks"),
         (["-p", 4, "-m", 8, "--time-limit", "x"], "--time-limit is 'x'"),
+        (["-p", 4, "-m", 8, "--layers", "x"], "--layers is 'x'; give a whole number"),
+        (["-p", 4, "-m", 8, "--layers", 3], "layers is 3, fewer than the 4 stages"),
+        (["-p", 2, "-m", 8, "--layers", 3, "--times", "F=1/2"], "F has 2 values, but which"),
         (["-p", 4, "-m", 8, "--seed", "-1"], "--seed is '-1'; give a whole number"),
         (["-p", 4, "-m", 8, "--placement", "v"], "placement is 'v'"),
         (["-p", 4, "-m", 8, "--placement", "0,x"], "--placement is 'x'"),

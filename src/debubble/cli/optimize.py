@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,10 +21,20 @@ from debubble.core.errors import ParameterError
 
 SWEEP = "sweep"
 
+LONGEST_LABEL = 200
+"""Characters of a name in a cost file."""
+
 
 @with_setup
 def optimize(
     setup: Setup,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Cut N equal layers into the stages as is fastest; costs are of an even cut.",
+        ),
+    ] = None,
     placement: Annotated[
         str,
         typer.Option(
@@ -71,7 +83,7 @@ def optimize(
         "backward": backward, "p2p_mode": inputs.mode, "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
         "seed": _count("--seed", seed), "workers": _count("--workers", workers),
-        "cache": not no_cache,
+        "cache": not no_cache, "layers": None if layers is None else _count("--layers", layers),
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
@@ -92,15 +104,16 @@ def optimize(
                 memory=inputs.memory if limits is None else limits, report=_Report(line), **options
             )
     if output is not None:
-        _write(result, output, inputs)
+        written = _write(result, output, inputs)
     if as_json:
-        print_json(result.to_dict() | {"costs": inputs.source or None})
+        data = result.to_dict()
+        print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
     else:
         print(result)
         if inputs.source:
             print(f"costs: {inputs.source}")
     if output is not None:
-        note(f"wrote {output}")
+        note(f"wrote {written}")
 
 
 def _limits(text: str) -> float | list[float]:
@@ -159,15 +172,34 @@ def _check_output(path: str, sweeping: bool) -> None:
         check_picture(path)
 
 
-def _write(result: Any, path: str, inputs: Inputs) -> None:
+def _write(result: Any, path: str, inputs: Inputs) -> str:
+    """Write what was asked for; what was written, in words."""
     from debubble.interchange.files import is_file_name
 
     if is_file_name(path):
         result.schedule.save(path)
+        if result.costs is not None:
+            costs = str(Path(path).with_suffix(".costs.json"))
+            text = json.dumps(_own_costs(result.to_dict(), inputs), indent=2, ensure_ascii=False)
+            Path(costs).write_text(text + "\n", encoding="utf-8")
+            return f"{path}, and what its stages cost: debubble simulate {path} --costs {costs}"
     elif hasattr(result, "timeline"):
         result.timeline.save(path, time_unit=inputs.time_unit)
     else:
         result.save(path)
+    return path
+
+
+def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
+    """The content of a cost file for a result whose layers were cut; None for others."""
+    costs: dict[str, Any] | None = data.get("costs")
+    if costs is None:
+        return None
+    if inputs.memory_unit:
+        costs["memory"]["unit"] = inputs.memory_unit
+    cut = f"cut into {' '.join(map(str, data['layers']))} layers"
+    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.time_unit}
+    return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 
 def _say_without_solver() -> None:
@@ -212,6 +244,7 @@ app = command(
     [
         "optimize -p 4 -m 8 -v 2 --memory 2 --times F=5,I=6,W=4 --no-cache",
         "optimize -p 4 -m 8 -v 2 --memory 3 --rank-times F=10,I=12,W=8 --time-limit 5 -o best.csv",
+        "optimize -p 4 -m 16 --layers 26 --rank-times F=13,I=13,W=13 --memory 4 -o best.csv",
         "optimize -p 2 -m 4 -v 2 --memory sweep -o frontier.png",
     ],
 )

@@ -21,6 +21,7 @@ from typing import Any
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
+from debubble.optimize.layers import cut_problem
 from debubble.optimize.problem import Problem
 
 VERSION = 2
@@ -42,6 +43,8 @@ class Entry:
     found_by: str
     table: tuple[tuple[int, ...], ...] = ()
     """The placement's table."""
+    cut: tuple[int, ...] = ()
+    """Layers of every stage, where they were cut."""
 
 
 def folder() -> Path:
@@ -60,6 +63,7 @@ def _data(problem: Problem) -> list[Any]:
     numbers = (table.duration, table.activation, table.kept, table.link, problem.limits)
     return [
         VERSION, problem.placement.table, problem.microbatches, problem.mode, problem.backward,
+        problem.layers,
         *([value.hex() for value in array.ravel().tolist()] for array in numbers),
     ]  # fmt: skip
 
@@ -79,14 +83,17 @@ def read(problems: Sequence[Problem]) -> Entry | None:
             [schedule.program(rank) for rank in range(schedule.ranks)],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), schedule.placement.table,
+            tuple(int(count) for count in data["layers"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if not math.isfinite(entry.bound):
         return None
-    for problem in problems:
+    for root in problems:
+        problem = _as_cut(root, entry.cut)
         if (
-            schedule.placement.table == problem.placement.table
+            problem is not None
+            and schedule.placement.table == problem.placement.table
             and (schedule.microbatches, schedule.iterations, schedule.slices)
             == (problem.microbatches, 1, 1)
             and check(schedule, p2p_mode=problem.mode).ok
@@ -96,11 +103,20 @@ def read(problems: Sequence[Problem]) -> Entry | None:
     return None
 
 
+def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
+    """The problem with stages of these layers; None where they are not its layers."""
+    if not problem.layers:
+        return None if cut else problem
+    if len(cut) != problem.stages or sum(cut) != problem.layers or min(cut) < 1:
+        return None
+    return cut_problem(problem, cut)
+
+
 def write(problems: Sequence[Problem], schedule: Schedule, entry: Entry) -> None:
     """Keep a result; a folder that cannot be written to is no error."""
     data = {
         "bound": entry.bound, "budget": entry.budget, "seconds": entry.seconds,
-        "found_by": entry.found_by, "schedule": schedule.to_dict(),
+        "found_by": entry.found_by, "layers": entry.cut, "schedule": schedule.to_dict(),
     }  # fmt: skip
     text = json.dumps(data)
     if len(text) > LARGEST_ENTRY:

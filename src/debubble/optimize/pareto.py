@@ -16,6 +16,7 @@ from debubble.core.errors import ParameterError
 from debubble.engine.graph import P2PMode
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
+from debubble.optimize.layers import Cutting
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.result import Result
 from debubble.optimize.search import beside, optimize, problems_of
@@ -142,8 +143,12 @@ def sweep(
     problems = problems_of(
         ranks, microbatches, options.get("chunks"), costs, None,
         options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
+        options.get("layers"),
     )  # fmt: skip
-    unlimited = min(lower_bound(relaxed(problem)) for problem in problems)
+    unlimited = min(
+        Cutting(problem).bound() if problem.layers else lower_bound(relaxed(problem))
+        for problem in problems
+    )
     points: list[tuple[float, Result]] = []
     limits = limits_for(problems[0])
     options["effort"] = options.get("effort", 1.0) * POINT_SHARE
@@ -160,8 +165,10 @@ def sweep(
             points.append((limit, result))
         if result.status == "interrupted" or result.makespan <= unlimited * (1 + TOLERANCE):
             break
-    rows = beside(points[-1][1].schedule, costs, None, p2p_mode).rows
-    own = points[-1][1].schedule.name
+    last = points[-1][1]
+    layers = options.get("layers")
+    rows = beside(last.timeline if layers else last.schedule, costs, None, p2p_mode, layers).rows
+    own = last.schedule.name
     return Frontier(tuple(points), tuple(row for row in rows if row.name != own), time_unit)
 
 
@@ -169,6 +176,8 @@ def limits_for(problem: Problem) -> list[float]:
     """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
     step = float(problem.table.activation.max())
     least = float(problem.filled.max())
+    if problem.layers:
+        least = Cutting(problem).smallest_memory
     if step == 0:
         return [1.0]
     most = least * min(GENEROUS * problem.ranks, problem.microbatches)

@@ -55,6 +55,11 @@ class Problem:
     backward
         ``"split"`` into I and W, ``"fused"`` into B, or ``"free"``, split but for what is faster
         fused.
+    layers
+        How many layers are to be cut into the stages, whose times are then those of an even cut; 0
+        where the stages are given.
+    cut
+        Layers of every stage, where they were cut.
     """
 
     placement: Placement
@@ -63,6 +68,8 @@ class Problem:
     limits: NDArray[np.float64]
     mode: P2PMode = "overlapped"
     backward: Backward = "split"
+    layers: int = 0
+    cut: tuple[int, ...] = ()
 
     @property
     def fused(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from debubble.analysis.metrics import number, percent
+from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
@@ -41,6 +42,10 @@ class Result:
         Whether it comes from the cache.
     published
         Published schedules on the same costs with this one among them; None when not asked for.
+        Where layers were cut, they are on even cuts.
+    layers, costs
+        Layers of every stage, where they were cut, and the costs per stage that follow, with which
+        :func:`debubble.simulate` gives the same timeline; else empty and None.
     """
 
     schedule: Schedule
@@ -52,6 +57,8 @@ class Result:
     found_by: str
     cached: bool = False
     published: Comparison | None = field(default=None)
+    layers: tuple[int, ...] = ()
+    costs: Costs | None = None
 
     @property
     def gap(self) -> float:
@@ -70,7 +77,10 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
+        from debubble.interchange.cost_files import costs_data
+
         schedule = self.schedule
+        sizes = {name: getattr(schedule, name) for name in ("ranks", "microbatches", "chunks")}
         return {
             "headline": self.headline,
             "makespan": self.makespan,
@@ -85,6 +95,8 @@ class Result:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "placement": schedule.placement.name,
+            "layers": list(self.layers) or None,
+            "costs": costs_data(self.costs) | sizes if self.costs else None,
             "peak_activation": self.timeline.peak_activation.tolist(),
             "bubble_ratio": self.timeline.bubble_ratio,
             "overhead": self.timeline.overhead,
@@ -94,6 +106,8 @@ class Result:
     def __str__(self) -> str:
         when = f"in {self.seconds:.1f} s" + (" once, now from the cache" if self.cached else "")
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
+        if self.layers:
+            lines.append(f"layers {' '.join(map(str, self.layers))}")
         if self.published is not None:
             lines += ["", str(self.published)]
         return "\n".join(lines)

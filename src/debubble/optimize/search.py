@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,9 +19,18 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
+from debubble.engine.timeline import Timeline, simulate
 from debubble.optimize import cache as store
+from debubble.optimize.layers import (
+    Cutting,
+    check_layers,
+    cut_costs,
+    cut_problem,
+    even_cut,
+)
 from debubble.optimize.portfolio import Pool, Report, begin, search
 from debubble.optimize.problem import BACKWARDS, TOLERANCE, Backward, Problem
+from debubble.optimize.recut import search_cuts, seeds
 from debubble.optimize.result import Result
 from debubble.optimize.stop import Stop
 from debubble.schedules._greedy import check_memory
@@ -48,6 +58,7 @@ def optimize(
     microbatches: int,
     chunks: int | Sequence[int] | None = None,
     costs: Costs | None = None,
+    layers: int | None = None,
     memory: float | Sequence[float] | None = None,
     placement: Choice = "any",
     backward: Backward = "free",
@@ -71,6 +82,10 @@ def optimize(
         every v is the same model, 1 and 2.
     costs
         What actions cost; the default is one unit of time each for F, I and W.
+    layers
+        Number of equal layers that are to be cut into the stages, at least one for each; how many
+        every stage gets is then open. `costs` are those of an even cut, one number each, and what
+        only the first or last stage does comes on top of its layers. None for stages as they are.
     memory
         Limit for the activations of every rank, or one per rank, in activation units or in the unit
         of ``costs.activation``; None for no limit.
@@ -125,7 +140,7 @@ def optimize(
     _check(time_limit, effort, workers)
     costs = costs or Costs()
     problems = problems_of(
-        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode
+        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, layers
     )
     stop = Stop(math.inf if time_limit is None else time_limit)
     field = _Field(problems, stop, report)
@@ -141,28 +156,36 @@ def optimize(
     best, bound = field.best, field.bound
     schedule = best.problem.schedule(best.programs)
     timeline = best.problem.timeline(schedule)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began if known is None or fresh else known.seconds
     status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
-        entry = store.Entry(best.programs, bound, budget, seconds, best.found_by)
+        entry = store.Entry(
+            best.programs, bound, budget, seconds, best.found_by, cut=best.problem.cut
+        )
         store.write(problems, schedule, entry)
-    compared = beside(schedule, costs, memory, p2p_mode) if published else None
+    compared = None
+    if published:
+        compared = beside(timeline if layers else schedule, costs, memory, p2p_mode, layers)
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, best.found_by, not fresh,
-        compared,
+        compared, best.problem.cut, best.problem.table.costs if layers else None,
     )  # fmt: skip
 
 
 class _Field:
-    """The problems to choose from, one for every placement, and the best of all."""
+    """The problems to choose from, one for every placement and cut, and the best of all."""
 
     def __init__(self, problems: list[Problem], stop: Stop, report: Report | None) -> None:
         self.stop = stop
-        self.pools = [Pool(problem, Stop(parent=stop), self._tell) for problem in problems]
-        self._proven = 0.0
+        self.pools: list[Pool] = []
+        self._roots = [problem for problem in problems if problem.layers]
+        self._proven = min((Cutting(root).bound() for root in self._roots), default=0.0)
+        self._others = self._proven if self._roots else math.inf
         self._report = report
         self._told = (math.inf, 0.0)
         self._lock = threading.Lock()
+        for problem in seeds(problems) if self._roots else problems:
+            self.add(problem)
 
     @property
     def best(self) -> Pool:
@@ -172,7 +195,7 @@ class _Field:
     @property
     def bound(self) -> float:
         """A bound for every problem."""
-        lowest = min(pool.bound for pool in self.pools)
+        lowest = min(self._others, *(pool.bound for pool in self.pools))
         return min(max(lowest, self._proven), self.best.makespan)
 
     @property
@@ -180,15 +203,31 @@ class _Field:
         """Whether nothing can be better."""
         return self.best.makespan <= self.bound * (1 + TOLERANCE)
 
+    def add(self, problem: Problem) -> Pool:
+        """A pool for one more problem."""
+        pool = Pool(problem, Stop(parent=self.stop), self._tell)
+        self.pools.append(pool)
+        return pool
+
+    def prove(self, bound: float) -> None:
+        """Raise the bound of what has no pool."""
+        self._others = max(self._others, bound)
+
     def take(self, known: store.Entry) -> None:
         """Begin with an earlier result."""
+        for root in self._roots:
+            if root.placement.table == known.table:
+                self.add(cut_problem(root, known.cut))
         for pool in self.pools:
-            if pool.problem.placement.table == known.table:
+            if (pool.problem.placement.table, pool.problem.cut) == (known.table, known.cut):
                 pool.offer(known.programs, known.found_by)
-        self._proven = known.bound
+        self._proven = max(self._proven, known.bound)
 
     def search(self, effort: float, seed: int, workers: int) -> None:
         """Look at every problem, then into the most promising, and on while one is solved."""
+        if self._roots:
+            search_cuts(self, self._roots, effort, seed, workers)
+            return
         for pool in self.pools:
             begin(pool)
         waiting = sorted(self.pools, key=lambda pool: pool.makespan)
@@ -227,24 +266,31 @@ def problems_of(
     placement: Choice,
     backward: Backward,
     mode: P2PMode,
+    layers: int | None = None,
 ) -> list[Problem]:
     """One problem for every placement to choose from under which the memory is enough."""
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
+    if layers is not None:
+        check_layers(layers, costs)
     problems: list[Problem] = []
     refusals: list[ParameterError] = []
     for place in _placements(ranks, microbatches, chunks, placement, costs):
         table = costs.resolve(place)
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
+        problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
         try:
-            limits = check_memory(place, table, limits)
+            if layers is None:
+                check_memory(place, table, limits)
+            else:
+                Cutting(problem).check()
         except ParameterError as error:
             refusals.append(error)
         else:
-            problems.append(Problem(place, table, microbatches, limits, mode, backward))
+            problems.append(problem)
     if not problems:
         raise refusals[0]
     return problems
@@ -302,28 +348,43 @@ def _run(search: Callable[[], None], stop: Stop) -> bool:
     return interrupted
 
 
-def beside(schedule: Schedule, costs: Costs, memory: Any, mode: P2PMode) -> Comparison:
+def beside(
+    found: Schedule | Timeline, costs: Costs, memory: Any, mode: P2PMode, layers: int | None = None
+) -> Comparison:
     """Published schedules of the same model on the same costs, with a found one among them.
 
     Those that train by another rule, cut sequences, or move activations elsewhere solve another
-    problem and are left out.
+    problem and are left out. Where layers are cut, published schedules are on even cuts, and the
+    found one is as it was simulated.
     """
     from debubble.analysis.compare import compare
 
+    schedule = found if isinstance(found, Schedule) else found.schedule
     same_model = costs.basis == "rank" and costs.chunks is None
     limit = None if memory is None else float(np.min(memory))
-    items = [schedule]
+    items = [found]
     for entry in entries().values():
         chunks = entry.chunks or schedule.chunks
         if entry.weight_versions != 1 or not (same_model or chunks == schedule.chunks):
             continue
         try:
+            its = costs
+            if layers:
+                place = entry.placement(schedule.ranks, chunks)
+                its = cut_costs(costs, place, even_cut(layers, place.stages), layers)
             known = make(
                 entry.name, ranks=schedule.ranks, microbatches=schedule.microbatches,
-                chunks=None if entry.chunks else chunks, costs=costs, memory=limit,
+                chunks=None if entry.chunks else chunks, costs=its, memory=limit,
             )  # fmt: skip
+            if known.slices == 1 and not np.any(kinds_of(known.actions) > Kind.B):
+                items.append(simulate(known, its, mode) if layers else known)
         except DebubbleError:
             continue
-        if known.slices == 1 and not np.any(kinds_of(known.actions) > Kind.B):
-            items.append(known)
-    return compare(items, costs=costs, memory=limit, p2p_mode=mode)
+    compared = compare(items, costs=costs, memory=limit, p2p_mode=mode)
+    if layers:
+        note = (
+            f"{schedule.name} has its own cut of the {layers} layers; the others are cut evenly, "
+            "into stages that differ by one layer at most"
+        )
+        compared = replace(compared, notes=(note, *compared.notes))
+    return compared
