@@ -2,9 +2,9 @@
 
 The order found for one cut is an order for every other cut of the same placement, and an order is
 evaluated for other costs at once. So all moves of a layer are ranked by what they do to the best
-order; for a few of them published schedules and the list scheduler are tried, too, and the best is
-where the next layer moves from. Where there are few cuts every one has its bound, and those that
-can be faster are all searched.
+order, and by their bounds; for the first of both, published schedules and the list scheduler are
+tried. The next layer moves from the best cut that none was moved from so far. Where there are few
+cuts every one has its bound, and those that can be faster are all searched.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from debubble.optimize.portfolio import Pool, begin, search
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.stop import Stop
 
-CLIMBS = 2
-"""Cuts from which layers are moved before any of them is searched deep."""
-
 TRIED = 4
-"""Moves that are tried, of all that are evaluated."""
+"""Moves that are tried of all that are evaluated: the best under the order, and the best bounds."""
+
+PATIENCE = 4
+"""Cuts without a better neighbour after which no more are tried."""
+
+EXPLORING_SHARE = 0.3
+"""Share of the time that is left for trying moves, each time."""
 
 MOVES = 256
 """Moves of a layer that are evaluated, about: with many stages, only between near ones."""
@@ -78,8 +81,7 @@ def search_cuts(
     for pool in field.pools:
         if not (field.stop() and field.best.programs):
             begin(pool)
-    for pool in sorted(field.pools, key=_makespan)[:CLIMBS]:
-        _climb(field, roots, pool)
+    _explore(field, roots, effort)
     few = _every_cut(field, roots)
     searched: list[Pool] = []
     shares = list(SHARES)
@@ -97,44 +99,52 @@ def search_cuts(
         # Of the time all of it is left for the last.
         pool.stop = Stop(field.stop.left * (share / (share + sum(shares))), field.stop)
         search(pool, effort=effort * share, seed=seed, workers=workers)
-        _climb(field, roots, pool)
+        _explore(field, roots, effort * share)
 
 
 def _makespan(pool: Pool) -> float:
     return pool.makespan
 
 
-def _climb(field: Field, roots: Sequence[Problem], pool: Pool) -> None:
-    """Move a layer as long as that is faster."""
-    root = next(root for root in roots if root.placement.table == pool.problem.placement.table)
-    while not field.stop():
-        tried = []
-        for problem in islice(_moved(field, root, pool), TRIED):
+def _explore(field: Field, roots: Sequence[Problem], effort: float) -> None:
+    """Move a layer in the best cut that was not tried so far, until that often gains nothing."""
+    stop = Stop(field.stop.left * EXPLORING_SHARE, field.stop)
+    left = patience = max(1, round(PATIENCE * min(effort, 1.0)))
+    tried: list[Pool] = []
+    while left and not stop():
+        waiting = [pool for pool in field.pools if pool not in tried and pool.programs]
+        if not waiting:
+            return
+        pool, before = min(waiting, key=_makespan), field.best.makespan
+        tried.append(pool)
+        root = next(root for root in roots if root.placement.table == pool.problem.placement.table)
+        for problem in _moved(field, root, pool):
+            if stop():
+                return
             other = field.add(problem)
             other.offer(pool.programs, pool.found_by)
             if other.bound < field.best.makespan * (1 - TOLERANCE):
                 begin(other)
-            tried.append(other)
-        best = min(tried, key=_makespan, default=pool)
-        if not best.makespan < pool.makespan * (1 - TOLERANCE):
-            return
-        pool = best
+        left = patience if field.best.makespan < before * (1 - TOLERANCE) else left - 1
 
 
-def _moved(field: Field, root: Problem, pool: Pool) -> Iterator[Problem]:
-    """Cuts with one layer on another stage, by the makespan of the pool's order, if it fits."""
-    problem = pool.problem
+def _moved(field: Field, root: Problem, pool: Pool) -> list[Problem]:
+    """Cuts with one layer on another stage: first by the pool's order, and first by their bound."""
+    problem, cutting = pool.problem, Cutting(root)
     known = {_name(other.problem) for other in field.pools}
     schedule = problem.schedule(pool.programs)
     graph = compile_graph(schedule, problem.mode)
-    moved = [cut_problem(root, cut) for cut in neighbours(problem.cut)]
+    cuts = [cut for cut in neighbours(problem.cut) if cutting.fits_cut(cut)]
+    moved = [cut_problem(root, cut) for cut in cuts]
     moved = [other for other in moved if _name(other) not in known]
     if not moved:
-        return
+        return []
     spans = graph.makespans(np.array([graph.cost_vector(other.table) for other in moved]))
-    for index in np.argsort(np.round(spans, 9), kind="stable").tolist():
-        if moved[index].fits(schedule):
-            yield moved[index]
+    bounds = np.array([lower_bound(relaxed(other)) for other in moved])
+    by_order = (i for i in np.lexsort((bounds, np.round(spans, 9))) if moved[i].fits(schedule))
+    by_bound = np.lexsort((spans, np.round(bounds, 9)))[:TRIED].tolist()
+    chosen = dict.fromkeys([*islice(by_order, TRIED), *by_bound])
+    return [moved[i] for i in chosen if bounds[i] < field.best.makespan * (1 - TOLERANCE)]
 
 
 def neighbours(cut: Cut) -> Iterator[Cut]:
