@@ -315,7 +315,9 @@ def _shared_out(
     """Layers for every owner, one by one to whoever then has the smallest load."""
     counts = least.copy()
     turn = np.arange(len(least))[:: -1 if late else 1]
+    scale = float(base.max()) + one * layers or 1.0
     for _ in range(layers - int(counts.sum())):
         load = np.where((least > 0) & (counts < most), base + one * (counts + 1), np.inf)
-        counts[np.lexsort((turn, np.round(load, 9)))[0]] += 1
+        # Equal loads computed in different order differ in the last digits.
+        counts[np.lexsort((turn, np.round(load / scale, 12)))[0]] += 1
     return counts

@@ -39,7 +39,10 @@ SHARES = (1.0, 0.5, 0.5)
 """Effort of the cuts that are searched deep, and their part of the time that is left."""
 
 LEFT_SHARE = 0.1
-"""The same for others, where there are few cuts."""
+"""The same for others, where there are few cuts or there is a time limit."""
+
+ROUNDS = 8
+"""How often a cut is searched deep, or more are tried where none is left, at most."""
 
 
 class Field(Protocol):
@@ -82,24 +85,32 @@ def search_cuts(
         if not (field.stop() and field.best.programs):
             begin(pool)
     _explore(field, roots, effort)
-    few = _every_cut(field, roots)
+    endless = _every_cut(field, roots) or effort == np.inf
     searched: list[Pool] = []
-    shares = list(SHARES)
-    while not field.stop():
+    shares, rounds = list(SHARES), 0
+    while not field.stop() and (endless or (shares and rounds < ROUNDS)):
+        rounds += 1
         waiting = [
             pool
             for pool in field.pools
             if pool not in searched and pool.bound < field.best.makespan * (1 - TOLERANCE)
         ]
-        if not waiting or not (shares or few):
-            return
-        share = shares.pop(0) if shares else LEFT_SHARE
+        if not waiting:
+            known = len(field.pools)
+            _explore(field, roots, effort)
+            if len(field.pools) == known:
+                return
+            continue
+        share = shares[0] if shares else LEFT_SHARE
         pool = min(waiting, key=_makespan)
         searched.append(pool)
-        # Of the time all of it is left for the last.
-        pool.stop = Stop(field.stop.left * (share / (share + sum(shares))), field.stop)
+        others = max(sum(shares), share) if endless else sum(shares) - share
+        pool.stop = Stop(field.stop.left * share / (share + others), field.stop)
         search(pool, effort=effort * share, seed=seed, workers=workers)
         _explore(field, roots, effort * share)
+        # A cut that was solved took less.
+        if shares and not pool.done:
+            del shares[0]
 
 
 def _makespan(pool: Pool) -> float:
@@ -141,8 +152,9 @@ def _moved(field: Field, root: Problem, pool: Pool) -> list[Problem]:
         return []
     spans = graph.makespans(np.array([graph.cost_vector(other.table) for other in moved]))
     bounds = np.array([lower_bound(relaxed(other)) for other in moved])
-    by_order = (i for i in np.lexsort((bounds, np.round(spans, 9))) if moved[i].fits(schedule))
-    by_bound = np.lexsort((spans, np.round(bounds, 9)))[:TRIED].tolist()
+    same = np.round(np.stack([spans, bounds]) / (spans.max() or 1.0), 9)
+    by_order = (i for i in np.lexsort(same[::-1]) if moved[i].fits(schedule))
+    by_bound = np.lexsort(same)[:TRIED].tolist()
     chosen = dict.fromkeys([*islice(by_order, TRIED), *by_bound])
     return [moved[i] for i in chosen if bounds[i] < field.best.makespan * (1 - TOLERANCE)]
 
