@@ -99,7 +99,7 @@ def test_a_link_brings_the_state_back(page, visit, server):
     settle(page, f"{HOST}.data.runs.length === 3 && {HOST}.data.runs[0].microbatches === 12")
     page.locator("debubble-timeline").get_by_label("Critical path").check()
     page.locator("debubble-timeline [data-do=in]").click()
-    page.wait_for_function("() => location.hash.includes('critical')")
+    settle(page, f"decodeURIComponent(location.hash).endsWith('view=' + {HOST}.state)")
     address = page.evaluate("location.href")
     state = page.evaluate(f"{HOST}.state")
     assert address.startswith(server)

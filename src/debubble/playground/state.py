@@ -122,8 +122,13 @@ def read(model: type[_Strict], body: bytes) -> Any:
         bounds = first.get("ctx", {})
         nearest = bounds.get("ge", bounds.get("le"))
         place = ".".join(map(str, where)) or "the request"
-        raise RefusedError(f"{place}: {text}", str(field), nearest) from None
+        message = f"{place}: {text}"
+        if first["type"] in _BOUNDS:
+            limit = text.removeprefix("input should be ")
+            message = f"{field or place} is {shown(first['input'])}; give a number {limit}"
+        raise RefusedError(message, str(field), nearest) from None
 
 
+_BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _FIELDS = {*State.model_fields, *CostValues.model_fields} - {"file"}
 _NAMES = {*_FIELDS, *Wanted.model_fields, *File.model_fields, *Export.model_fields}

@@ -38,6 +38,8 @@ function parseTimes(text) {
   return parts.length === 1 ? parts[0] : parts;
 }
 
+const needsOf = (entry) => entry.constraints.map((c) => c.text.replaceAll("`", "")).join("; ");
+
 /** The request the form stands for; throws {field, message} when a text is no number. */
 function request() {
   const state = { schedules: [], mode: $("mode").value, costs: { basis: basis() } };
@@ -159,7 +161,7 @@ function showProblems(problems) {
   const rest = [], seen = new Set();
   for (const { field, message, nearest } of problems) {
     const place = field && document.querySelector(`.field[data-field="${CSS.escape(field)}"]`);
-    const text = make("p", { class: "problem" }, message);
+    const text = make("p", { class: "problem" }, message.replaceAll("`", ""));
     if (place && nearest != null && $(field)) {
       text.append(make("button", { type: "button", onclick: () => { $(field).value = nearest; syncSliders(); ask(); } }, `use ${nearest}`));
     }
@@ -233,7 +235,7 @@ function showCards(state, data) {
     const told = card.closed_forms.some((form) => form.quantity === "makespan");
     const facts = [...(told ? [] : [make("dt", {}, "makespan"), make("dd", {}, number(card.makespan))]), ...forms];
     if (entry) facts.push(make("dt", {}, "source"), make("dd", {}, `${entry.source} (${entry.year})`));
-    if (entry?.constraints.length) facts.push(make("dt", {}, "needs"), make("dd", {}, entry.constraints.map((c) => c.text).join("; ")));
+    if (entry?.constraints.length) facts.push(make("dt", {}, "needs"), make("dd", {}, needsOf(entry)));
     const save = (format, title) => make("button", { type: "button", onclick: () => exportFile(state, index, format) }, title);
     const text = entry ? make("details", { "data-name": entry.name, open: opened.has(entry.name) }, make("summary", {}, "Idea and figure"), make("pre", { tabindex: "0" }, entry.text)) : "";
     return make("article", { class: "card" }, make("h3", {}, data.labels[k]), make("p", {}, entry?.title ?? "from a file"), make("dl", {}, ...facts), text,
@@ -261,7 +263,7 @@ function showSchedules() {
       ask();
     } });
     box.checked = chosen.has(entry.name);
-    const needs = entry.constraints.map((c) => c.text).join("; ");
+    const needs = needsOf(entry);
     const row = make("label", { title: `${entry.title}${needs ? `\nneeds ${needs}` : ""}` }, box, entry.name, make("span", { class: "year" }, String(entry.year)));
     if (!box.checked || !entry.options.length) return [row];
     const fields = entry.options.map((option) => {

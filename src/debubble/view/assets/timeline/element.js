@@ -162,7 +162,8 @@ class DebubbleTimeline extends HTMLElement {
 
   caption(run) {
     const unit = this.data.unit ? ` ${this.data.unit}` : "";
-    return `${run.setting} · makespan ${number(run.makespan)}${unit} · bubble ratio ${percent(run.bubble_ratio)} · peak activation ${number(run.fullest)}`;
+    const makespan = `makespan ${number(run.makespan)}${unit} · bubble ratio ${percent(run.bubble_ratio)}`, peak = number(run.fullest);
+    return this.view.right > 50 ? `${run.setting} · ${makespan} · peak activation ${peak}` : `${makespan} · peak ${peak}`;
   }
 
   /** Work out sizes and rebuild what stands beside the rows. */
