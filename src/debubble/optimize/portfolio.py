@@ -80,7 +80,7 @@ EXACT_WORK = 60.0
 MEETING_SHARE = 0.2
 """Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
 
-PATTERN_WORK = 0.04
+PATTERN_WORK = 0.02
 """Solver work per period that is tried, per stage and microbatch."""
 
 LARGEST_PATTERN = 256
