@@ -74,6 +74,16 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])
 
 
+def test_stages_that_recompute(run: Run, tmp_path: Path) -> None:
+    words = [*SMALL, "--memory", 0.75, "--times", "F=5,I=6,W=4"]
+    data = run(*words, "--recompute", "free", "--json").data
+    assert data["recompute"]
+    path = tmp_path / "best.json"
+    out = run(*words, "--recompute", "0-3", "-o", path).out
+    assert "\nfull recompute, right before the backward\n" in out
+    assert db.simulate(db.load(path), db.Costs(F=5, I=6, W=4)).peak_activation.max() <= 0.75
+
+
 def test_sweep(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.svg"
     words = ["optimize", "-p", 2, "-m", 3, "-v", 2, "--memory", "sweep", "--no-cache"]
@@ -98,6 +108,15 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-p", 4, "-m", 8, "--seed", "-1"], "--seed is '-1'; give a whole number"),
         (["-p", 4, "-m", 8, "--placement", "v"], "placement is 'v'"),
         (["-p", 4, "-m", 8, "--placement", "0,x"], "--placement is 'x'"),
+        (["-p", 4, "-m", 8, "--recompute", "some"], "give none, full, free, or stages"),
+        (
+            ["-p", 4, "-m", 8, "--recompute", "free", "-o", "x.csv"],
+            "a CSV has no recomputes and copies",
+        ),
+        (["-p", 4, "-m", 8, "--recompute", "0-9"], "stages go from 0 to 3"),
+        (["-p", 4, "-m", 8, "--offload", "full"], "give none, free, or stages"),
+        (["-p", 4, "-m", 8, "--offload", "0"], "offload needs host_bandwidth"),
+        (["-p", 4, "-m", 8, "--recompute-at", "bubbles"], "--recompute-at is for published"),
         (["-p", 4, "-m", 8, "--iterations", 2], "--iterations is for published schedules"),
         (["-p", 4, "-m", 8, "--sharding", "ddp"], "--sharding is for published schedules"),
         (["-p", 4, "-m", 8, "-o", "x.doc"], "x.doc"),

@@ -84,11 +84,13 @@ def with_transfers(draw: st.DrawFn, mode: str) -> Problem:
     shape = draw(st.sampled_from([db.Placement.wave, db.Placement.loop]))
     per_stage = st.lists(TIMES, min_size=p * v, max_size=p * v)
     links = st.lists(st.lists(TIMES, min_size=p, max_size=p), min_size=p, max_size=p)
-    return problem(
+    asked = problem(
         p, m, draw(st.sampled_from([1, 1.5, 3])), mode=mode, backward=backward,
         placement=shape(p, v), F=draw(per_stage), I=draw(per_stage), W=draw(per_stage),
-        p2p=draw(links | st.sampled_from([1, 2, 4, 8])),
+        R=draw(per_stage), p2p=draw(links | st.sampled_from([1, 2, 4, 8])),
     )  # fmt: skip
+    chosen = draw(st.just([]) | st.lists(st.booleans(), min_size=p * v, max_size=p * v))
+    return replace(asked, recompute=tuple(chosen) if any(chosen) else ())
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.optimize import cache, search
+from debubble.optimize import cache, field
 from tests.optimize.problems import problem
 
 ASKED: dict[str, Any] = {
@@ -30,7 +30,7 @@ def no_search(*_: Any, **__: Any) -> None:
 
 def test_the_second_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     first = db.optimize(**ASKED)
-    monkeypatch.setattr(search, "search", no_search)
+    monkeypatch.setattr(field, "search", no_search)
     second = db.optimize(**ASKED)
     assert (first.cached, second.cached) == (False, True)
     assert second.schedule == first.schedule

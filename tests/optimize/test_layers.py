@@ -47,7 +47,15 @@ def uncut(draw: st.DrawFn, mode: str = "overlapped", memory: Any = None) -> Prob
     )  # fmt: skip
     limit = memory or draw(st.sampled_from([2.5, 4, 6, None]))
     (root,) = problems_of(
-        p, m, None, costs, limit, shape(p, v), "fused", mode, draw(st.integers(p * v, 6))
+        p,
+        m,
+        None,
+        costs,
+        limit,
+        shape(p, v),
+        "fused",
+        mode,
+        layers=draw(st.integers(p * v, 6)),
     )
     return root
 
@@ -80,7 +88,7 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
     (root,) = problems_of(
         p, m, None, costs, data.draw(st.sampled_from([4, 8, None])), Placement.wave(p, v),
         data.draw(st.sampled_from(["split", "fused", "free"])),
-        data.draw(st.sampled_from(P2P_MODES)), data.draw(st.integers(p * v, 4 * p * v)),
+        data.draw(st.sampled_from(P2P_MODES)), layers=data.draw(st.integers(p * v, 4 * p * v)),
     )  # fmt: skip
     cutting = Cutting(root)
     for cut in cutting.seeds()[:3]:
@@ -115,7 +123,8 @@ def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
 def test_one_rank_after_the_other_has_as_many_layers_as_it_can() -> None:
     # Rank r begins after the layers before it, and works 8 · 3 per layer.
     (root,) = problems_of(
-        3, 8, 1, db.Costs(F=4, I=4, W=4), None, "wave", "split", "overlapped", 12
+        3, 8, 1, db.Costs(F=4, I=4, W=4), None, "wave", "split", "overlapped",
+        layers=12,
     )  # fmt: skip
     spans = [lower_bound(cut_problem(root, cut)) for cut in all_cuts(12, 3)]
     assert Cutting(root).bound() == pytest.approx(min(spans))
@@ -288,3 +297,11 @@ def test_even_cuts_and_neighbours() -> None:
     near = list(neighbours((2,) * 64))
     assert len(near) < 400
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
+
+
+@pytest.mark.parametrize(("name", "choice"), [("recompute", "free"), ("offload", [0])])
+def test_layers_are_cut_without_other_choices(name: str, choice: Any) -> None:
+    costs = db.Costs(host_bandwidth=1)
+    asked: dict[str, Any] = {"ranks": 2, "microbatches": 2, "layers": 4, "costs": costs}
+    with pytest.raises(db.ParameterError, match=f"layers are cut without {name}"):
+        db.optimize(**asked, **{name: choice})

@@ -15,7 +15,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.draw import check_picture
-from debubble.cli.options import AsJson, Inputs, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
 from debubble.cli.output import note, print_json
 from debubble.core.errors import ParameterError
 
@@ -45,6 +45,13 @@ def optimize(
     backward: Annotated[
         str, typer.Option(metavar="HOW", help="split, fused, or free: whichever is faster.")
     ] = "free",
+    offload: Annotated[
+        str,
+        typer.Option(
+            metavar="STAGES",
+            help="Stages whose activations wait on the host: none, free, or such as 0,1,4-7.",
+        ),
+    ] = "none",
     time_limit: Annotated[
         str | None,
         typer.Option(metavar="S", help="Seconds to use; without it, a fixed amount of work."),
@@ -68,19 +75,29 @@ def optimize(
     """Find the fastest schedule within the memory of every rank.
 
     Says how much faster any schedule could be, and shows the published ones beside it. --memory is
-    one limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. Ctrl-C ends the
-    search with the best so far.
+    one limit, one per rank (3/3/2/2), or 'sweep' for makespan against memory. --recompute is none,
+    full, stages, or free: whichever stages are best; --offload none, stages, or free. Ctrl-C ends
+    the search with the best so far.
     """
     sweeping = setup.memory == SWEEP
     limits = None if sweeping or setup.memory is None else _limits(setup.memory)
-    inputs = replace(setup, memory=None).read()
+    if setup.recompute_at is not None:
+        raise ParameterError(
+            "--recompute-at is for published schedules; leave it out, R comes just in time"
+        )
+    recompute = _stages("--recompute", setup.recompute or "none", ("none", "full", "free"))
+    away = _stages("--offload", offload, ("none", "free"))
+    inputs = replace(setup, memory=None, recompute=None).read()
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
+        if (recompute, away) != ("none", "none") and output.lower().endswith(".csv"):
+            raise ParameterError(f"'{output}': a CSV has no recomputes and copies; use .json")
     options: dict[str, Any] = {
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
         "chunks": inputs.size("chunks"), "costs": inputs.costs, "placement": _shape(placement),
-        "backward": backward, "p2p_mode": inputs.mode, "effort": _number("--effort", effort),
+        "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
+        "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
         "seed": _count("--seed", seed), "workers": _count("--workers", workers),
         "cache": not no_cache, "layers": None if layers is None else _count("--layers", layers),
@@ -136,6 +153,19 @@ def _count(flag: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise ParameterError(f"{flag} is '{text}'; give a whole number")
     return int(text)
+
+
+def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
+    if text.strip() in words:
+        return text.strip()
+    try:
+        if text.strip() == "full":
+            raise ParameterError
+        return read_stages(text)
+    except ParameterError:
+        raise ParameterError(
+            f"{flag} is '{text}'; give {', '.join(words)}, or stages such as 0,1,4-7"
+        ) from None
 
 
 def _shape(text: str) -> str | list[int]:
@@ -246,5 +276,6 @@ app = command(
         "optimize -p 4 -m 8 -v 2 --memory 3 --rank-times F=10,I=12,W=8 --time-limit 5 -o best.csv",
         "optimize -p 4 -m 16 --layers 26 --rank-times F=13,I=13,W=13 --memory 4 -o best.csv",
         "optimize -p 2 -m 4 -v 2 --memory sweep -o frontier.png",
+        "optimize -p 4 -m 8 -v 2 --memory 1.5 --times F=5,I=6,W=4 --recompute free",
     ],
 )

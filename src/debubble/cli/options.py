@@ -161,7 +161,7 @@ class Setup:
             sync=self.sync,
             memory=memory,
             mode=mode,
-            recompute=None if self.recompute is None else _stages(self.recompute),
+            recompute=None if self.recompute is None else read_stages(self.recompute),
             recompute_at=self._place(),
             transfers=_one_of("--transfers", self.transfers, RECEIVE_POLICIES),
             sharding=_one_of("--sharding", self.sharding, SHARDING_MODES),
@@ -209,7 +209,7 @@ def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     return text
 
 
-def _stages(text: str) -> str | list[int]:
+def read_stages(text: str) -> str | list[int]:
     """``"full"``, or the stages in a text such as ``0,1,4-7``."""
     if text.strip() == "full":
         return "full"

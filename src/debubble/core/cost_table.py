@@ -147,6 +147,16 @@ class CostTable:
         held: NDArray[np.float64] = np.where(recomputed, self.checkpoint, self.activation)
         return held * self.offload
 
+    def footprint(
+        self, recomputed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What a forward takes, and what its backward takes beside that, with its recompute.
+
+        Whole microbatches; keys and values, and their gradients, included.
+        """
+        stored = np.where(recomputed, self.checkpoint, self.activation)
+        return stored + self.kv, self.activation - stored + self.kv
+
     def copy(self, kind: int, place: int, target: int | None, recomputed: bool = False) -> float:
         """Time to move what a place has offloaded to a rank, or to the host for None.
 

@@ -118,12 +118,12 @@ def add_recompute(
     at = place_of(stages, at)
     if stages is None:
         return schedule
-    chosen = _chosen(stages, schedule.stages)
+    chosen = chosen_stages(stages, schedule.stages)
     if not chosen.any():
         return schedule
     _refuse_lowered(schedule)
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
-    programs = [_just_in_time(schedule.program(rank), chosen) for rank in range(schedule.ranks)]
+    programs = [just_in_time(schedule.program(rank), chosen) for rank in range(schedule.ranks)]
     found = replace(
         schedule,
         actions=np.concatenate(programs),
@@ -153,30 +153,30 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
     return cast("RecomputeAt", at)
 
 
-def _chosen(stages: Stages, count: int) -> NDArray[np.bool_]:
-    """Which stages recompute, shape ``(stages,)``."""
+def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArray[np.bool_]:
+    """Which stages a choice called `name` names, shape ``(stages,)``.
+
+    Raises
+    ------
+    ParameterError
+        When a stage does not exist.
+    """
     if isinstance(stages, str):
         if stages != "full":
-            raise ParameterError(f"recompute is '{stages}'; give 'full' or stages: [0, 1]")
+            raise ParameterError(f"{name} is '{stages}'; give 'full' or stages: [0, 1]")
         return np.ones(count, dtype=bool)
     if isinstance(stages, Mapping):
         missing = [stage for stage in range(count) if stage not in stages]
         if missing:
-            raise ParameterError(
-                f"recompute says nothing of stage {missing[0]}; give True or False"
-            )
+            raise ParameterError(f"{name} says nothing of stage {missing[0]}; give True or False")
     if not isinstance(stages, Collection):
-        raise ParameterError(f"recompute is {stages!r}; give 'full' or stages: [0, 1]")
+        raise ParameterError(f"{name} is {stages!r}; give 'full' or stages: [0, 1]")
     found = np.zeros(count, dtype=bool)
     for stage in stages:
         if isinstance(stage, bool) or not isinstance(stage, int | np.integer):
-            raise ParameterError(
-                f"recompute has the stage {stage!r}; give whole numbers, or 'full'"
-            )
+            raise ParameterError(f"{name} has the stage {stage!r}; give whole numbers, or 'full'")
         if not 0 <= stage < count:
-            raise ParameterError(
-                f"recompute has the stage {stage}; stages go from 0 to {count - 1}"
-            )
+            raise ParameterError(f"{name} has the stage {stage}; stages go from 0 to {count - 1}")
         found[stage] = stages[stage] if isinstance(stages, Mapping) else True
     return found
 
@@ -191,7 +191,7 @@ def _refuse_lowered(schedule: Schedule) -> None:
         raise ParameterError(f"'{schedule.name}' has transfers; recompute first, then add them")
 
 
-def _just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
+def just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
     """The program with an R before every backward of the chosen stages, or before its pair."""
     kinds, stages = kinds_of(program), stages_of(program)
     backward = (kinds == Kind.I) | (kinds == Kind.B)

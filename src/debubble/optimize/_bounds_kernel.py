@@ -15,6 +15,7 @@ def longest_paths(
     times: Array,
     link: Array,
     pause: Array,
+    redo: Array,
     last: Array,
     spare: Array,
     lag: Array,
@@ -27,7 +28,8 @@ def longest_paths(
 
     The results of F and I are sent: `leaves` and `follows` are the heads and tails of the sends,
     `link` their times, 0 where a result goes nowhere. `one_by_one`: the sends of a chain do not
-    overlap. `holding`: nor does its next action and a send. `pause` is from the end of I to its W.
+    overlap. `holding`: nor does its next action and a send. `pause` is from the end of I to its W,
+    `redo` the part at the beginning of I that needs no gradient.
     """
     S = stages
     m = microbatches
@@ -57,7 +59,7 @@ def longest_paths(
                 if holding:
                     at = max(at, leaves[x - 1] + link[S + s])
             if s < S - 1:
-                at = max(at, leaves[x + m] + link[S + s + 1])
+                at = max(at, leaves[x + m] + link[S + s + 1] - redo[s])
             heads[x] = at
             leaves[x] = at + times[S + s]
             if one_by_one and b > 0:
@@ -73,7 +75,7 @@ def longest_paths(
             x = (S + s) * m + b
             after = 0.0
             if s > 0:
-                after = times[S + s - 1] + tails[x - m]
+                after = times[S + s - 1] - redo[s - 1] + tails[x - m]
             if b < m - 1:
                 if one_by_one:
                     after = max(after, link[S + s] + follows[x + 1])

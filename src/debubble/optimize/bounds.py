@@ -15,6 +15,9 @@ microbatch b + c + 1 cannot be at stage s by then, nor before the first activati
 That is when I of b at stage t has ended, and, where all of an activation is kept for the weights,
 a W has run, too: an arc from I(b, t) to F(b + c + 1, s).
 
+**Recomputes.** R and the I after it are one action, which takes memory when it starts. In the above
+a(s) is what a forward leaves, and what R takes at stage t needs room as well, before b can leave.
+
 **Heads and tails.** Longest paths through these arcs, the data's arcs and transfers, and the order
 of the chains bound when each action starts and how much follows it: *fill and drain*, *p2p* and the
 round trips of *memory-limited throughput*. The longest path is a bound by itself.
@@ -84,16 +87,17 @@ class Paths(NamedTuple):
 
 def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
     """How many microbatches besides one fit on every stage, shape ``(stages,)``; at most m."""
-    room = (problem.roof - problem.filled)[problem.homes]
-    activation = np.maximum(problem.table.activation, np.finfo(float).tiny)
-    return np.minimum(np.floor(room / activation), problem.microbatches).astype(np.int64)
+    room = (problem.roof - problem.stored)[problem.homes] - problem.added[1, last_stages(problem)]
+    stored = np.maximum(problem.added[0], 1e-300)
+    spare = np.minimum(np.floor(room / stored), problem.microbatches)
+    return np.asarray(np.maximum(spare, 0), dtype=np.int64)
 
 
 def memory_lag(problem: Problem) -> NDArray[np.float64]:
     """Time from the end of I at each rank's last stage to the first free, shape ``(ranks,)``."""
     lag = np.full(problem.ranks, np.inf)
     weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[Kind.W]
-    kept_all = problem.table.kept >= problem.table.activation
+    kept_all = problem.freed[1] <= 0
     np.minimum.at(lag, problem.homes, np.where(kept_all, weight, 0.0))
     return lag
 
@@ -131,7 +135,8 @@ def longest_paths(problem: Problem) -> Paths:
     found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
     inner.longest_paths.run(
         3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
-        problem.times.ravel(), link.ravel(), pause, last, spare_microbatches(problem), lag, *found,
+        problem.times.ravel(), link.ravel(), pause, problem.redo, last,
+        spare_microbatches(problem), lag, *found,
     )  # fmt: skip
     return Paths(*(values.reshape(-1, S, m) for values in found))
 
@@ -168,8 +173,11 @@ def machines(problem: Problem) -> list[NDArray[np.int64]]:
         return ranks + either
     if mode == "blocking":
         sending = [np.append(ranks[rank], rows[source == rank]) for rank in range(problem.ranks)]
+        # A gradient may come between R and its backward, which are one action here.
+        whole = np.tile(True, len(computing))
+        whole[problem.stages : 2 * problem.stages] = ~problem.recomputed
         receiving = [
-            np.append(ranks[there], rows[(source == here) & (target == there)])
+            np.append(ranks[there][whole[ranks[there]]], rows[(source == here) & (target == there)])
             for here, there in np.unique(np.stack([source, target], axis=1), axis=0).tolist()
         ]
         return sending + receiving
@@ -217,7 +225,10 @@ def area_bound(problem: Problem, heads: Grid, tails: Grid) -> float:
     alone = heads[:, :, 0] + problem.times
     begin = heads[0, :, 0]
     # What an action frees has been there since the forward began.
-    area = (problem.freed * (alone - begin)).sum(axis=0) * problem.microbatches
+    area = (problem.freed * (alone - begin)).sum(axis=0)
+    # What a backward takes has only been there since it began.
+    area -= problem.added[1] * (heads[1, :, 0] - begin)
+    area *= problem.microbatches
     first = np.full(problem.ranks, np.inf)
     np.minimum.at(first, problem.homes, begin)
     last = np.full(problem.ranks, np.inf)

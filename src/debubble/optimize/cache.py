@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debubble.core.actions import Program
+from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.optimize.layers import cut_problem
 from debubble.optimize.problem import Problem
+from debubble.optimize.sets import choice_of, set_of
 
 VERSION = 2
 """Raised when entries of older code must not be found: a better search, or other fields."""
@@ -45,6 +46,8 @@ class Entry:
     """The placement's table."""
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
+    chosen: tuple[int, ...] = ()
+    """What each stage does, as in :mod:`debubble.optimize.sets`; `programs` leave it out."""
 
 
 def folder() -> Path:
@@ -53,37 +56,46 @@ def folder() -> Path:
     return Path(base) / "debubble" / "optimize"
 
 
-def key(problems: Sequence[Problem]) -> str:
-    """A hash of everything that a result depends on, for all problems it is the best of."""
-    return hashlib.sha256(json.dumps([_data(problem) for problem in problems]).encode()).hexdigest()
+def key(problems: Sequence[Problem], choices: Sequence[str] = ()) -> str:
+    """A hash of everything that a result depends on, for all problems it is the best of.
+
+    `choices` names what else is free, beyond these problems.
+    """
+    data = [*choices, *(_data(problem) for problem in problems)]
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _data(problem: Problem) -> list[Any]:
     table = problem.table
-    numbers = (table.duration, table.activation, table.kept, table.link, problem.limits)
+    numbers = (table.duration, table.activation, table.kept, table.link, problem.limits,
+               table.checkpoint, table.kv, table.offload)  # fmt: skip
     return [
         VERSION, problem.placement.table, problem.microbatches, problem.mode, problem.backward,
         problem.layers,
+        problem.recompute, problem.offload,
+        [table.costs.host_bandwidth, table.costs.host_link_shared_by] if problem.offload else [],
         *([value.hex() for value in array.ravel().tolist()] for array in numbers),
     ]  # fmt: skip
 
 
-def read(problems: Sequence[Problem]) -> Entry | None:
+def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
     """The entry of some problems; None when there is none that is right."""
     from debubble.analysis.check import check
     from debubble.interchange.schedule_json import from_json
 
-    path = folder() / f"{key(problems)}.json"
+    path = folder() / f"{key(problems, choices)}.json"
     try:
         if path.stat().st_size > LARGEST_ENTRY:
             return None
         data = json.loads(path.read_text(encoding="utf-8"))
         schedule = from_json(json.dumps(data["schedule"]), str(path))
+        programs = [schedule.program(rank) for rank in range(schedule.ranks)]
+        chosen = choice_of(schedule)
         entry = Entry(
-            [schedule.program(rank) for rank in range(schedule.ranks)],
+            [program[kinds_of(program) <= Kind.B] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), schedule.placement.table,
-            tuple(int(count) for count in data["layers"]),
+            tuple(int(count) for count in data["layers"]), chosen,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -96,6 +108,7 @@ def read(problems: Sequence[Problem]) -> Entry | None:
             and schedule.placement.table == problem.placement.table
             and (schedule.microbatches, schedule.iterations, schedule.slices)
             == (problem.microbatches, 1, 1)
+            and (choices or all(a | b == b for a, b in zip(chosen, set_of(problem), strict=True)))
             and check(schedule, p2p_mode=problem.mode).ok
             and problem.fits(schedule)
         ):
@@ -112,7 +125,9 @@ def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
     return cut_problem(problem, cut)
 
 
-def write(problems: Sequence[Problem], schedule: Schedule, entry: Entry) -> None:
+def write(
+    problems: Sequence[Problem], schedule: Schedule, entry: Entry, choices: Sequence[str] = ()
+) -> None:
     """Keep a result; a folder that cannot be written to is no error."""
     data = {
         "bound": entry.bound, "budget": entry.budget, "seconds": entry.seconds,
@@ -126,7 +141,7 @@ def write(problems: Sequence[Problem], schedule: Schedule, entry: Entry) -> None
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=place, suffix=".part", delete=False) as file:
             file.write(text)
-        os.replace(file.name, place / f"{key(problems)}.json")
+        os.replace(file.name, place / f"{key(problems, choices)}.json")
         known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for path in known[:-MOST_ENTRIES]:
             path.unlink()

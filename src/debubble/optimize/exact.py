@@ -78,6 +78,28 @@ def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float6
     return np.floor(times * factor * (1 + 1e-12) + 1e-9)
 
 
+def all_times(problem: Problem) -> NDArray[np.float64]:
+    """Every time that decides when something can start."""
+    return np.concatenate([problem.times.ravel(), problem.redo, problem.up, problem.down])
+
+
+def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What actions take at their start, and how memory has changed when they are over.
+
+    What is there between them is rounded down, so that nothing that fits is refused.
+
+    Returns
+    -------
+    taken, changes
+        In whole units, shape ``(kinds, stages)``.
+    """
+    before = np.cumsum(problem.added - problem.freed, axis=0) - problem.added + problem.freed
+    during, after = before + problem.added, before + problem.added - problem.freed
+    levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
+    low, high, left = levels
+    return high - low, left - low
+
+
 def rounded(problem: Problem, factor: float) -> Problem:
     """The problem with times that are whole numbers, none above `factor` times the true ones."""
     table = problem.table
@@ -103,8 +125,7 @@ class Model:
 
         order = problem.schedule(known)
         self.known = problem.timeline(order).makespan
-        lags = np.concatenate([problem.times.ravel(), problem.up, problem.down])
-        self.factor = factor_for(lags, self.known)
+        self.factor = factor_for(all_times(problem), self.known)
         self.problem = rounded(problem, self.factor)
         self.model = cp_model.CpModel()
         self.solver = cp_model.CpSolver()
@@ -119,7 +140,7 @@ class Model:
             self._add_transfers()
         self._add_memory()
         self._minimize(bound)
-        self._add_hints(problem.actions(known), timeline.start)
+        self._add_hints(problem.actions(known), problem.starts(timeline))
 
     def _starts(self) -> NDArray[np.object_]:
         """A start for every action, between its head and its tail; shape (kinds, S, m)."""
@@ -199,9 +220,9 @@ class Model:
                     arrival = self._end(0, stage - 1, b) + round(problem.up[stage])
                     self.model.add(self.start[0, stage, b] >= arrival)
                 if stage < problem.stages - 1:
-                    arrival = self._end(1, stage + 1, b) + round(problem.down[stage])
+                    arrival = self._end(1, stage + 1, b) + round(problem.lag[stage])
                     self.model.add(self.start[1, stage, b] >= arrival)
-                else:
+                if stage == problem.stages - 1 or problem.recomputed[stage]:
                     self.model.add(self.start[1, stage, b] >= self._end(0, stage, b))
                 if not problem.fused:
                     self.model.add(self.start[2, stage, b] >= self._end(1, stage, b))
@@ -223,7 +244,8 @@ class Model:
             for b in range(problem.microbatches):
                 begin = self.model.new_int_var(0, self.horizon, "")
                 self.model.add(begin >= self._end(kind, stage, b))
-                self.model.add(self.start[kind, to, b] >= begin + int(time))
+                ahead = round(problem.redo[to]) if kind else 0
+                self.model.add(self.start[kind, to, b] >= begin + int(time) - ahead)
                 row.append(self.model.new_fixed_size_interval_var(begin, int(time), ""))
         for rows in machines(problem):
             if rows.max(initial=0) >= behind:
@@ -232,7 +254,7 @@ class Model:
                 )
 
     def _add_memory(self) -> None:
-        """When a forward starts, everything that has started and was not freed must fit."""
+        """When memory is taken, everything that has started and was not freed must fit."""
         problem, m = self.problem, self.problem.microbatches
         activation = problem.table.activation
         for rank in range(problem.ranks):
@@ -243,14 +265,16 @@ class Model:
             unit = limit / MEMORY_UNITS
             if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
                 unit = activation[stages[0]] / FRACTIONS
-            for stage, b in product(stages, range(m)):
-                held = [math.floor(activation[stage] / unit + 1e-6)]
-                for other, c in product(stages, range(m)):
-                    for kind, freed in enumerate(problem.freed[:, other]):
-                        change = activation[other] if kind == 0 else -freed
-                        amount = round(change / unit)
-                        if amount:
-                            held.append(amount * self._before((kind, other, c), (0, stage, b)))
+            taken, changes = whole_units(problem, unit)
+            for kind, stage, b in product(range(len(problem.kinds)), stages, range(m)):
+                if not taken[kind, stage]:
+                    continue
+                me = (kind, stage, b)
+                held = [int(taken[kind, stage])]
+                for other, c, acting in product(stages, range(m), range(len(problem.kinds))):
+                    amount = int(changes[acting, other])
+                    if amount and (acting, other, c) != me:
+                        held.append(amount * self._before((acting, other, c), me))
                 self.model.add(sum(held) <= math.floor(limit / unit + 1e-3))
 
     def _minimize(self, bound: float) -> None:

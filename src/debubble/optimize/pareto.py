@@ -15,11 +15,13 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.engine.graph import P2PMode
 from debubble.optimize.backward import relaxed
+from debubble.optimize.beside import beside
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.layers import Cutting
+from debubble.optimize.offload import eased
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.result import Result
-from debubble.optimize.search import beside, optimize, problems_of
+from debubble.optimize.search import optimize, problems_of
 
 if TYPE_CHECKING:
     from debubble.analysis.comparison import Row
@@ -143,14 +145,14 @@ def sweep(
     problems = problems_of(
         ranks, microbatches, options.get("chunks"), costs, None,
         options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
-        options.get("layers"),
+        options.get("recompute", "none"), options.get("offload", "none"), options.get("layers"),
     )  # fmt: skip
     unlimited = min(
-        Cutting(problem).bound() if problem.layers else lower_bound(relaxed(problem))
+        Cutting(problem).bound() if problem.layers else lower_bound(relaxed(eased(problem)))
         for problem in problems
     )
     points: list[tuple[float, Result]] = []
-    limits = limits_for(problems[0])
+    limits = limits_for(min(problems, key=lambda problem: float(eased(problem).smallest.max())))
     options["effort"] = options.get("effort", 1.0) * POINT_SHARE
     if options.get("time_limit") is not None:
         options["time_limit"] /= len(limits)
@@ -167,7 +169,10 @@ def sweep(
             break
     last = points[-1][1]
     layers = options.get("layers")
-    rows = beside(last.timeline if layers else last.schedule, costs, None, p2p_mode, layers).rows
+    rows = beside(
+        last.timeline if layers else last.schedule, costs, None, p2p_mode,
+        options.get("recompute", "none"), layers=layers,
+    ).rows  # fmt: skip
     own = last.schedule.name
     return Frontier(tuple(points), tuple(row for row in rows if row.name != own), time_unit)
 
@@ -175,11 +180,11 @@ def sweep(
 def limits_for(problem: Problem) -> list[float]:
     """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
     step = float(problem.table.activation.max())
-    least = float(problem.filled.max())
+    least = float(eased(problem).smallest.max())
     if problem.layers:
         least = Cutting(problem).smallest_memory
     if step == 0:
         return [1.0]
-    most = least * min(GENEROUS * problem.ranks, problem.microbatches)
+    most = float(problem.filled.max()) * min(GENEROUS * problem.ranks, problem.microbatches)
     steps = np.unique(np.round(np.geomspace(least / step, most / step, MOST_POINTS)))
     return [max(float(count) * step, least) for count in steps]

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.exact import FRACTIONS, Key, factor_for, in_order
+from debubble.optimize.exact import FRACTIONS, Key, all_times, factor_for, in_order
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -151,7 +151,9 @@ class PatternModel:
             if kind == 0 and s:
                 add(start >= self._end((0, s - 1, j)) + int(grid.up[s]))
             elif kind == 1 and s < grid.stages - 1:
-                add(start >= self._end((1, s + 1, j)) + int(grid.down[s]))
+                add(start >= self._end((1, s + 1, j)) + int(grid.lag[s]))
+                if grid.recomputed[s]:
+                    add(start >= self._end((0, s, j)))
             elif kind:
                 add(start >= self._end((kind - 1, s, j)))
             if j:
@@ -160,27 +162,32 @@ class PatternModel:
                 add(start + self.period >= self._end((kind, s, self.width - 1)))
 
     def _add_memory(self, rank: int, stages: list[int]) -> None:
-        """Memory whenever a forward starts: what has started before, less what was freed."""
+        """Memory whenever some is taken: what has started before, less what was freed."""
         grid = self.grid
         if not np.isfinite(grid.limits[rank]):
             return
-        activation = grid.table.activation
+        activation = grid.added.sum(axis=0)
         unit = activation[stages].max() / FRACTIONS
         if unit == 0:
             return
         items = list(product(stages, range(self.width)))
-        for stage, j in items:
-            me = (0, stage, j)
-            held: list[Any] = []
+        # What F takes is what is freed later, less what the backward takes in between.
+        later = np.round((grid.freed - grid.added)[1:] / unit).astype(np.int64)
+        taken = np.round(grid.added / unit).astype(np.int64)
+        for acting, (stage, j) in product(range(len(grid.kinds)), items):
+            if not taken[acting, stage]:
+                continue
+            me = (acting, stage, j)
+            held: list[Any] = [] if acting == 0 else [int(taken[acting, stage])]
             for other, i in items:
                 forward = (0, other, i)
                 begun = 1 if forward == me else self._before(forward, me)
-                for kind in range(1, len(grid.kinds)):
-                    amount = round(grid.freed[kind, other] / unit)
+                for kind, amount in enumerate(later[:, other].tolist(), start=1):
                     if amount:
                         key = (kind, other, i)
                         laps = self.lap[key] - self.lap[forward]
-                        held.append(amount * (laps + begun - self._before(key, me)))
+                        done = 0 if key == me else self._before(key, me)
+                        held.append(amount * (laps + begun - done))
             self.model.add(sum(held) <= math.floor(grid.roof[rank] / unit + 1e-3))
 
     def _before(self, key: Key, other: Key) -> Any:
@@ -268,7 +275,7 @@ def find_pattern(
     if np.isfinite(tight).all():
         # No rank holds more microbatches than fit when only its smallest stage holds any.
         least = np.full(grid.ranks, np.inf)
-        np.minimum.at(least, grid.homes, np.maximum(grid.table.activation, 1e-300))
+        np.minimum.at(least, grid.homes, np.maximum(grid.added[0], 1e-300))
         depth = min(depth, math.ceil((grid.roof / least).max() / width) + 1)
 
     def attempt(period: int, known: Pattern | None = None) -> Pattern | None:
@@ -299,7 +306,7 @@ def find_pattern(
 
 def on_grid(problem: Problem, width: int) -> tuple[Problem, float]:
     """The problem with times in whole grid steps, and the time of a step."""
-    times = np.concatenate([problem.times.ravel(), problem.up, problem.down])
+    times = all_times(problem)
     work = problem.work.max()
     factor = factor_for(times, work)
     if factor * work * width > 2 * GRID:

@@ -29,6 +29,7 @@ from typing import TypeAlias
 import numpy as np
 
 from debubble.core.actions import (
+    COPY_KINDS,
     PAIR_MASK,
     PAIR_SHIFT,
     Kind,
@@ -36,9 +37,11 @@ from debubble.core.actions import (
     kinds_of,
 )
 from debubble.core.errors import DebubbleError
+from debubble.core.schedule import Schedule
 from debubble.engine.graph import MEETING
 from debubble.optimize.backward import fused, fusing_helps, relaxed, separate
 from debubble.optimize.bounds import lower_bound
+from debubble.optimize.offload import COPIES, eased, schedules, tighter
 from debubble.optimize.pattern import find_pattern
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.refine import TEMPERATURES, refine
@@ -58,6 +61,12 @@ SMALL = 5_000
 
 SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 """Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
+
+TIGHT_ROUNDS = 1
+"""Rounds of annealing for each room that is left for copies under way."""
+
+COPIED_SHARE = 0.2
+"""Share of the work of the exact solver where it does not know of the problem's copies."""
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
@@ -110,30 +119,36 @@ class Pool:
         self, problem: Problem, stop: Stop, report: Callable[[str], None] | None = None
     ) -> None:
         self.problem = problem
+        self.model = eased(problem)
         self.stop = stop
-        self.bound = lower_bound(relaxed(problem))
+        self.bound = lower_bound(relaxed(self.model))
         self.makespan = float("inf")
         self.programs: list[Program] = []
+        self.schedule: Schedule | None = None
         self.found_by = ""
         self._report = report
         self._lock = threading.Lock()
 
     def offer(self, programs: Sequence[Program], found_by: str) -> bool:
         """Keep an order if it fits, runs, and is the fastest; whether it was kept."""
-        schedule = self.problem.schedule(programs)
-        if not self.problem.fits(schedule):
-            return False
-        try:
-            makespan = self.problem.timeline(schedule).makespan
-        except DebubbleError:
-            # With blocking transfers an order that runs otherwise can be a deadlock.
-            return False
-        with self._lock:
-            if not makespan < self.makespan * (1 - TOLERANCE):
-                return False
-            self.makespan, self.programs, self.found_by = makespan, list(programs), found_by
-        self._tell()
-        return True
+        kept = False
+        for schedule in schedules(self.problem, programs):
+            try:
+                if not self.problem.fits(schedule):
+                    continue
+                makespan = self.problem.timeline(schedule).makespan
+            except DebubbleError:
+                # With blocking transfers an order that runs otherwise can be a deadlock.
+                continue
+            with self._lock:
+                if not makespan < self.makespan * (1 - TOLERANCE):
+                    continue
+                self.makespan, self.programs, self.found_by = makespan, list(programs), found_by
+                self.schedule = schedule
+            kept = True
+        if kept:
+            self._tell()
+        return kept
 
     def prove(self, bound: float) -> None:
         """Raise the lower bound."""
@@ -153,16 +168,22 @@ class Pool:
             self.stop.ask()
 
 
-def begin(pool: Pool) -> None:
-    """Fill a pool with published schedules and the list scheduler's."""
-    problem = pool.problem
-    for name, programs in published(problem):
+def begin(pool: Pool, known: Iterable[tuple[str, list[Program]]] | None = None) -> None:
+    """Fill a pool with published schedules and the list scheduler's.
+
+    `known` are the published ones where the caller has them.
+    """
+    problem = pool.model
+    if known is None:
+        known = published(problem, bool(pool.problem.offload))
+    for name, programs in known:
         pool.offer(separate(problem, programs), name)
         if problem.backward == "free":
             pool.offer(programs, name)
     candidates = [separate(problem, pool.programs)] if pool.programs else []
-    pool.offer(listed(problem, candidates), "list scheduling")
-    assert pool.programs, "one microbatch at a time always fits"
+    for tight in tighter(pool.problem):
+        pool.offer(listed(tight, candidates), "list scheduling")
+    assert pool.programs or pool.problem.offload, "one microbatch at a time always fits"
 
 
 def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
@@ -171,7 +192,7 @@ def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
     Parameters
     ----------
     pool
-        Where candidates go; not empty.
+        Where candidates go; not empty, unless nothing was found that fits.
     effort
         Multiplies the fixed amount of work; infinite to use all the time there is.
     seed
@@ -179,13 +200,18 @@ def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
     workers
         Threads.
     """
-    problem, stop = pool.problem, pool.stop
+    problem, stop = pool.model, pool.stop
     if pool.done or stop():
+        return
+    if pool.problem.offload:
+        _search_with_copies(pool, effort, seed)
+    if not pool.programs:
         return
     if pairs(problem) <= SMALL:
         _refine(pool, pool.programs, SMALL_ROUNDS * min(effort, 2.0), seed, stop)
         if has_solver() and not pool.done and not stop():
-            _exactly(pool, effort, seed, workers)
+            share = COPIED_SHARE if pool.problem.offload else 1.0
+            _exactly(pool, share * effort, seed, workers)
     else:
         _search_in_lanes(pool, effort, seed, workers)
     if not pool.done and problem.backward == "free" and fusing_helps(problem):
@@ -196,8 +222,18 @@ def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
         fuse_where_faster(pool)
 
 
+def _search_with_copies(pool: Pool, effort: float, seed: int) -> None:
+    """Anneal orders that leave more and more room for copies under way."""
+    for tight in tighter(pool.problem):
+        if pool.done or pool.stop():
+            return
+        rounds = TIGHT_ROUNDS * min(effort, 2.0)
+        share = Stop(pool.stop.left / (1 + len(COPIES)), pool.stop)
+        _refine(pool, listed(tight, ()), rounds, seed, share, tight)
+
+
 def _search_in_lanes(pool: Pool, effort: float, seed: int, workers: int) -> None:
-    problem, stop, best = pool.problem, pool.stop, pool.programs
+    problem, stop, best = pool.model, pool.stop, pool.programs
     lanes: list[Callable[[Stop], None]] = []
     if has_solver():
         lanes.append(lambda stop: _patterns(pool, stop, effort, seed))
@@ -231,7 +267,7 @@ def _refine(
     def found(better: list[Program]) -> None:
         pool.offer(better, "annealing")
 
-    problem = problem or pool.problem
+    problem = problem or pool.model
     start = separate(problem, programs)
     refine(problem, start, stop, rounds, stop_at=pool.bound, seed=seed, found=found)
 
@@ -239,7 +275,7 @@ def _refine(
 def _exactly(pool: Pool, effort: float, seed: int, workers: int) -> None:
     from debubble.optimize.exact import Model
 
-    problem = pool.problem
+    problem = pool.model
     # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
     meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
@@ -257,7 +293,7 @@ def _exactly(pool: Pool, effort: float, seed: int, workers: int) -> None:
 
 
 def _patterns(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
-    problem = pool.problem
+    problem = pool.model
     for width in WIDTHS:
         if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
             break
@@ -284,7 +320,7 @@ def _patterns(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
 
 def _repeat(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
     """Anneal an order of few microbatches, then repeat what repeats in it."""
-    problem, m = pool.problem, pool.problem.microbatches
+    problem, m = pool.model, pool.model.microbatches
     few = 2 * problem.ranks + FEW_MORE
     few += (m - few) % max(PERIODS)
     short = problem.shortened(few)
@@ -303,8 +339,11 @@ def _repeat(pool: Pool, stop: Stop, effort: float, seed: int) -> None:
         cycles += 1
 
 
-def published(problem: Problem) -> Iterable[tuple[str, list[Program]]]:
-    """Registered schedules for the same placement, the halves of pairs one after the other."""
+def published(problem: Problem, copies: bool = False) -> Iterable[tuple[str, list[Program]]]:
+    """Registered schedules for the same placement, the halves of pairs one after the other.
+
+    With `copies` also orders that were made for copies to the host, without these.
+    """
     placement = problem.placement
     for entry in entries().values():
         if entry.chunks not in (None, placement.chunks) or entry.weight_versions != 1:
@@ -322,11 +361,15 @@ def published(problem: Problem) -> Iterable[tuple[str, list[Program]]]:
         except DebubbleError:
             continue
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-        if schedule.slices == 1 and not np.any(kinds_of(schedule.actions) > Kind.B):
+        if copies:
+            programs = [program[~np.isin(kinds_of(program), COPY_KINDS)] for program in programs]
+        if schedule.slices == 1 and not np.any(kinds_of(np.concatenate(programs)) > Kind.B):
             yield entry.name, [program & ~(PAIR_MASK << PAIR_SHIFT) for program in programs]
 
 
-def listed(problem: Problem, candidates: Sequence[Sequence[Program]]) -> list[Program]:
+def listed(
+    problem: Problem, candidates: Sequence[Sequence[Program]], effort: float = 1.0
+) -> list[Program]:
     """The list scheduler's order."""
     table = problem.table
     if problem.fused:
@@ -336,8 +379,10 @@ def listed(problem: Problem, candidates: Sequence[Sequence[Program]]) -> list[Pr
         candidates = ()
     limits = np.minimum(problem.limits, 4.0 * problem.microbatches * problem.filled.max() + 1.0)
     order = _greedy.schedule(
-        problem.placement, table, problem.microbatches, limits, published=candidates
-    )
+        problem.placement, table, problem.microbatches, limits,
+        recompute=problem.recomputed if problem.recompute else None, published=candidates,
+        effort=effort,
+    )  # fmt: skip
     return separate(problem, order)
 
 

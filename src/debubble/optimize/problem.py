@@ -25,6 +25,8 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
+from debubble.lowering.recompute import add_recompute
+from debubble.schedules._greedy import smallest_memory
 
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")
@@ -38,7 +40,10 @@ class Problem:
     """One copy of a model on ranks, to be ordered for the smallest makespan.
 
     Actions have numbers: action ``(k · S + s) · m + b`` is the k-th of F, I, W (F, B where the
-    backward is fused) of stage s and microbatch b.
+    backward is fused) of stage s and microbatch b. Where a stage recomputes, its I or B and the R
+    right before it are one action here, with their times together: R only needs its own forward,
+    so that the two may begin R before the gradient arrives. Programs have no R either;
+    :meth:`schedule` puts them in.
 
     Parameters
     ----------
@@ -60,6 +65,11 @@ class Problem:
         where the stages are given.
     cut
         Layers of every stage, where they were cut.
+    recompute
+        Whether each stage recomputes its forwards; empty for none.
+    offload
+        Whether each stage's activations wait for their backward on the host; empty for none. Only
+        measured here; see :mod:`debubble.optimize.offload`.
     """
 
     placement: Placement
@@ -70,6 +80,8 @@ class Problem:
     backward: Backward = "split"
     layers: int = 0
     cut: tuple[int, ...] = ()
+    recompute: tuple[bool, ...] = ()
+    offload: tuple[bool, ...] = ()
 
     @property
     def fused(self) -> bool:
@@ -102,9 +114,21 @@ class Problem:
         return self.placement.ranks_of_stages
 
     @cached_property
+    def recomputed(self) -> NDArray[np.bool_]:
+        """Which stages recompute, shape ``(stages,)``."""
+        return np.array(self.recompute or (False,) * self.stages)
+
+    @cached_property
+    def redo(self) -> NDArray[np.float64]:
+        """Time of R where a stage recomputes, else 0; shape ``(stages,)``."""
+        return np.where(self.recomputed, self.table.duration[Kind.R], 0.0)
+
+    @cached_property
     def times(self) -> NDArray[np.float64]:
-        """Time of every kind on every stage, shape ``(kinds, stages)``."""
-        return self.table.duration[list(self.kinds)]
+        """Time of every kind on every stage, R within the backward, shape ``(kinds, stages)``."""
+        times = self.table.duration[list(self.kinds)]
+        times[1] += self.redo
+        return times
 
     @cached_property
     def up(self) -> NDArray[np.float64]:
@@ -117,9 +141,24 @@ class Problem:
         return np.append(self.table.link[self.homes[1:], self.homes[:-1]], 0.0)
 
     @cached_property
+    def lag(self) -> NDArray[np.float64]:
+        """Least time to the backward of every stage from the end of the next one's.
+
+        What is recomputed takes off R, so that it can be negative; 0 for the last stage.
+        """
+        return np.append(self.down[:-1] - self.redo[:-1], 0.0)
+
+    @cached_property
+    def added(self) -> NDArray[np.float64]:
+        """Memory an action takes at its start, shape ``(kinds, stages)``."""
+        stored, more = self.table.footprint(self.recomputed)
+        return np.array([stored, more, np.zeros_like(more)][: len(self.kinds)])
+
+    @cached_property
     def freed(self) -> NDArray[np.float64]:
         """Memory an action frees at its end, shape ``(kinds, stages)``."""
-        activation, kept = self.table.activation, self.table.kept
+        activation = self.table.activation + 2 * self.table.kv
+        kept = self.table.kept
         backward = [activation] if self.fused else [activation - kept, kept]
         return np.array([np.zeros_like(activation), *backward])
 
@@ -130,8 +169,18 @@ class Problem:
 
     @cached_property
     def filled(self) -> NDArray[np.float64]:
-        """What one microbatch leaves on all stages of every rank: the smallest limit that works."""
-        return self.per_rank(self.table.activation)
+        """What one microbatch takes on all stages of every rank, recomputed or not."""
+        return self.per_rank(self.added.sum(axis=0))
+
+    @cached_property
+    def stored(self) -> NDArray[np.float64]:
+        """What forwards of one microbatch leave on all stages of every rank."""
+        return self.per_rank(self.added[0])
+
+    @cached_property
+    def smallest(self) -> NDArray[np.float64]:
+        """The smallest limit of every rank that works, shape ``(ranks,)``."""
+        return smallest_memory(self.placement, self.table, self.recomputed)
 
     @property
     def roof(self) -> NDArray[np.float64]:
@@ -173,8 +222,17 @@ class Problem:
         return replace(self, microbatches=microbatches)
 
     def schedule(self, programs: Sequence[Program], name: str = "optimized") -> Schedule:
-        """An order as a schedule."""
-        return Schedule.from_programs(name, self.placement, self.microbatches, programs)
+        """An order as a schedule, with an R right before every backward that needs one."""
+        order = Schedule.from_programs(name, self.placement, self.microbatches, programs)
+        return add_recompute(order, np.flatnonzero(self.recomputed).tolist())
+
+    def starts(self, timeline: Timeline) -> NDArray[np.float64]:
+        """Starts of the actions of an order that was simulated, as late as what follows R lets."""
+        packed = timeline.schedule.actions
+        redo = np.zeros((len(Kind), self.stages))
+        redo[[Kind.I, Kind.B]] = self.redo
+        start = timeline.start - redo[kinds_of(packed), stages_of(packed)]
+        return np.asarray(start[kinds_of(packed) != Kind.R])
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The engine's simulation of a schedule."""
@@ -183,5 +241,10 @@ class Problem:
         return Timeline(graph, self.table, vector, graph.evaluate(vector))
 
     def fits(self, schedule: Schedule) -> bool:
-        """Whether a schedule stays within the memory of every rank."""
+        """Whether a schedule stays within the memory of every rank.
+
+        Where activations leave their ranks the times of copies decide.
+        """
+        if np.any(kinds_of(schedule.actions) == Kind.OFFLOAD):
+            return bool(np.all(self.timeline(schedule).peak_activation <= self.roof))
         return bool(np.all(measure_memory(schedule, self.table).peak <= self.roof))

@@ -153,18 +153,17 @@ def _arrays(problem: Problem) -> tuple[NDArray[np.generic], ...]:
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
-    lag, taken = np.zeros((kinds, S, m)), np.zeros((kinds, S, m))
+    lag = np.zeros((kinds, S, m))
     needs[0, 1:], lag[0] = number[0, :-1], problem.up[:, None]
-    needs[1, :-1], lag[1] = number[1, 1:], problem.down[:, None]
+    needs[1, :-1], lag[1] = number[1, 1:], problem.lag[:, None]
     needs[1, -1] = number[0, -1]
     consumer[0, :-1], consumer[0, -1] = number[0, 1:], number[1, -1]
     consumer[1, 1:] = number[1, :-1]
     if kinds > 2:
         needs[2], other[1] = number[1], number[2]
-    taken[0] = problem.table.activation[:, None]
-    grids = (needs, lag, consumer, other, taken)
+    grids = (needs, lag, consumer, other)
+    amounts = (np.repeat(values.ravel(), m) for values in (problem.added, problem.freed))
     return (
         problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), number.ravel() // m,
-        np.repeat(problem.times.ravel(), m), *(grid.ravel() for grid in grids),
-        np.repeat(problem.freed.ravel(), m),
+        np.repeat(problem.times.ravel(), m), *(grid.ravel() for grid in grids), *amounts,
     )  # fmt: skip

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from debubble.analysis.metrics import number, percent
+import numpy as np
+
+from debubble.analysis.metrics import number, percent, ranges, recompute_text
+from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -61,6 +65,18 @@ class Result:
     costs: Costs | None = None
 
     @property
+    def recompute(self) -> list[int]:
+        """The stages that recompute their forwards."""
+        return recomputed_stages(self.schedule)
+
+    @property
+    def offload(self) -> list[int]:
+        """The stages of which some or all activations wait for their backwards on the host."""
+        actions = self.schedule.actions
+        found: list[int] = np.unique(stages_of(actions[kinds_of(actions) == Kind.OFFLOAD])).tolist()
+        return found
+
+    @property
     def gap(self) -> float:
         """(makespan − lower bound) / lower bound."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
@@ -97,6 +113,8 @@ class Result:
             "placement": schedule.placement.name,
             "layers": list(self.layers) or None,
             "costs": costs_data(self.costs) | sizes if self.costs else None,
+            "recompute": self.recompute,
+            "offload": self.offload,
             "peak_activation": self.timeline.peak_activation.tolist(),
             "bubble_ratio": self.timeline.bubble_ratio,
             "overhead": self.timeline.overhead,
@@ -108,6 +126,11 @@ class Result:
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")
+        if self.recompute:
+            lines.append(f"{recompute_text(self.schedule)}, right before the backward")
+        if self.offload:
+            stages = f"stage{'s' if len(self.offload) > 1 else ''} {ranges(self.offload)}"
+            lines.append(f"activations of {stages} wait for their backwards on the host")
         if self.published is not None:
             lines += ["", str(self.published)]
         return "\n".join(lines)

@@ -3,41 +3,30 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import Kind, kinds_of
 from debubble.core.costs import Costs
-from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
-from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
-from debubble.engine.timeline import Timeline, simulate
 from debubble.optimize import cache as store
-from debubble.optimize.layers import (
-    Cutting,
-    check_layers,
-    cut_costs,
-    cut_problem,
-    even_cut,
-)
-from debubble.optimize.portfolio import Pool, Report, begin, search
-from debubble.optimize.problem import BACKWARDS, TOLERANCE, Backward, Problem
-from debubble.optimize.recut import search_cuts, seeds
+from debubble.optimize.beside import beside
+from debubble.optimize.field import Field
+from debubble.optimize.layers import Cutting, check_layers
+from debubble.optimize.offload import Offload, check_offload, eased, no_room
+from debubble.optimize.portfolio import Report
+from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.result import Result
+from debubble.optimize.sets import Recompute, same_for_all, ways_of, with_set, with_way_out
 from debubble.optimize.stop import Stop
 from debubble.schedules._greedy import check_memory
-from debubble.schedules.registry import LIMITS, MAX_ACTIONS, entries, make
-
-if TYPE_CHECKING:
-    from debubble.analysis.comparison import Comparison
+from debubble.schedules.registry import LIMITS, MAX_ACTIONS
 
 PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
     "wave": (Placement.wave,),
@@ -62,6 +51,8 @@ def optimize(
     memory: float | Sequence[float] | None = None,
     placement: Choice = "any",
     backward: Backward = "free",
+    recompute: Recompute = "none",
+    offload: Offload = "none",
     p2p_mode: P2PMode = "overlapped",
     time_limit: float | None = None,
     effort: float = 1.0,
@@ -94,6 +85,13 @@ def optimize(
         list scheduling are faster, a :class:`~debubble.Placement`, or the rank of every stage.
     backward
         ``"split"`` into I and W, ``"fused"``, or ``"free"``: whichever is faster, action by action.
+    recompute
+        Which stages recompute their forwards right before their backwards: ``"none"``, ``"full"``,
+        their numbers, or ``"free"``: whichever stages are best. That takes several times as long.
+    offload
+        Which stages' activations wait for their backwards on the host: ``"none"``, their numbers,
+        or ``"free"``. Needs ``costs.host_bandwidth``. What comes back too soon to be worth it
+        stays. If both are free, a stage does one of them or neither.
     p2p_mode
         How ranks exchange results, see :func:`debubble.simulate`.
     time_limit
@@ -140,12 +138,16 @@ def optimize(
     _check(time_limit, effort, workers)
     costs = costs or Costs()
     problems = problems_of(
-        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, layers
-    )
+        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, recompute,
+        offload, layers,
+    )  # fmt: skip
     stop = Stop(math.inf if time_limit is None else time_limit)
-    field = _Field(problems, stop, report)
+    asked = {"recompute": recompute, "offload": offload}
+    choices = [name for name, choice in asked.items() if isinstance(choice, str)
+               and choice == "free"]  # fmt: skip
+    field = Field(problems, stop, report, (recompute, offload) if choices else None)
     budget = f"{f'{time_limit:g} s' if time_limit else f'effort {effort:g}'}, seed {seed}"
-    known = store.read(problems) if cache else None
+    known = store.read(problems, choices) if cache else None
     interrupted = False
     if known is not None:
         field.take(known)
@@ -154,7 +156,9 @@ def optimize(
         work = math.inf if time_limit else effort
         interrupted = _run(lambda: field.search(work, seed, workers), stop)
     best, bound = field.best, field.bound
-    schedule = best.problem.schedule(best.programs)
+    schedule = best.schedule
+    if schedule is None:
+        raise ParameterError(no_room(best.problem))
     timeline = best.problem.timeline(schedule)
     seconds = time.monotonic() - began if known is None or fresh else known.seconds
     status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
@@ -162,90 +166,16 @@ def optimize(
         entry = store.Entry(
             best.programs, bound, budget, seconds, best.found_by, cut=best.problem.cut
         )
-        store.write(problems, schedule, entry)
+        store.write(problems, schedule, entry, choices)
     compared = None
     if published:
-        compared = beside(timeline if layers else schedule, costs, memory, p2p_mode, layers)
+        copies = not (offload is None or (isinstance(offload, str) and offload == "none"))
+        found = timeline if layers else schedule
+        compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers)
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, best.found_by, not fresh,
         compared, best.problem.cut, best.problem.table.costs if layers else None,
     )  # fmt: skip
-
-
-class _Field:
-    """The problems to choose from, one for every placement and cut, and the best of all."""
-
-    def __init__(self, problems: list[Problem], stop: Stop, report: Report | None) -> None:
-        self.stop = stop
-        self.pools: list[Pool] = []
-        self._roots = [problem for problem in problems if problem.layers]
-        self._proven = min((Cutting(root).bound() for root in self._roots), default=0.0)
-        self._others = self._proven if self._roots else math.inf
-        self._report = report
-        self._told = (math.inf, 0.0)
-        self._lock = threading.Lock()
-        for problem in seeds(problems) if self._roots else problems:
-            self.add(problem)
-
-    @property
-    def best(self) -> Pool:
-        """The pool with the fastest order."""
-        return min(self.pools, key=lambda pool: pool.makespan)
-
-    @property
-    def bound(self) -> float:
-        """A bound for every problem."""
-        lowest = min(self._others, *(pool.bound for pool in self.pools))
-        return min(max(lowest, self._proven), self.best.makespan)
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing can be better."""
-        return self.best.makespan <= self.bound * (1 + TOLERANCE)
-
-    def add(self, problem: Problem) -> Pool:
-        """A pool for one more problem."""
-        pool = Pool(problem, Stop(parent=self.stop), self._tell)
-        self.pools.append(pool)
-        return pool
-
-    def prove(self, bound: float) -> None:
-        """Raise the bound of what has no pool."""
-        self._others = max(self._others, bound)
-
-    def take(self, known: store.Entry) -> None:
-        """Begin with an earlier result."""
-        for root in self._roots:
-            if root.placement.table == known.table:
-                self.add(cut_problem(root, known.cut))
-        for pool in self.pools:
-            if (pool.problem.placement.table, pool.problem.cut) == (known.table, known.cut):
-                pool.offer(known.programs, known.found_by)
-        self._proven = max(self._proven, known.bound)
-
-    def search(self, effort: float, seed: int, workers: int) -> None:
-        """Look at every problem, then into the most promising, and on while one is solved."""
-        if self._roots:
-            search_cuts(self, self._roots, effort, seed, workers)
-            return
-        for pool in self.pools:
-            begin(pool)
-        waiting = sorted(self.pools, key=lambda pool: pool.makespan)
-        while waiting and not self.stop():
-            pool = waiting.pop(0)
-            if pool.bound < self.best.makespan * (1 - TOLERANCE):
-                search(pool, effort=effort, seed=seed, workers=workers)
-            if not pool.done:
-                break
-
-    def _tell(self, found_by: str) -> None:
-        if self._report is None:
-            return
-        with self._lock:
-            now = (self.best.makespan, self.bound)
-            if now != self._told:
-                self._told = now
-                self._report(*now, found_by)
 
 
 def _check(time_limit: float | None, effort: float, workers: int) -> None:
@@ -266,33 +196,45 @@ def problems_of(
     placement: Choice,
     backward: Backward,
     mode: P2PMode,
+    recompute: Recompute = "none",
+    offload: Offload = "none",
     layers: int | None = None,
 ) -> list[Problem]:
-    """One problem for every placement to choose from under which the memory is enough."""
+    """One problem for every placement to choose from under which the memory is enough.
+
+    Where it is free what stages do, there is one for each thing that all of them can do.
+    """
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
+    check_offload(offload, costs)
     if layers is not None:
         check_layers(layers, costs)
+        for name, choice in (("recompute", recompute), ("offload", offload)):
+            if not (choice is None or (isinstance(choice, str) and choice == "none")):
+                raise ParameterError(f"layers are cut without {name}; leave one of the two out")
     problems: list[Problem] = []
-    refusals: list[ParameterError] = []
+    refusals: list[tuple[float, ParameterError]] = []
     for place in _placements(ranks, microbatches, chunks, placement, costs):
         table = costs.resolve(place)
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
         problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
-        try:
-            if layers is None:
-                check_memory(place, table, limits)
+        for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
+            asked = with_set(problem, chosen)
+            model = eased(asked)
+            try:
+                if layers is None:
+                    check_memory(place, model.table, limits, model.recomputed)
+                else:
+                    Cutting(problem).check()
+            except ParameterError as error:
+                refusals.append((float(model.smallest.max()), with_way_out(error, asked)))
             else:
-                Cutting(problem).check()
-        except ParameterError as error:
-            refusals.append(error)
-        else:
-            problems.append(problem)
+                problems.append(asked)
     if not problems:
-        raise refusals[0]
+        raise min(refusals, key=lambda refusal: refusal[0])[1]
     return problems
 
 
@@ -346,45 +288,3 @@ def _run(search: Callable[[], None], stop: Stop) -> bool:
                 stop.ask()
         running.result()
     return interrupted
-
-
-def beside(
-    found: Schedule | Timeline, costs: Costs, memory: Any, mode: P2PMode, layers: int | None = None
-) -> Comparison:
-    """Published schedules of the same model on the same costs, with a found one among them.
-
-    Those that train by another rule, cut sequences, or move activations elsewhere solve another
-    problem and are left out. Where layers are cut, published schedules are on even cuts, and the
-    found one is as it was simulated.
-    """
-    from debubble.analysis.compare import compare
-
-    schedule = found if isinstance(found, Schedule) else found.schedule
-    same_model = costs.basis == "rank" and costs.chunks is None
-    limit = None if memory is None else float(np.min(memory))
-    items = [found]
-    for entry in entries().values():
-        chunks = entry.chunks or schedule.chunks
-        if entry.weight_versions != 1 or not (same_model or chunks == schedule.chunks):
-            continue
-        try:
-            its = costs
-            if layers:
-                place = entry.placement(schedule.ranks, chunks)
-                its = cut_costs(costs, place, even_cut(layers, place.stages), layers)
-            known = make(
-                entry.name, ranks=schedule.ranks, microbatches=schedule.microbatches,
-                chunks=None if entry.chunks else chunks, costs=its, memory=limit,
-            )  # fmt: skip
-            if known.slices == 1 and not np.any(kinds_of(known.actions) > Kind.B):
-                items.append(simulate(known, its, mode) if layers else known)
-        except DebubbleError:
-            continue
-    compared = compare(items, costs=costs, memory=limit, p2p_mode=mode)
-    if layers:
-        note = (
-            f"{schedule.name} has its own cut of the {layers} layers; the others are cut evenly, "
-            "into stages that differ by one layer at most"
-        )
-        compared = replace(compared, notes=(note, *compared.notes))
-    return compared

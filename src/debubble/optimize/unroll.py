@@ -83,10 +83,11 @@ def repeatable(problem: Problem, programs: Sequence[Program], width: int) -> Ite
         Places in every rank's program; those of one pair are about simultaneous.
     """
     timeline = problem.timeline(problem.schedule(programs))
+    every_start = problem.starts(timeline)
     found = []
     for rank, program in enumerate(programs):
         begin = problem.offsets[rank]
-        starts = timeline.start[begin : begin + len(program)]
+        starts = every_start[begin : begin + len(program)]
         chains, chain = np.unique(problem.actions([program]) // problem.microbatches,
                                   return_inverse=True)  # fmt: skip
         done = np.zeros((len(program) + 1, len(chains)), dtype=np.int32)

@@ -38,6 +38,16 @@ stage, and so does every younger microbatch wherever it has been: f(s) − b at 
 it reads Σ a(s) ≤ M(r): **the smallest limit that works is what one microbatch leaves on all stages
 of the rank**, for any placement (:func:`smallest_memory`).
 
+**Recomputes.** Where a stage recomputes, R and the backward after it are one action, which may
+begin R before the gradient arrives. A forward takes a(s), the backward takes b(s) more when it
+begins, and frees both. So a backward may have to wait for memory. It never waits forever if a rank
+can always run its backwards by microbatch, the oldest first, from what it holds, and forwards are
+only started where that stays true (oldest first: i(s) says which are done, and running another one
+first leaves more room). With d(r) = max over stages s of b(s) − Σ a(t) over later stages t of the
+rank, the condition above becomes Σ a(s) · max(1, f(s) − f(S−1)) + d(r) ≤ M(r): once microbatch
+f(S−1) is everywhere, its backwards fit, too. At the start it reads, for every stage s, b(s) plus
+Σ a(t) over stages t ≤ s within M(r): the smallest limit. Keys and values are such a b(s) as well.
+
 **Many passes.** No policy is best everywhere. A list of policies is tried in order, then variations
 of the best, until a lower bound is met or a budget is spent; the budget counts placed actions, so
 that results do not depend on the machine. A pass is dropped as soon as the time some rank has
@@ -63,6 +73,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
+from debubble.lowering.recompute import add_recompute
 from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
 from debubble.schedules._greedy_policies import Policy, first_policies, variations
 
@@ -106,6 +117,7 @@ def schedule(
     memory: ArrayLike,
     *,
     objective: str = "makespan",
+    recompute: NDArray[np.bool_] | None = None,
     published: Iterable[Sequence[Program]] = (),
     effort: float = 1.0,
 ) -> list[Program]:
@@ -125,6 +137,8 @@ def schedule(
     objective
         ``"makespan"`` or ``"stage-time"`` (the largest over ranks). Ties are broken by the
         other one, then by memory.
+    recompute
+        Whether each stage recomputes its forward right before the backward, shape ``(stages,)``.
     published
         Complete orders that take part in the choice where they fit into the memory.
     effort
@@ -133,7 +147,8 @@ def schedule(
     Returns
     -------
     list of Program
-        F, I and W actions of every rank; every stage in microbatch order.
+        F, I and W actions of every rank; every stage in microbatch order. R is left out: it stands
+        before every I of a stage that recomputes.
 
     Raises
     ------
@@ -145,8 +160,8 @@ def schedule(
         raise ParameterError(
             f"objective is '{objective}'; {did_you_mean(str(objective), OBJECTIVES)}"
         )
-    limits = check_memory(placement, table, memory)
-    problem = _Problem(placement, table, microbatches, limits, objective)
+    limits = check_memory(placement, table, memory, recompute)
+    problem = _Problem(placement, table, microbatches, limits, objective, recompute)
     measured = (problem.measured(programs) for programs in published)
     candidates = [candidate for candidate in measured if candidate is not None]
     if not any(problem.meets_bound(candidate) for candidate in candidates):
@@ -154,13 +169,30 @@ def schedule(
     return min(candidates, key=_key).programs
 
 
-def smallest_memory(placement: Placement, table: CostTable) -> NDArray[np.float64]:
+def smallest_memory(
+    placement: Placement, table: CostTable, recompute: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     """Smallest limit of every rank under which a schedule exists, shape ``(ranks,)``.
 
     It is what one microbatch leaves on the rank's stages together: before its first backward it
-    has been through all of them, and one microbatch at a time needs no more.
+    has been through all of them, and one microbatch at a time needs no more. With recomputes it is
+    what it leaves on the stages up to one, and what the backward there takes, at most.
     """
-    return _per_rank(placement, table.activation)
+    stored, more = _footprint(table, recompute)
+    needed = np.zeros(placement.ranks)
+    held = np.zeros(placement.ranks)
+    for stage, rank in enumerate(placement.ranks_of_stages):
+        held[rank] += stored[stage]
+        needed[rank] = max(needed[rank], held[rank] + more[stage])
+    return needed
+
+
+def _footprint(
+    table: CostTable, recompute: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What a forward takes, and what the backward takes beside that; shape ``(stages,)``."""
+    chosen = np.zeros(len(table.activation), dtype=bool) if recompute is None else recompute
+    return table.footprint(chosen)
 
 
 def _per_rank(placement: Placement, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -170,7 +202,12 @@ def _per_rank(placement: Placement, values: NDArray[np.float64]) -> NDArray[np.f
     return sums
 
 
-def check_memory(placement: Placement, table: CostTable, memory: ArrayLike) -> NDArray[np.float64]:
+def check_memory(
+    placement: Placement,
+    table: CostTable,
+    memory: ArrayLike,
+    recompute: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float64]:
     """Memory limits as one number per rank, shape ``(ranks,)``.
 
     Raises
@@ -185,13 +222,14 @@ def check_memory(placement: Placement, table: CostTable, memory: ArrayLike) -> N
             "give one number, or one per rank"
         )
     limits = np.broadcast_to(given, (placement.ranks,)).copy()
-    needed = smallest_memory(placement, table)
+    needed = smallest_memory(placement, table, recompute)
     short = np.flatnonzero(~(limits >= needed * (1 - TOLERANCE / 2)))
     if len(short):
         rank = int(short[np.argmax(needed[short])])
+        verb = "leaves" if recompute is None or not recompute.any() else "needs"
         raise ParameterError(
             f"memory {limits[rank]:.12g} is too small for rank {rank}, where one microbatch "
-            f"leaves {needed[rank]:.12g}; give at least {needed[rank]:.12g}"
+            f"{verb} {needed[rank]:.12g}; give at least {needed[rank]:.12g}"
         )
     return limits
 
@@ -220,12 +258,14 @@ class _Problem:
         microbatches: int,
         limits: NDArray[np.float64],
         objective: str,
+        recompute: NDArray[np.bool_] | None = None,
     ) -> None:
         self.placement = placement
         self.table = table
         self.microbatches = microbatches
         self.limits = limits
         self.objective = objective
+        self.recompute = recompute
         self.size = 3 * placement.stages * microbatches
 
         ranks, stages = placement.ranks, placement.stages
@@ -233,12 +273,15 @@ class _Problem:
         stages_on = np.bincount(homes, minlength=ranks)
         self.offsets = np.concatenate([[0], np.cumsum(stages_on)])
         F, I, W = (np.array(table.duration[kind]) for kind in (Kind.F, Kind.I, Kind.W))
+        stored, more = _footprint(table, recompute)
+        redo = np.zeros(stages) if recompute is None else recompute * table.duration[Kind.R]
+        I += redo
         work = _per_rank(placement, F + I + W)
         self.period = float(work.max())
 
         # When a microbatch that is alone gets everywhere.
         up = np.append(0.0, table.link[homes[:-1], homes[1:]])
-        down = np.append(table.link[homes[1:], homes[:-1]], 0.0)
+        down = np.append(table.link[homes[1:], homes[:-1]] - redo[:-1], 0.0)
         forward_at = np.append(0.0, np.cumsum(F[:-1] + up[1:]))
         way_back = np.append(0.0, np.cumsum((I[1:] + down[:-1])[::-1]))[::-1]
         input_at = forward_at[-1] + F[-1] + way_back
@@ -254,15 +297,18 @@ class _Problem:
             else max(alone, float((head + microbatches * work).max()))
         )
 
-        filled = smallest_memory(placement, table)
-        shares = np.divide(limits, filled, where=filled > 0, out=np.full(ranks, np.inf))
+        filled = _per_rank(placement, stored)
+        # What the backwards of a microbatch take beside what it leaves on all stages.
+        extra = smallest_memory(placement, table, recompute) - filled
+        shares = np.divide(limits - extra, filled, where=filled > 0, out=np.full(ranks, np.inf))
         self.most_in_flight = int(min(shares.max(), microbatches))
         # Beyond everything at once a limit means nothing, and infinity has no shares.
-        memory = np.minimum(limits, 1e6 * microbatches * filled.max()) * (1 + TOLERANCE)
+        most = _per_rank(placement, stored + more).max()
+        memory = np.minimum(limits, 1e6 * microbatches * most) * (1 + TOLERANCE)
         self._fixed = (
             homes, self.offsets, np.argsort(homes, kind="stable"), F, I, W, up, down,
-            np.array(table.activation), np.array(table.kept), forward_at, input_at, lifespan,
-            memory, filled, _per_rank(placement, table.activation * lifespan), microbatches * work,
+            stored, more, np.array(table.kept), forward_at, input_at, lifespan,
+            memory, filled, extra, _per_rank(placement, stored * lifespan), microbatches * work,
         )  # fmt: skip
         cells = stages * (microbatches + 1)
         leaves = 1 << (ranks - 1).bit_length()
@@ -275,7 +321,9 @@ class _Problem:
 
     def shortened(self, microbatches: int) -> _Problem:
         """The same problem with fewer microbatches."""
-        return _Problem(self.placement, self.table, microbatches, self.limits, self.objective)
+        return _Problem(
+            self.placement, self.table, microbatches, self.limits, self.objective, self.recompute
+        )
 
     def candidate(self, makespan: float, stage_time: float, share: float) -> _Candidate:
         """A result without programs."""
@@ -317,6 +365,8 @@ class _Problem:
     def measured(self, programs: Sequence[Program]) -> _Candidate | None:
         """An order from elsewhere, simulated; None when it does not fit into the memory."""
         order = Schedule.from_programs("order", self.placement, self.microbatches, programs)
+        if self.recompute is not None:
+            order = add_recompute(order, np.flatnonzero(self.recompute).tolist())
         peak = measure_memory(order, self.table).peak
         if np.any(peak > self.limits * (1 + TOLERANCE)):
             return None

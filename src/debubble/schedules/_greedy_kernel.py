@@ -32,12 +32,14 @@ def list_schedule(
     link_forward: Array,
     link_backward: Array,
     activation: Array,
+    more: Array,
     kept: Array,
     forward_at: Array,
     input_at: Array,
     lifespan: Array,
     memory: Array,
     filled: Array,
+    extra: Array,
     lifespans: Array,
     work: Array,
     forward_in: Array,
@@ -79,12 +81,14 @@ def list_schedule(
         of this call, in stage time or in makespan.
     rank_of … lifespan
         Of every stage. `link_forward` is the transfer into a stage from the one before,
-        `link_backward` from the one after; `forward_at` and `input_at` are the earliest starts of a
-        lone microbatch, and `lifespan` the time from its forward to the end of its backward.
+        `link_backward` from the one after, less than 0 where that one recomputes meanwhile;
+        `activation` is what a forward leaves, `more` what the backward takes beside it;
+        `forward_at` and `input_at` are the earliest starts of a lone microbatch, and `lifespan` the
+        time from its forward to the end of its backward.
     memory … work
-        Of every rank: its limit, what one microbatch fills of it, the sum of activation times
-        lifespan, and the time it computes in total. ``stages_of[offsets[r]:offsets[r + 1]]`` are
-        the stages on rank r.
+        Of every rank: its limit, what forwards of one microbatch fill of it, and its backwards
+        `extra`, the sum of activation times lifespan, and the time it computes in total.
+        ``stages_of[offsets[r]:offsets[r + 1]]`` are the stages on rank r.
     forward_in … tree
         Scratch. `forward_in` and `input_in` hold when every microbatch's input arrives, at
         ``stage·(m + 1) + microbatch``; `forwards`, `inputs` and `weights` count what has started.
@@ -116,8 +120,8 @@ def list_schedule(
         pace = never
         for r in range(ranks):
             spread = lifespans[r] + delay * filled[r]
-            if memory[r] < pace * spread:
-                pace = memory[r] / spread
+            if memory[r] - extra[r] < pace * spread:
+                pace = (memory[r] - extra[r]) / spread
         for s in range(stages):
             forward_due[s] = slope * forward_at[s]
             input_due[s] = slope * top + back_slope * (input_at[s] - top) + turn
@@ -167,9 +171,10 @@ def list_schedule(
             # so that the oldest microbatch on its way up can always pass (see _greedy.py).
             held = 0.0
             freeable = 0.0
-            reserve = 0.0
+            reserve = extra[rank]
             pending = 0
             soonest = never
+            demanding = False
             passed = forwards[last]
             for j in range(begin, end):
                 s = stages_of[j]
@@ -186,11 +191,20 @@ def list_schedule(
                 start = input_in[s * stride + i]
                 if start < clock:
                     start = clock
-                if start < soonest:
+                if more[s] > 0.0:
+                    demanding = True
+                elif start < soonest:
                     soonest = start
                 input_start[s] = start
             held += freeable
             room = limit - held
+            if demanding:
+                for j in range(begin, end):
+                    s = stages_of[j]
+                    if more[s] > room + freeable:
+                        input_start[s] = never
+                    elif input_start[s] < soonest:
+                        soonest = input_start[s]
             for j in range(begin, end):
                 s = stages_of[j]
                 f = forwards[s]
@@ -203,7 +217,26 @@ def list_schedule(
                         or reserve + (size if f > passed else 0.0) > limit
                     ):
                         start = never
-                    else:
+                    elif demanding:
+                        # Backwards by microbatch, the oldest first, must still fit one by one.
+                        for k in range(begin, end):
+                            t = stages_of[k]
+                            if more[t] == 0.0 or (forwards[t] == inputs[t] and t != s):
+                                continue
+                            peak = held - freeable + size + more[t]
+                            for i in range(begin, end):
+                                u = stages_of[i]
+                                if u < t:
+                                    peak -= activation[u] * (inputs[t] - inputs[u])
+                                elif (
+                                    u > t
+                                    and inputs[u] == inputs[t]
+                                    and (forwards[u] > inputs[u] or u == s)
+                                ):
+                                    peak -= activation[u]
+                            if peak > limit:
+                                start = never
+                    if start < never:
                         if start < clock:
                             start = clock
                         if start < soonest:
@@ -232,9 +265,11 @@ def list_schedule(
                 start = clock
 
             # Backwards for weights make room for a forward, and fill gaps that are long enough.
-            if pending > 0 and (
-                stage < 0 or start > clock + tiny or (kind == 0 and activation[stage] > room)
-            ):
+            crowded = stage >= 0 and (
+                (kind == 0 and activation[stage] > room)
+                or (kind == 1 and more[stage] > 0.0 and more[stage] > room)
+            )
+            if pending > 0 and (stage < 0 or start > clock + tiny or crowded):
                 oldest = -1
                 urgent = never
                 for j in range(begin, end):
@@ -244,11 +279,7 @@ def list_schedule(
                         if oldest < 0 or key < urgent:
                             urgent = key
                             oldest = s
-                if (
-                    stage < 0
-                    or start - clock >= gap * weight_time[oldest]
-                    or (kind == 0 and activation[stage] > room)
-                ):
+                if stage < 0 or start - clock >= gap * weight_time[oldest] or crowded:
                     kind = 2
                     stage = oldest
                     start = clock
@@ -285,6 +316,8 @@ def list_schedule(
                 elif kind == 1:
                     b = inputs[stage]
                     inputs[stage] = b + 1
+                    if more[stage] > 0.0 and held + more[stage] > fullest * limit:
+                        fullest = (held + more[stage]) / limit
                     input_key[stage] = (b + 1) * period + input_due[stage]
                     finish = start + input_time[stage]
                     if stage > 0:

@@ -1,0 +1,139 @@
+"""Activations that wait for their backward on the host, in a search that knows no copies.
+
+The searches take what is offloaded for recomputed in no time: gone when its forward ends, there
+again when its backward begins. No schedule with copies is faster or holds less, so that bounds for
+this problem hold. An order that is found gets an OFFLOAD behind each of these forwards and a RELOAD
+some actions before the backward, and the engine says how long it takes and what every rank holds
+while copies are under way. Orders for limits that are lower by some copies leave room for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.core.sequence import as_kind
+from debubble.optimize.problem import Problem
+
+Offload: TypeAlias = str | Collection[int] | None
+"""``"none"``, ``"free"``, or the stages whose activations wait on the host."""
+
+LEADS = (0, 1, 2, 3, 4, 6, 8)
+"""How many actions before its backward an activation comes back."""
+
+COPIES = (0, 1, 2, 3)
+"""For how many copies under way a search leaves room on every rank."""
+
+
+def check_offload(offload: Offload, costs: Costs) -> None:
+    """Refuse a choice that does not exist, and copies that would be free.
+
+    Raises
+    ------
+    ParameterError
+        When the choice is no choice, or the costs do not say how long copies take.
+    """
+    if offload is None or (isinstance(offload, str) and offload == "none"):
+        return
+    if isinstance(offload, str | Mapping) and offload != "free":
+        raise ParameterError(f"offload is '{offload}'; give none, free, or stages: [0, 1]")
+    if not np.isfinite(costs.host_bandwidth):
+        raise ParameterError(
+            "offload needs host_bandwidth in the costs, the memory one copy moves per unit of "
+            "time; without it copies would take no time at all"
+        )
+
+
+def eased(problem: Problem) -> Problem:
+    """The problem in which what is offloaded is recomputed in no time instead."""
+    if not problem.offload:
+        return problem
+    away, recomputed, table = np.array(problem.offload), problem.recomputed, problem.table
+    duration = table.duration.copy()
+    duration[Kind.R, ~recomputed] = 0.0
+    held = np.where(recomputed, table.checkpoint, table.activation)
+    checkpoint = held - np.where(away, table.moved(recomputed), 0.0)
+    return replace(
+        problem,
+        table=replace(table, duration=duration, checkpoint=checkpoint),
+        recompute=tuple((away | recomputed).tolist()),
+        offload=(),
+    )
+
+
+def no_room(problem: Problem) -> str:
+    """What to say where no order was found in which copies under way have room."""
+    from debubble.optimize.portfolio import listed
+
+    least = min(
+        float(problem.timeline(schedule).peak_activation.max())
+        for tight in tighter(problem)
+        for schedule in schedules(problem, listed(tight, (), 0.1))
+    )
+    return (
+        "no order was found in which the copies under way fit into the memory; with "
+        f"{least:.6g} one was; give that, fewer stages, or offload='free'"
+    )
+
+
+def tighter(problem: Problem) -> Iterator[Problem]:
+    """Problems without copies whose orders leave room for none, one, two … under way."""
+    model = eased(problem)
+    if not problem.offload:
+        yield model
+        return
+    moved = np.where(problem.offload, problem.table.moved(problem.recomputed), 0.0)
+    most = np.zeros(problem.ranks)
+    np.maximum.at(most, problem.homes, moved)
+    for count in COPIES:
+        limits = np.maximum(model.limits - count * most, model.smallest)
+        if np.all(limits <= model.roof):
+            yield replace(model, limits=limits)
+
+
+def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
+    """An order as a schedule, with copies that come back sooner or later where it has any."""
+    schedule = problem.schedule(programs)
+    if not problem.offload:
+        yield schedule
+        return
+    away = np.array(problem.offload)
+    for lead in LEADS:
+        made = [
+            with_copies(schedule.program(rank), away, problem.recomputed, lead)
+            for rank in range(schedule.ranks)
+        ]
+        yield replace(
+            schedule, actions=np.concatenate(made), offsets=np.cumsum([0, *map(len, made)])
+        )
+
+
+def with_copies(
+    program: Program, away: NDArray[np.bool_], recomputed: NDArray[np.bool_], lead: int
+) -> Program:
+    """A program with copies of some stages' activations, which return `lead` actions early.
+
+    What is not there for two more actions than that stays.
+    """
+    kinds, cells = kinds_of(program), program >> STAGE_SHIFT
+    stages = stages_of(program)
+    users = np.where(recomputed[stages], kinds == Kind.R, (kinds == Kind.I) | (kinds == Kind.B))
+    begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
+    begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
+    back = end - lead
+    long = back >= begin + 2
+    begin, back, what = begin[long] + 1, back[long], program[begin[long]]
+    spots = np.concatenate([begin, back])
+    copies = np.concatenate([as_kind(what, Kind.OFFLOAD), as_kind(what, Kind.RELOAD)])
+    # Where several copies meet, those that leave go first, and the sooner needed of the others.
+    need = np.concatenate([np.full(len(begin), -1), end[long]])
+    order = np.lexsort((need, spots))
+    return np.insert(program, spots[order], copies[order])
