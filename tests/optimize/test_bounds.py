@@ -160,6 +160,7 @@ def test_what_is_called_optimal_is(mode: Any, data: st.DataObject) -> None:
         ranks=asked.ranks, microbatches=asked.microbatches, memory=asked.limits.tolist(),
         placement=asked.placement, backward=asked.backward, p2p_mode=mode,
         costs=asked.table.costs, cache=False, published=False, effort=0.02,
+        recompute=np.flatnonzero(asked.recomputed).tolist() or "none",
     )  # fmt: skip
     best = fastest_of_few(asked)
     assert result.lower_bound <= best + 1e-9

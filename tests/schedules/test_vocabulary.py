@@ -305,10 +305,3 @@ def test_idle_time_and_pictures_know_the_passes(name: str) -> None:
     idle = bubbles(timeline).totals.sum(axis=1)
     assert idle == pytest.approx(timeline.makespan - timeline.busy)
     assert "output layer, first pass" in draw(timeline)
-
-
-def test_it_cannot_be_run() -> None:
-    from debubble.runtime.plan import Plan
-
-    with pytest.raises(db.ParameterError, match="'vocab-1' shards the output layer"):
-        Plan.of(db.make("vocab-1", ranks=2, microbatches=2))
