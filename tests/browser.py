@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
+from tests.missing import missing
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = [
@@ -27,19 +26,13 @@ def launch() -> Iterator[Any]:
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        _missing("playwright is not installed; pip install 'debubble[dev]'")
+        missing("playwright is not installed; pip install 'debubble[dev]'")
     if program is None:
-        _missing("no Chromium here; 'make browser' installs Debian's")
+        missing("no Chromium here; 'make browser' installs Debian's")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield running
         running.close()
-
-
-def _missing(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class Watched:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.missing import missing
+
 APART = 500_000
 """Seconds between the monotonic clocks of the hosts."""
 
@@ -85,13 +87,13 @@ class Hosts:
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
-        pytest.skip("needs ip and unshare")
+        missing("needs ip and unshare")
     made = Hosts()
     try:
         try:
             made.build()
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made: {error.stderr.strip()}")
+            missing(f"network namespaces cannot be made: {error.stderr.strip()}")
         yield made
     finally:
         made.remove()

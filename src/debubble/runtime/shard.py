@@ -13,6 +13,7 @@ exponentials; what S computes from the rank's own is then right but for a factor
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,9 +80,10 @@ class Shard:
         self._once = schedule.vocabulary == 2
         self._programs = plan.programs
         self._batches, self._dtype = batches, dtype
+        # A copy: the reference computes with the layer itself.
+        layer = copy.deepcopy(batches.output).to(world.device, dtype)
         parts = {
-            name: weight.tensor_split(schedule.ranks)
-            for name, weight in batches.output.to(world.device, dtype).named_parameters()
+            name: weight.tensor_split(schedule.ranks) for name, weight in layer.named_parameters()
         }
         self._first = sum(len(part) for part in parts["weight"][: world.rank])
         mine = ((name, split[world.rank]) for name, split in parts.items())
@@ -90,7 +92,8 @@ class Shard:
         # By way of the host: on one stream of NCCL, what two ranks send each other in different
         # orders would wait for each other.
         self._group = dist.new_group(backend="gloo")
-        self._others = [rank for rank in range(schedule.ranks) if rank != world.rank]
+        self._ranks = range(schedule.ranks)
+        self._others = [rank for rank in self._ranks if rank != world.rank]
         self._sending: list[tuple[Any, Tensor]] = []
         self.start()
 
@@ -114,13 +117,11 @@ class Shard:
 
     def wait_for(self, step: Step) -> None:
         """What S, T, or the last stage's backward computes with."""
-        ranks = [self._rank, *self._others]
-        wanted = {
-            Kind.S: [(HIDDEN, [self._home])],
-            Kind.T: [(SUMS, ranks)],
-        }.get(step.kind, [(SUMS, ranks), (GRADIENT, ranks)])
-        for what, sources in wanted:
-            for rank in sources:
+        if step.kind == Kind.S:
+            self._receive(HIDDEN, self._home, step.unit)
+            return
+        for what in (SUMS,) if step.kind == Kind.T else (SUMS, GRADIENT):
+            for rank in self._ranks:
                 self._receive(what, rank, step.unit)
 
     def first_pass(self, unit: int, version: int) -> None:
@@ -152,7 +153,8 @@ class Shard:
         passed = self._passed.pop(unit)
         weights = passed.weights
         with torch.no_grad():
-            share = self._factors(unit)[self._rank] / self._known[SUMS, self._rank, unit][1]
+            factors, _ = self._softmax(unit)
+            share = factors[self._rank] / self._known[SUMS, self._rank, unit][1]
             logits = passed.powers * share[:, None]
             logits.scatter_add_(1, passed.place[:, None], -passed.own)
             logits *= passed.scale
@@ -165,17 +167,12 @@ class Shard:
 
     def gradient(self, unit: int) -> Tensor:
         """The gradient of the last stage's output, on its rank, from all shards."""
-        ranks = range(len(self._others) + 1)
-        parts = [self._known.pop((GRADIENT, rank, unit)) for rank in ranks]
-        largest, total, found = self._sums(unit)
-        target, share = self._batches.target(unit, self._last)
-        assert target is not None, "the last stage has targets"
-        top = largest.amax(0)
-        every = (total * (largest - top).exp()).sum(0)
-        self.losses[unit] = share * (every.log() + top - found.sum(0)).mean()
+        parts = [self._known.pop((GRADIENT, rank, unit)) for rank in self._ranks]
+        factors, losses = self._softmax(unit)
+        _, share = self._batches.target(unit, self._last)
+        self.losses[unit] = share * losses.mean()
         if self._once:
-            scale = share / len(top)
-            factors = self._factors(unit)
+            scale = share / len(losses)
             parts = [
                 scale * (factor[:, None] * mixed - row)
                 for factor, (mixed, row) in zip(factors, parts, strict=True)
@@ -183,16 +180,14 @@ class Shard:
         whole: Tensor = torch.stack(parts).sum(0)
         return whole.view(self._batches.hidden)
 
-    def _factors(self, unit: int) -> Tensor:
-        """Share of every rank in the whole sum of exponentials, shape (ranks, tokens)."""
-        largest, total, _ = self._sums(unit)
-        parts: Tensor = total * (largest - largest.amax(0)).exp()
-        return parts / parts.sum(0)
-
-    def _sums(self, unit: int) -> Tensor:
-        """Largest logit, sum of exponentials, target's logit; shape (3, ranks, tokens)."""
-        ranks = range(len(self._others) + 1)
-        return torch.stack([self._known[SUMS, rank, unit] for rank in ranks], 1)
+    def _softmax(self, unit: int) -> tuple[Tensor, Tensor]:
+        """Each rank's share in the sum of exponentials, shape (ranks, tokens); loss of a token."""
+        sums = [self._known[SUMS, rank, unit] for rank in self._ranks]
+        largest, total, found = torch.stack(sums, 1)
+        top = largest.amax(0)
+        parts = total * (largest - top).exp()
+        whole = parts.sum(0)
+        return parts / whole, whole.log() + top - found.sum(0)
 
     def _mail(self, source: int) -> Iterator[tuple[str, int]]:
         """What another rank sends here, in the order in which it does."""
