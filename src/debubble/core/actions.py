@@ -19,13 +19,29 @@ slice j of microbatch b is unit b·s + j. Text says ``0F3.1`` for slice 1 of mic
 from __future__ import annotations
 
 import re
-from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.errors import FormatError
+from debubble.core.kinds import (
+    COMPUTE_KINDS,
+    COPY_KINDS,
+    SHARDING_KINDS,
+    TRANSFER_KINDS,
+    VOCABULARY_KINDS,
+    WHOLE_STAGE_KINDS,
+    Kind,
+)
+
+__all__ = [
+    "COMPUTE_KINDS", "COPY_KINDS", "KIND_MASK", "MAX_MICROBATCHES", "MAX_STAGES",
+    "MICROBATCH_SHIFT", "PAIR_MASK", "PAIR_SHIFT", "SHARDING_KINDS", "STAGE_MASK", "STAGE_SHIFT",
+    "TRANSFER_KINDS", "VOCABULARY_KINDS", "WHOLE_STAGE_KINDS", "Action", "Kind", "Program", "cells",
+    "computes", "kinds_of", "microbatches_of", "pack", "pairs_of", "parse_cell", "stages_of",
+    "unpack",
+]  # fmt: skip
 
 PAIR_SHIFT = 5
 STAGE_SHIFT = 7
@@ -38,56 +54,6 @@ MAX_MICROBATCHES = 1 << 31
 
 Program = NDArray[np.int64]
 """The packed actions of one rank, in execution order."""
-
-
-class Kind(IntEnum):
-    """What an action does."""
-
-    F = 0
-    """Forward."""
-    I = 1
-    """Backward for the input."""
-    W = 2
-    """Backward for the weights."""
-    B = 3
-    """Full backward: I, then W, fused."""
-    R = 4
-    """Recompute the forward of a stage before its backward."""
-    OPT = 5
-    """Optimizer step of one rank; its ``microbatch`` is the iteration it ends."""
-    SEND_F = 6
-    RECV_F = 7
-    SEND_B = 8
-    RECV_B = 9
-    OFFLOAD = 10
-    RELOAD = 11
-    REDUCE_GRAD = 12
-    UNSHARD = 13
-    RESHARD = 14
-    S = 15
-    """First pass of a rank's shard of the output layer; it carries the rank's first stage."""
-    T = 16
-    """Second pass of the shard, with what the first passes of all shards add up to."""
-
-
-VOCABULARY_KINDS = (Kind.S, Kind.T)
-"""Passes of an output layer that is cut along the vocabulary, a shard for every rank."""
-
-COMPUTE_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT, *VOCABULARY_KINDS)
-"""Kinds that occupy a rank's compute stream."""
-
-TRANSFER_KINDS = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
-"""Kinds that move data between two ranks."""
-
-WHOLE_STAGE_KINDS = (Kind.OPT, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
-"""Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
-COPY_KINDS = (Kind.OFFLOAD, Kind.RELOAD)
-"""Kinds that move an activation out of its rank's memory, and back."""
-
-SHARDING_KINDS = (Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
-"""Kinds in which data-parallel replicas of a stage exchange its weights or gradients.
-
-The ``microbatch`` of a REDUCE_GRAD is the iteration it ends; the others carry 0."""
 
 
 class Action(NamedTuple):
@@ -138,6 +104,7 @@ class Action(NamedTuple):
         return cls(stage, Kind[match[2]], unit)
 
 
+_COMPUTES = np.isin(np.arange(KIND_MASK + 1), COMPUTE_KINDS)
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})(?:\.(\d{{1,9}}))?", re.ASCII)
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
@@ -171,7 +138,8 @@ def kinds_of(packed: Program) -> NDArray[np.int64]:
 
 def computes(kinds: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Whether kinds occupy a rank's compute stream, as :data:`COMPUTE_KINDS` says."""
-    return (kinds <= Kind.OPT) | (kinds >= Kind.S)
+    found: NDArray[np.bool_] = _COMPUTES[kinds]
+    return found
 
 
 def pairs_of(packed: Program) -> NDArray[np.int64]:

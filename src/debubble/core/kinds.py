@@ -1,0 +1,360 @@
+"""The table of kinds: what an action of each kind does, needs, costs and holds, said once.
+
+A row is a :class:`KindSpec`. Everything that asks what an action waits for, where it runs, what it
+is called or what it does to memory reads this table, the kernels through :data:`COLUMNS`. A new
+kind of action is a member of :class:`Kind`, a row here and, to run it for real, one handler of the
+runtime.
+
+:func:`debubble.core.waits.waits_for` applies the table to a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from debubble.core.schedule import Schedule
+
+
+class Kind(IntEnum):
+    """What an action does."""
+
+    F = 0
+    """Forward."""
+    I = 1
+    """Backward for the input."""
+    W = 2
+    """Backward for the weights."""
+    B = 3
+    """Full backward: I, then W, fused."""
+    R = 4
+    """Recompute the forward of a stage before its backward."""
+    OPT = 5
+    """Optimizer step of one rank; its ``microbatch`` is the iteration it ends."""
+    SEND_F = 6
+    RECV_F = 7
+    SEND_B = 8
+    RECV_B = 9
+    OFFLOAD = 10
+    RELOAD = 11
+    REDUCE_GRAD = 12
+    UNSHARD = 13
+    RESHARD = 14
+    S = 15
+    """First pass of a rank's shard of the output layer; it carries the rank's first stage."""
+    T = 16
+    """Second pass of the shard, with what the first passes of all shards add up to."""
+
+
+class Stream(IntEnum):
+    """What of a rank an action occupies; those of one stream run one after the other."""
+
+    COMPUTE = 0
+    TRANSFER = 1
+    COPY = 2
+    COLLECTIVE = 3
+
+
+STREAM_TITLES = {
+    Stream.COMPUTE: "compute",
+    Stream.TRANSFER: "transfers",
+    Stream.COPY: "host copy",
+    Stream.COLLECTIVE: "collectives",
+}
+"""What pictures and traces call the streams of a rank."""
+
+
+class Per(Enum):
+    """Which actions of a kind there are, and so what the number of an action counts."""
+
+    UNIT = "one for every stage and microbatch, or slice of it"
+    SHARD = "one for every rank and microbatch, on the rank's first stage"
+    STAGE = "any number for every stage; the microbatch says nothing"
+    STAGE_STEP = "one for every stage and iteration, which is its microbatch"
+    RANK_STEP = "one for every rank and iteration, which is its microbatch"
+
+
+class Of(Enum):
+    """Which actions a :class:`Need` means."""
+
+    STAGE = "of the same microbatch, some stages and slices away"
+    LAST_STAGE = "of the same microbatch on the last stage"
+    EVERY_SHARD = "of the same microbatch on every rank's shard"
+    LATEST = "the last one of the same stage that stands before it in the program"
+    ITERATION = "all of the same stage in the iteration that it ends"
+    OWN_RANK = "the last one that stands before it in the program of its rank"
+    EARLIER_RANKS = "the last one before the same step of every rank up to its own"
+    EVERY_RANK = "the last one before the same step of every rank"
+
+
+class Time(Enum):
+    """Where the time of an action comes from."""
+
+    STAGE = "a cost of its kind and stage"
+    RANK = "a cost of its rank"
+    LINK = "the link between two ranks"
+    COPY = "bytes over the bandwidth of the host or of a link"
+    NONE = "it takes no time"
+
+
+Condition: TypeAlias = "Callable[[Schedule], bool]"
+
+
+def always(_schedule: Schedule) -> bool:
+    """Hold for every schedule."""
+    return True
+
+
+def late_recompute(schedule: Schedule) -> bool:
+    """Whether recomputes wait for the gradient."""
+    return schedule.recompute_after == "gradient"
+
+
+def _vocabulary(*forms: int) -> Condition:
+    return lambda schedule: schedule.vocabulary in forms
+
+
+def _sync(rule: str) -> Condition:
+    return lambda schedule: schedule.sync == rule
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that actions of a kind wait for.
+
+    Parameters
+    ----------
+    kinds
+        An action of one of these: a backward is either I or B.
+    of
+        Which of them.
+    stage, slice
+        How many stages and slices away it is, for :attr:`Of.STAGE`. Where there is no such stage
+        or slice, there is nothing to wait for.
+    through
+        The receive it comes through where transfers are actions and it runs on another rank.
+    last_stage_only
+        Whether only actions of the last stage wait for it.
+    optional
+        Whether orders may do without it: R, RELOAD and what data-parallel replicas exchange.
+    when
+        The schedules in which this is needed.
+    """
+
+    kinds: tuple[Kind, ...]
+    of: Of = Of.STAGE
+    stage: int = 0
+    slice: int = 0
+    through: Kind | None = None
+    last_stage_only: bool = False
+    optional: bool = False
+    when: Condition = always
+
+
+@dataclass(frozen=True)
+class KindSpec:
+    """A row of the table.
+
+    Parameters
+    ----------
+    kind, title
+        The kind, and what a legend calls it.
+    stream
+        What it occupies.
+    per
+        Which actions of this kind there are.
+    needs
+        What its actions wait for; the first is the result that they compute with.
+    time
+        Where its time comes from.
+    letter
+        What stands before the microbatch in narrow pictures; empty for kinds that none shows.
+    takes, frees
+        Quantities of memory that are taken when it starts and freed when it ends, by the names of
+        :func:`debubble.engine.memory.quantities`.
+    instead_of
+        Kinds that a (stage, microbatch) cannot have together with this one.
+    other_end
+        For one end of a transfer, the other.
+    """
+
+    kind: Kind
+    title: str
+    stream: Stream
+    per: Per
+    needs: tuple[Need, ...] = ()
+    time: Time = Time.STAGE
+    letter: str = ""
+    takes: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+    instead_of: tuple[Kind, ...] = ()
+    other_end: Kind | None = None
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is the end of a transfer that has the data."""
+        return self.other_end is not None and self.other_end == self.kind + 1
+
+    @property
+    def receives(self) -> bool:
+        """Whether it is the end of a transfer that gets the data."""
+        return self.other_end is not None and not self.sends
+
+
+F, I, W, B, R, OPT = Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT
+BACKWARD = (I, B)
+"""Kinds that make the gradient of a stage's input."""
+
+_GRADIENT = (
+    Need(BACKWARD, stage=+1, through=Kind.RECV_B),
+    Need((Kind.T,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(1)),
+    Need((Kind.S,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(2)),
+)
+"""The gradient of a stage's output, as far as it is not that of the loss itself."""
+
+_BACKWARD_NEEDS = (
+    *_GRADIENT,
+    Need((F,)),
+    Need((R,), optional=True),
+    Need((Kind.RELOAD,), optional=True),
+    Need(BACKWARD, slice=+1),
+    Need((Kind.UNSHARD,), Of.LATEST, optional=True),
+)
+
+_LATE_GRADIENT = tuple(
+    Need(
+        need.kinds, need.of, need.stage, through=need.through,
+        last_stage_only=need.last_stage_only,
+        when=lambda schedule, when=need.when: late_recompute(schedule) and when(schedule),  # type: ignore[misc]
+    )
+    for need in _GRADIENT
+)  # fmt: skip
+
+_WORK = (F, I, W, B, R, Kind.S, Kind.T)
+
+KINDS: tuple[KindSpec, ...] = (
+    KindSpec(
+        F, "forward", Stream.COMPUTE, Per.UNIT, letter="F", takes=("stored", "kv"),
+        needs=(
+            Need((F,), stage=-1, through=Kind.RECV_F),
+            Need((F,), slice=-1),
+            Need((Kind.UNSHARD,), Of.LATEST, optional=True),
+        ),
+    ),
+    KindSpec(
+        I, "backward for input", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="I",
+        takes=("kv_gradients",), frees=("not_kept", "kv", "kv"), instead_of=(B,),
+    ),
+    KindSpec(
+        W, "backward for weights", Stream.COMPUTE, Per.UNIT, (Need((I,)),), letter="W",
+        frees=("kept",), instead_of=(B,),
+    ),
+    KindSpec(
+        B, "full backward", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="B",
+        takes=("kv_gradients",), frees=("activation", "kv", "kv"), instead_of=(I, W),
+    ),
+    KindSpec(
+        R, "recompute", Stream.COMPUTE, Per.UNIT, letter="R", takes=("recomputed",),
+        needs=(
+            *_LATE_GRADIENT,
+            Need((F,)),
+            Need((Kind.RELOAD,), optional=True),
+            Need((Kind.UNSHARD,), Of.LATEST, optional=True),
+        ),
+    ),
+    KindSpec(
+        OPT, "optimizer step", Stream.COMPUTE, Per.RANK_STEP, time=Time.RANK, letter="O",
+        needs=(
+            Need(_WORK, Of.EVERY_RANK, when=_sync("global")),
+            Need(_WORK, Of.EARLIER_RANKS, when=_sync("post-validation")),
+            Need(_WORK, Of.OWN_RANK, when=_sync("local")),
+            Need((Kind.REDUCE_GRAD,), Of.OWN_RANK, optional=True),
+        ),
+    ),
+    KindSpec(
+        Kind.SEND_F, "transfer of an activation", Stream.TRANSFER, Per.UNIT, (Need((F,)),),
+        Time.LINK, other_end=Kind.RECV_F,
+    ),
+    KindSpec(
+        Kind.RECV_F, "receipt of an activation", Stream.TRANSFER, Per.UNIT,
+        (Need((Kind.SEND_F,), stage=-1),), Time.LINK, other_end=Kind.SEND_F,
+    ),
+    KindSpec(
+        Kind.SEND_B, "transfer of a gradient", Stream.TRANSFER, Per.UNIT, (Need(BACKWARD),),
+        Time.LINK, other_end=Kind.RECV_B,
+    ),
+    KindSpec(
+        Kind.RECV_B, "receipt of a gradient", Stream.TRANSFER, Per.UNIT,
+        (Need((Kind.SEND_B,), stage=+1),), Time.LINK, other_end=Kind.SEND_B,
+    ),
+    KindSpec(
+        Kind.OFFLOAD, "offload", Stream.COPY, Per.UNIT, (Need((F,)),), Time.COPY, frees=("moved",),
+    ),
+    KindSpec(
+        Kind.RELOAD, "reload", Stream.COPY, Per.UNIT, (Need((Kind.OFFLOAD,)),), Time.COPY,
+        takes=("moved",),
+    ),
+    KindSpec(
+        Kind.REDUCE_GRAD, "reduce gradients", Stream.COLLECTIVE, Per.STAGE_STEP,
+        (Need((W, B), Of.ITERATION),),
+    ),
+    KindSpec(Kind.UNSHARD, "gather weights", Stream.COLLECTIVE, Per.STAGE),
+    KindSpec(
+        Kind.RESHARD, "drop gathered weights", Stream.COLLECTIVE, Per.STAGE, time=Time.NONE,
+    ),
+    KindSpec(
+        Kind.S, "output layer, first pass", Stream.COMPUTE, Per.SHARD, letter="S", takes=("shard",),
+        needs=(Need((F,), Of.LAST_STAGE),),
+    ),
+    KindSpec(
+        Kind.T, "output layer, second pass", Stream.COMPUTE, Per.SHARD, letter="T",
+        frees=("shard",), needs=(Need((Kind.S,), Of.EVERY_SHARD),),
+    ),
+)  # fmt: skip
+"""A row for every kind; ``KINDS[kind]`` is the row of `kind`."""
+
+assert [spec.kind for spec in KINDS] == list(Kind)
+
+
+def _members(belongs: Callable[[KindSpec], bool]) -> tuple[Kind, ...]:
+    return tuple(spec.kind for spec in KINDS if belongs(spec))
+
+
+COMPUTE_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE)
+"""Kinds that occupy a rank's compute stream."""
+
+TRANSFER_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER)
+"""Kinds that move data between two ranks."""
+
+COPY_KINDS = _members(lambda spec: spec.stream is Stream.COPY)
+"""Kinds that move an activation out of its rank's memory, and back."""
+
+SHARDING_KINDS = _members(lambda spec: spec.stream is Stream.COLLECTIVE)
+"""Kinds in which data-parallel replicas of a stage exchange its weights or gradients.
+
+The ``microbatch`` of a REDUCE_GRAD is the iteration it ends; the others carry 0."""
+
+VOCABULARY_KINDS = _members(lambda spec: spec.per is Per.SHARD)
+"""Passes of an output layer that is cut along the vocabulary, a shard for every rank."""
+
+UNIT_KINDS = _members(lambda spec: spec.per is Per.UNIT)
+"""Kinds that a stage has at most once for every microbatch, or slice of it."""
+
+WORK_KINDS = tuple(kind for kind in UNIT_KINDS if kind in COMPUTE_KINDS)
+"""Kinds that a stage computes for a microbatch."""
+
+WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
+"""Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
+
+
+def spec_of(kind: int) -> KindSpec:
+    """The row of a kind."""
+    return KINDS[kind]
+
+
+def kinds_that(kinds: Iterable[Kind], need: Kind) -> tuple[Kind, ...]:
+    """Those of some kinds that wait for another kind."""
+    return tuple(kind for kind in kinds if any(need in found.kinds for found in KINDS[kind].needs))

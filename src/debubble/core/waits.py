@@ -1,0 +1,268 @@
+"""What every action of a schedule waits for: the table of kinds, applied.
+
+Program order is not part of it: that actions of one stream run one after the other follows from the
+programs themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import kinds_of, microbatches_of, stages_of
+from debubble.core.ends import first_stages
+from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind, Need, Of
+from debubble.core.schedule import Schedule
+
+Positions = NDArray[np.int64]
+
+DENSE = 4
+"""A table of all (stage, microbatch) is made while it has at most this many entries per action."""
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Pairs of actions of which one waits for the other.
+
+    Parameters
+    ----------
+    consumer, producer
+        Positions in the schedule, sorted by consumer and, of one consumer, in the order of its
+        kind's needs; shape ``(pairs,)``.
+    need
+        Which of the needs of the consumer's kind it is.
+    offsets
+        The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``.
+    """
+
+    consumer: Positions
+    producer: Positions
+    need: NDArray[np.int8]
+    offsets: Positions
+
+    def of(self, position: int) -> Positions:
+        """Positions of what one action waits for."""
+        return self.producer[self.offsets[position] : self.offsets[position + 1]]
+
+    def need_of(self, schedule: Schedule, pair: int) -> Need:
+        """The row of the table behind a pair."""
+        kind = int(kinds_of(schedule.actions[self.consumer[pair]]))
+        return KINDS[kind].needs[int(self.need[pair])]
+
+
+def waits_for(schedule: Schedule) -> Waits:
+    """What every action waits for, beside its turn.
+
+    An action that is not there is waited for by nobody: schedules that lack actions, or have one
+    twice (the first counts), are for :func:`debubble.check`.
+
+    Parameters
+    ----------
+    schedule
+        Any schedule. Where its transfers are actions, results of other ranks come through their
+        receives.
+
+    Returns
+    -------
+    Waits
+        Kept with the schedule, for the next who asks.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> schedule = db.make("1f1b", ranks=2, microbatches=1)
+    >>> [list(map(str, program)) for program in schedule]
+    [['0F0', '0B0'], ['1F0', '1B0']]
+    >>> waits = waits_for(schedule)
+    >>> list(zip(waits.consumer.tolist(), waits.producer.tolist()))
+    [(1, 3), (1, 0), (2, 0), (3, 2)]
+    """
+    if Waits not in schedule.derived:
+        found = _Lookup(schedule).waits()
+        # Arrays only: what points back at the schedule would keep both alive.
+        schedule.derived[Waits] = found
+    waits: Waits = schedule.derived[Waits]
+    return waits
+
+
+def primary_of(schedule: Schedule) -> Positions:
+    """Position of the result that each action computes with, −1 for none; shape ``(n,)``.
+
+    That is the first of its needs that somebody meets: the stage before for a forward, the stage
+    behind for a backward, its own forward on the last stage.
+    """
+    waits = waits_for(schedule)
+    found = np.full(len(schedule), -1, dtype=np.int64)
+    some = np.flatnonzero(np.diff(waits.offsets))
+    found[some] = waits.producer[waits.offsets[some]]
+    return found
+
+
+class _Lookup:
+    """Finds actions by kind, stage and microbatch."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        actions = schedule.actions
+        self.kind = kinds_of(actions)
+        self.stage, self.unit = stages_of(actions), microbatches_of(actions)
+        self.rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        self.units = max(1, int(self.unit.max(initial=0)) + 1)
+        self.cell = self.stage * self.units + self.unit
+        size = (int(self.stage.max(initial=0)) + 1) * self.units
+        self._dense = size if size <= max(4096, DENSE * len(actions)) else 0
+        self._by_kind: dict[tuple[Kind, ...], Positions] = {}
+        self._tables: dict[tuple[Kind, ...], Positions] = {}
+
+    def positions(self, kinds: tuple[Kind, ...]) -> Positions:
+        """Positions of the actions of some kinds."""
+        if kinds not in self._by_kind:
+            wanted = np.zeros(32, dtype=bool)
+            wanted[list(kinds)] = True
+            self._by_kind[kinds] = np.flatnonzero(wanted[self.kind])
+        return self._by_kind[kinds]
+
+    def find(self, kinds: tuple[Kind, ...], cells: Positions) -> Positions:
+        """Position of the first action of these kinds in every cell, −1 for none."""
+        here = self.positions(kinds)
+        if self._dense:
+            if kinds not in self._tables:
+                table = np.full(self._dense, -1, dtype=np.int64)
+                table[self.cell[here[::-1]]] = here[::-1]
+                self._tables[kinds] = table
+            inside = (cells >= 0) & (cells < self._dense)
+            return np.where(inside, self._tables[kinds][np.where(inside, cells, 0)], -1)
+        if not len(here):
+            return np.full(len(cells), -1, dtype=np.int64)
+        keys, first = np.unique(self.cell[here], return_index=True)
+        spot = np.minimum(np.searchsorted(keys, cells), len(keys) - 1)
+        return np.where(keys[spot] == cells, here[first[spot]], -1)
+
+    def waits(self) -> Waits:
+        """Every pair, sorted by consumer."""
+        pairs: list[tuple[Positions, Positions, int]] = []
+        for spec in KINDS:
+            here = self.positions((spec.kind,))
+            if len(here):
+                for number, need in enumerate(spec.needs):
+                    if need.when(self.schedule):
+                        pairs.append((*self._of_need(here, need), number))
+        consumer = np.concatenate([np.empty(0, np.int64), *(a for a, _, _ in pairs)])
+        producer = np.concatenate([np.empty(0, np.int64), *(b for _, b, _ in pairs)])
+        which = np.repeat(
+            np.array([number for *_, number in pairs], dtype=np.int8),
+            np.array([len(a) for a, *_ in pairs], dtype=np.int64),
+        )
+        # Pairs of one consumer stand in the order of its needs already; what is sorted are few runs.
+        order = np.argsort(consumer, kind="stable")
+        consumer = consumer[order]
+        counts = np.bincount(consumer, minlength=len(self.kind))
+        return Waits(
+            consumer, producer[order], which[order], np.concatenate([[0], np.cumsum(counts)])
+        )
+
+    def _of_need(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
+        """Consumers and producers of one need of the actions `here`."""
+        schedule = self.schedule
+        if need.last_stage_only:
+            here = here[self.stage[here] == schedule.stages - 1]
+        if need.of is Of.STAGE:
+            return self._away(here, need)
+        if need.of is Of.LAST_STAGE:
+            found = self.find(need.kinds, (schedule.stages - 1) * self.units + self.unit[here])
+        elif need.of is Of.EVERY_SHARD:
+            if not schedule.vocabulary:
+                return here[:0], here[:0]
+            first = first_stages(schedule.placement)
+            cells = first[None, :] * self.units + self.unit[here][:, None]
+            found = self.find(need.kinds, cells.ravel())
+            here = np.repeat(here, len(first))
+        elif need.of is Of.LATEST:
+            found = self._latest(here, need.kinds)
+        elif need.of is Of.ITERATION:
+            return self._of_iteration(here, need.kinds)
+        else:
+            return self._of_ranks(here, need)
+        return here[found >= 0], found[found >= 0]
+
+    def _away(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
+        schedule = self.schedule
+        if need.stage:
+            away = self.stage[here] + need.stage
+            here = here[(away >= 0) & (away < schedule.stages)]
+        if need.slice:
+            part = self.unit[here] % schedule.slices + need.slice
+            here = here[(part >= 0) & (part < schedule.slices)]
+        found = self.find(need.kinds, self.cell[here] + need.stage * self.units + need.slice)
+        if need.through is not None and len(self.positions(TRANSFER_KINDS)):
+            far = (found >= 0) & (self.rank[found] != self.rank[here])
+            found[far] = self.find((need.through,), self.cell[here[far]])
+        return here[found >= 0], found[found >= 0]
+
+    def _latest(self, here: Positions, kinds: tuple[Kind, ...]) -> Positions:
+        """The last action of some kinds before each, of its stage and in its program."""
+        there = self.positions(kinds)
+        if not len(there):
+            return np.full(len(here), -1, dtype=np.int64)
+        count = len(self.kind)
+        group = self.rank * (int(self.stage.max()) + 1) + self.stage
+        keys = np.sort(group[there] * count + there)
+        spot = np.searchsorted(keys, group[here] * count + here) - 1
+        key = keys[np.maximum(spot, 0)]
+        same = (spot >= 0) & (key // count == group[here])
+        return np.where(same, key % count, -1)
+
+    def _of_iteration(
+        self, here: Positions, kinds: tuple[Kind, ...]
+    ) -> tuple[Positions, Positions]:
+        """All of the same stage and rank in the iteration whose number actions carry."""
+        schedule = self.schedule
+        there = self.positions(kinds)
+        period = schedule.microbatches * schedule.slices
+        wide, steps = int(self.stage.max(initial=0)) + 1, self.units + 1
+        of = (self.rank * wide + self.stage) * steps
+        keys = of[here] + np.minimum(self.unit[here], self.units)
+        order = np.argsort(keys, kind="stable")
+        here, keys = here[order], keys[order]
+        wanted = of[there] + self.unit[there] // period
+        spot = np.searchsorted(keys, wanted)
+        found = spot < len(keys)
+        found[found] = keys[spot[found]] == wanted[found]
+        return here[spot[found]], there[found]
+
+    def _of_ranks(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
+        """The last action of some kinds before an optimizer step, of one or several ranks."""
+        schedule = self.schedule
+        there = self.positions(need.kinds)
+        before = np.searchsorted(there, here) - 1
+        last = np.where(before >= 0, there[np.maximum(before, 0)], -1) if len(there) else before
+        last = np.where((last >= 0) & (self.rank[last] == self.rank[here]), last, -1)
+        if need.of is Of.OWN_RANK:
+            return here[last >= 0], last[last >= 0]
+        # Step k of every rank, counted in its program.
+        rank = self.rank[here]
+        number = np.arange(len(here)) - np.searchsorted(rank, rank)
+        table = np.full((int(number.max(initial=0)) + 1, schedule.ranks), -1, dtype=np.int64)
+        table[number, rank] = last
+        producers = table[number]
+        if need.of is Of.EARLIER_RANKS:
+            producers = np.where(np.arange(schedule.ranks) <= rank[:, None], producers, -1)
+        consumers = np.repeat(here, schedule.ranks)
+        found = producers.ravel()
+        return consumers[found >= 0], found[found >= 0]
+
+
+def computing_before(schedule: Schedule) -> Positions:
+    """Position of the last compute action before each in its program, −1 for none.
+
+    An action of a side stream is issued when its rank has done that one.
+    """
+    wanted = np.zeros(32, dtype=bool)
+    wanted[list(COMPUTE_KINDS)] = True
+    busy = wanted[kinds_of(schedule.actions)]
+    index = np.where(busy, np.arange(len(schedule)), -1)
+    last = np.concatenate([[-1], np.maximum.accumulate(index)[:-1]]) if len(index) else index
+    opening = np.repeat(schedule.offsets[:-1], np.diff(schedule.offsets))
+    return np.where(last >= opening, last, -1)
