@@ -142,29 +142,36 @@ class _Lookup:
 
     def waits(self) -> Waits:
         """Every pair, sorted by consumer."""
-        pairs: list[tuple[Positions, Positions, int]] = []
+        blocks: list[tuple[int, Positions, Positions]] = []
         for spec in KINDS:
             here = self.positions((spec.kind,))
             if len(here):
                 for number, need in enumerate(spec.needs):
                     if need.when(self.schedule):
-                        pairs.append((*self._of_need(here, need), number))
-        consumer = np.concatenate([np.empty(0, np.int64), *(a for a, _, _ in pairs)])
-        producer = np.concatenate([np.empty(0, np.int64), *(b for _, b, _ in pairs)])
-        which = np.repeat(
-            np.array([number for *_, number in pairs], dtype=np.int8),
-            np.array([len(a) for a, *_ in pairs], dtype=np.int64),
-        )
-        # Pairs of one consumer stand in the order of its needs already; what is sorted are few runs.
-        order = np.argsort(consumer, kind="stable")
-        consumer = consumer[order]
-        counts = np.bincount(consumer, minlength=len(self.kind))
-        return Waits(
-            consumer, producer[order], which[order], np.concatenate([[0], np.cumsum(counts)])
-        )
+                        blocks.append((number, *self._of_need(here, need)))
+        counts = np.zeros(len(self.kind), dtype=np.int64)
+        for _, consumer, _ in blocks:
+            counts += np.bincount(consumer, minlength=len(counts))
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        # All needs of a kind are filled in one after the other: no pair has to be sorted.
+        free = offsets[:-1].copy()
+        producers = np.empty(offsets[-1], dtype=np.int64)
+        needs = np.empty(offsets[-1], dtype=np.int8)
+        for number, consumer, producer in blocks:
+            # Consumers are sorted: of several pairs of one each takes the next place.
+            opens = np.diff(consumer, prepend=-1) > 0
+            place = free[consumer]
+            if not opens.all():
+                begin = np.flatnonzero(opens)
+                run = np.diff(np.append(begin, len(consumer)))
+                place += np.arange(len(consumer)) - np.repeat(begin, run)
+            producers[place] = producer
+            needs[place] = number
+            free[consumer] = place + 1
+        return Waits(np.repeat(np.arange(len(counts)), counts), producers, needs, offsets)
 
     def _of_need(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
-        """Consumers and producers of one need of the actions `here`."""
+        """Consumers, sorted, and producers of one need of the actions `here`."""
         schedule = self.schedule
         if need.last_stage_only:
             here = here[self.stage[here] == schedule.stages - 1]
@@ -230,7 +237,9 @@ class _Lookup:
         spot = np.searchsorted(keys, wanted)
         found = spot < len(keys)
         found[found] = keys[spot[found]] == wanted[found]
-        return here[spot[found]], there[found]
+        consumer, producer = here[spot[found]], there[found]
+        order = np.argsort(consumer, kind="stable")
+        return consumer[order], producer[order]
 
     def _of_ranks(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
         """The last action of some kinds before an optimizer step, of one or several ranks."""
