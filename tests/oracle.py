@@ -71,17 +71,11 @@ def shard_arrival(
     rank: int,
 ) -> float | None:
     """When an action has what it needs of the output layer's shards; None when not yet known."""
-    stage, kind, microbatch = action
-    last, sources, relay = schedule.stages - 1, [], 0.0
-    takers = (Kind.I, Kind.B, *((Kind.R,) if schedule.recompute_after == "gradient" else ()))
-    if kind == Kind.S:
-        sources = [Action(last, Kind.F, microbatch)]
-    elif kind == Kind.T:
-        sources = shards_of(schedule, Kind.S, microbatch)
+    kind, last = action.kind, schedule.stages - 1
+    relay = 0.0
+    if kind == Kind.T:
         relay = link_time(schedule, costs, schedule.placement.table[0][last], rank, 0)
-    elif kind in takers and stage == last and schedule.vocabulary:
-        given = Kind.T if schedule.vocabulary == 1 else Kind.S
-        sources = shards_of(schedule, given, microbatch)
+    sources = shard_sources_of(schedule, action)
     latest = 0.0
     for source in sources:
         if source not in finished:
@@ -93,13 +87,56 @@ def shard_arrival(
     return latest
 
 
+def sources_of(schedule: Schedule, action: Action) -> list[tuple[Action, ...]]:
+    """What an action of one stage and microbatch needs, each as alternatives, beside shards."""
+    stage, kind, microbatch = action
+    stages = schedule.stages
+    sources: list[tuple[Action, ...]] = []
+    if kind == Kind.F and stage > 0:
+        sources = [(Action(stage - 1, Kind.F, microbatch),)]
+    elif kind in (Kind.I, Kind.B):
+        sources = [(Action(stage, Kind.F, microbatch),)]
+        if stage < stages - 1:
+            sources.append(
+                (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
+            )
+    elif kind == Kind.W:
+        sources = [(Action(stage, Kind.I, microbatch),)]
+    elif kind == Kind.R:
+        sources = [(Action(stage, Kind.F, microbatch),)]
+        if stage < stages - 1 and schedule.recompute_after == "gradient":
+            sources.append(
+                (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
+            )
+    part = microbatch % schedule.slices
+    if kind == Kind.F and part > 0:
+        sources.append((Action(stage, Kind.F, microbatch - 1),))
+    if kind in (Kind.I, Kind.B) and part < schedule.slices - 1:
+        later = microbatch + 1
+        sources.append((Action(stage, Kind.I, later), Action(stage, Kind.B, later)))
+    return sources
+
+
+def shard_sources_of(schedule: Schedule, action: Action) -> list[Action]:
+    """What an action needs of, or for, the shards of the output layer."""
+    stage, kind, microbatch = action
+    last = schedule.stages - 1
+    takers = (Kind.I, Kind.B, *((Kind.R,) if schedule.recompute_after == "gradient" else ()))
+    if kind == Kind.S:
+        return [Action(last, Kind.F, microbatch)]
+    if kind == Kind.T:
+        return shards_of(schedule, Kind.S, microbatch)
+    if kind in takers and stage == last and schedule.vocabulary:
+        return shards_of(schedule, Kind.T if schedule.vocabulary == 1 else Kind.S, microbatch)
+    return []
+
+
 def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     """Overlapped transfers only; every action waits for its rank and for its data.
 
     A copy is issued when its rank reaches it; each rank's copies run one after the other.
     """
     table = costs.table(schedule)
-    stages = schedule.stages
     programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     heads = [0] * schedule.ranks
     free = [0.0] * schedule.ranks
@@ -118,29 +155,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     def arrival(action: Action, rank: int) -> float | None:
         """When the data of an action is there; None when not yet known."""
         stage, kind, microbatch = action
-        sources: list[tuple[Action, ...]] = []
-        if kind == Kind.F and stage > 0:
-            sources = [(Action(stage - 1, Kind.F, microbatch),)]
-        elif kind in (Kind.I, Kind.B):
-            sources = [(Action(stage, Kind.F, microbatch),)]
-            if stage < stages - 1:
-                sources.append(
-                    (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
-                )
-        elif kind == Kind.W:
-            sources = [(Action(stage, Kind.I, microbatch),)]
-        elif kind == Kind.R:
-            sources = [(Action(stage, Kind.F, microbatch),)]
-            if stage < stages - 1 and schedule.recompute_after == "gradient":
-                sources.append(
-                    (Action(stage + 1, Kind.I, microbatch), Action(stage + 1, Kind.B, microbatch))
-                )
+        sources = sources_of(schedule, action)
         part = microbatch % schedule.slices
-        if kind == Kind.F and part > 0:
-            sources.append((Action(stage, Kind.F, microbatch - 1),))
-        if kind in (Kind.I, Kind.B) and part < schedule.slices - 1:
-            later = microbatch + 1
-            sources.append((Action(stage, Kind.I, later), Action(stage, Kind.B, later)))
         latest = shard_arrival(schedule, costs, finished, action, rank)
         if latest is None:
             return None
