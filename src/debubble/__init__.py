@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from debubble.core import hooks
+
 if TYPE_CHECKING:
     from debubble.analysis.check import Report, check
     from debubble.analysis.compare import Comparison, compare
@@ -59,6 +61,16 @@ _HOME = {
     "register": "schedules.registry",
     "schedules": "schedules",
 }
+
+hooks.fill(
+    {
+        "save_schedule": "debubble.interchange.files:save",
+        "plot_timeline": "debubble.view.figure:plot",
+        "save_timelines": "debubble.view.files:save",
+        "timelines_html": "debubble.view.page:cell",
+        "render_figure": "debubble.view.figure:render",
+    }
+)
 
 __all__ = [
     "Action",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -23,6 +22,7 @@ from debubble.analysis.metrics import (
     table,
     times_text,
 )
+from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -260,14 +260,11 @@ class Comparison:
             options["limit"] = self.memory
         if ending == ".html":
             options["table_html"] = self._table_html()
-        files = importlib.import_module("debubble.view.files")
-        files.save(self.timelines, path, title=title or self.headline, **options)
+        hooks.save_timelines(self.timelines, path, title=title or self.headline, **options)
 
     def _repr_html_(self) -> str:
         footer = "<br>".join(map(escape, self._footer()))
-        pictures = importlib.import_module("debubble.view.page").cell(
-            self.timelines, time_unit=self.time_unit, limit=self.memory
-        )
+        pictures = hooks.timelines_html(self.timelines, time_unit=self.time_unit, limit=self.memory)
         return f"<p><b>{escape(self.headline)}</b></p>{self._table_html()}<p>{footer}</p>{pictures}"
 
     def _table_html(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core import hooks
 from debubble.core.actions import (
     Action,
     Program,
@@ -337,8 +337,7 @@ class Schedule:
 
     def save(self, path: str | Path) -> None:
         """Write a schedule file; the ending (``.json`` or ``.csv``) picks the format."""
-        # Writers live above this layer; the name is resolved when somebody asks for a file.
-        importlib.import_module("debubble.interchange.files").save(self, path)
+        hooks.save_schedule(self, path)
 
 
 def _check_targets(targets: tuple[int | None, ...], ranks: int) -> None:

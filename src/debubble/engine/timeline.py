@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core import hooks
 from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
@@ -307,18 +307,16 @@ class Timeline:
             f"bubble ratio {self.bubble_ratio:.4f}, peak activation {self.memory.peak.max():g}>"
         )
 
-    # Pictures live above this layer; their modules are resolved when somebody asks for one.
-
     def plot(self, ax: Any = None, **options: Any) -> Any:
         """Draw with matplotlib, into `ax` when given; returns the axes."""
-        return importlib.import_module("debubble.view.figure").plot(self, ax=ax, **options)
+        return hooks.plot_timeline(self, ax=ax, **options)
 
     def save(self, path: str | Path, **options: Any) -> None:
         """Write a picture: .png, .svg, .pdf, .html or .txt."""
-        importlib.import_module("debubble.view.files").save([self], path, **options)
+        hooks.save_timelines([self], path, **options)
 
     def _repr_html_(self) -> str:
-        html: str = importlib.import_module("debubble.view.page").cell([self])
+        html: str = hooks.timelines_html([self])
         return html
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from debubble.analysis.metrics import number, percent, table
+from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.engine.graph import P2PMode
@@ -107,7 +107,7 @@ class Frontier:
         if ending not in ("png", "svg", "pdf"):
             raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
         drawing = self.plot().figure
-        data: bytes = importlib.import_module("debubble.view.figure").render(drawing, ending)
+        data: bytes = hooks.render_figure(drawing, ending)
         Path(path).write_bytes(data)
 
 
