@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-28.3b-m96.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format bench clean
+.PHONY: help demo test quick explore browser lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,14 @@ browser:  ## Chromium for the tests of pages, where apt has it
 
 test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 2
+
+quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow
+	$(BIN)/python -m pytest -n 2 -m "not browser and not processes and not slow"
+
+MINUTES ?= 10
+explore: $(VENV)/.dev  ## property tests with new random cases, over and over: make explore MINUTES=60
+	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -n 2 -x -m "not browser and not processes" || exit 1; done
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
 	$(BIN)/ruff check .

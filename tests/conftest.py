@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,13 +11,25 @@ from hypothesis import HealthCheck, settings
 
 from tests import browser as browsers
 
-settings.register_profile(
-    "default",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-settings.load_profile("default")
+CALM = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
+}
+settings.register_profile("default", derandomize=True, **CALM)
+settings.register_profile("explore", derandomize=False, print_blob=True, **CALM)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+BROWSERS = {"browser", "visit"}
+"""Fixtures that open a browser."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes a browser or processes, so that ``make quick`` can leave it out."""
+    for item in items:
+        if BROWSERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("browser")
+        if item.path.parent.name == "runtime":
+            item.add_marker("processes")
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,13 @@ def named_by(module: str) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in prose and re.fullmatch(r"debubble(\.\w+)+(:\w+)?\.?", node.value):
-                yield node.lineno, node.value.rstrip(".").partition(":")[0]
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in prose
+            and re.fullmatch(r"debubble(\.\w+)+(:\w+)?\.?", node.value)
+        ):
+            yield node.lineno, node.value.rstrip(".").partition(":")[0]
 
 
 def floor_of(module: str) -> int:

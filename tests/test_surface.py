@@ -1,0 +1,76 @@
+"""The public surface: what is exported, and with which parameters. Extend it, rename nothing."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import debubble as db
+from tests import typed_client
+
+EXPORTED = {
+    "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs", "DebubbleError",
+    "FormatError", "Kind", "ParameterError", "Placement", "Report", "Result", "Schedule",
+    "ScheduleError", "Timeline", "check", "compare", "load", "make", "optimize", "register",
+    "schedules", "simulate",
+}  # fmt: skip
+
+PARAMETERS = {
+    "make": {"name", "ranks", "microbatches", "chunks", "iterations", "sync", "costs", "memory"},
+    "simulate": {"schedule", "costs", "p2p_mode"},
+    "check": {"schedule", "memory", "costs", "p2p_mode"},
+    "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
+    "load": {"path"},
+    "schedules": set(),
+}
+"""Parameters that callers rely on; there may be more."""
+
+MEMBERS = {
+    "Timeline": {
+        "makespan", "bubble_ratio", "stage_bubble_rate", "overhead", "stage_time", "busy",
+        "peak_activation", "critical_path", "sensitivity", "start", "end", "plot", "save",
+    },
+    "Schedule": {
+        "name", "ranks", "stages", "chunks", "microbatches", "iterations", "placement", "program",
+        "rows", "save", "from_text", "from_programs", "to_dict",
+    },
+    "Comparison": {"rows", "skipped", "notes", "headline", "save", "to_dict"},
+    "Result": {"schedule", "makespan", "lower_bound", "status", "seconds"},
+    "Report": {"problems", "ok"},
+    "Costs": {"per_rank"},
+}  # fmt: skip
+
+
+def test_what_is_exported() -> None:
+    assert set(db.__all__) == EXPORTED
+    assert set(dir(db)) >= EXPORTED
+    for name in EXPORTED:
+        assert getattr(db, name) is not None
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_keep_their_names(name: str) -> None:
+    assert set(inspect.signature(getattr(db, name)).parameters) >= PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_keep_their_names(name: str) -> None:
+    cls = getattr(db, name)
+    fields = set(getattr(cls, "__dataclass_fields__", ()))
+    assert fields | set(dir(cls)) >= MEMBERS[name]
+
+
+def test_errors_are_value_errors_with_one_root() -> None:
+    for name in ("CostError", "FormatError", "ParameterError", "ScheduleError"):
+        assert issubclass(getattr(db, name), db.DebubbleError)
+    assert issubclass(db.DebubbleError, ValueError)
+
+
+def test_a_typed_client_runs(tmp_path: Path) -> None:
+    """Its types are checked with those of the package, see ``[tool.mypy]``."""
+    assert typed_client.fastest(["gpipe", "1f1b"], 4, 8, 4.0) == "1f1b"
+    numbers = typed_client.measure(db.make("1f1b", ranks=4, microbatches=8), tmp_path)
+    assert numbers == {"makespan": 33.0, "bubble_ratio": 3 / 11, "peak": 4.0}
+    assert "ranks" in typed_client.refused(0)
