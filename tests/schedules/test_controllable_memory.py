@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.engine.timeline import Timeline
+from debubble.schedules._storage import Terms
 from debubble.schedules.controllable_memory import (
     MOST_RANKS,
     V_HALF,
@@ -258,13 +259,13 @@ def test_the_published_order_does_not_depend_on_costs(name: str) -> None:
 
 
 def test_the_largest_block_that_fits_takes_part() -> None:
-    table = db.Costs().resolve(db.Placement.v(8))
-    fitting = {memory: largest_block(table, memory) for memory in (3.9, 4, 5, 5.5, 6, 8, 40)}
+    terms = Terms.of(db.Placement.v(8), db.Costs(), None)
+    fitting = {memory: largest_block(terms, memory) for memory in (3.9, 4, 5, 5.5, 6, 8, 40)}
     assert fitting == {
         3.9: None, 4: V_MIN, 5: V_HALF, 5.5: V_HALF, 6: V_TWO_THIRDS, 8: V_ZB, 40: V_ZB
     }  # fmt: skip
-    assert largest_block(table, [8, 8, 8, 8, 8, 8, 8, 4.5]) is V_MIN
-    doubled = db.Costs(activation=[1] * 16).resolve(db.Placement.v(8))
+    assert largest_block(terms, [8, 8, 8, 8, 8, 8, 8, 4.5]) is V_MIN
+    doubled = Terms.of(db.Placement.v(8), db.Costs(activation=[1] * 16), None)
     assert largest_block(doubled, 10) is V_HALF
 
 

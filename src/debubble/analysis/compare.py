@@ -39,6 +39,7 @@ def compare(
     sync: str | None = None,
     recompute: Stages | None = None,
     recompute_at: RecomputeAt | None = None,
+    offload: Stages | None = None,
     transfers: ReceivePolicy | None = None,
     sharding: ShardingMode | None = None,
     options: Mapping[str, Any] | None = None,
@@ -60,6 +61,9 @@ def compare(
         What optimizer steps of named schedules wait for, see :func:`debubble.make`.
     recompute, recompute_at
         Which stages of all schedules recompute their forward, and where, see :func:`debubble.make`.
+    offload
+        Which stages of all schedules keep their activations on the host, see
+        :func:`debubble.make`.
     transfers, sharding
         Whether transfers, and what data-parallel replicas do, become actions of all schedules, see
         :func:`debubble.lowering.chain.lower`.
@@ -118,7 +122,10 @@ def compare(
         try:
             if isinstance(item, Schedule):
                 _refuse_bad(item, p2p_mode)
-                schedule = item
+                schedule = lower(
+                    item, recompute=recompute, recompute_at=recompute_at, offload=offload,
+                    costs=costs, memory=memory, p2p_mode=p2p_mode,
+                )  # fmt: skip
             else:
                 assert ranks is not None
                 assert microbatches is not None
@@ -130,12 +137,12 @@ def compare(
                     sync=sync,
                     costs=costs,
                     memory=memory,
+                    recompute=recompute,
+                    recompute_at=recompute_at,
+                    offload=offload,
                     **_fitting(item, chunks, options or {}, own),
                 )
-            schedule = lower(
-                schedule, recompute=recompute, recompute_at=recompute_at, transfers=transfers,
-                sharding=sharding, costs=costs, memory=memory, p2p_mode=p2p_mode,
-            )  # fmt: skip
+            schedule = lower(schedule, transfers=transfers, sharding=sharding)
             timeline = simulate(schedule, costs, p2p_mode)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)

@@ -45,13 +45,6 @@ def optimize(
     backward: Annotated[
         str, typer.Option(metavar="HOW", help="split, fused, or free: whichever is faster.")
     ] = "free",
-    offload: Annotated[
-        str,
-        typer.Option(
-            metavar="STAGES",
-            help="Stages whose activations wait on the host: none, free, or such as 0,1,4-7.",
-        ),
-    ] = "none",
     time_limit: Annotated[
         str | None,
         typer.Option(metavar="S", help="Seconds to use; without it, a fixed amount of work."),
@@ -86,8 +79,8 @@ def optimize(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
         )
     recompute = _stages("--recompute", setup.recompute or "none", ("none", "full", "free"))
-    away = _stages("--offload", offload, ("none", "free"))
-    inputs = replace(setup, memory=None, recompute=None).read()
+    away = _stages("--offload", setup.offload or "none", ("none", "free"))
+    inputs = replace(setup, memory=None, recompute=None, offload=None).read()
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)

@@ -109,6 +109,13 @@ class Setup:
         str | None,
         typer.Option(metavar="PLACE", help="Where: just-in-time, bubbles or with-backward."),
     ] = None
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGES",
+            help="Keep activations on the host until their backwards: full, or 0,1,4-7.",
+        ),
+    ] = None
     transfers: Annotated[
         str | None,
         typer.Option(
@@ -163,6 +170,7 @@ class Setup:
             mode=mode,
             recompute=None if self.recompute is None else read_stages(self.recompute),
             recompute_at=self._place(),
+            offload=None if self.offload is None else read_stages(self.offload, "--offload"),
             transfers=_one_of("--transfers", self.transfers, RECEIVE_POLICIES),
             sharding=_one_of("--sharding", self.sharding, SHARDING_MODES),
             pairs=tuple(pairs),
@@ -209,7 +217,7 @@ def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     return text
 
 
-def read_stages(text: str) -> str | list[int]:
+def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
     """``"full"``, or the stages in a text such as ``0,1,4-7``."""
     if text.strip() == "full":
         return "full"
@@ -219,7 +227,7 @@ def read_stages(text: str) -> str | list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last >= MAX_STAGES:
             raise ParameterError(
-                f"--recompute is '{text}'; give full, or stages from 0 on such as 0,1,4-7"
+                f"{flag} is '{text}'; give full, or stages from 0 on such as 0,1,4-7"
             )
         found += range(first, last + 1)
     return found
@@ -237,7 +245,10 @@ def _limit(text: str | None) -> float | None:
     return limit
 
 
-LOWERINGS = ("recompute", "recompute_at", "transfers", "sharding")
+STORAGE = ("recompute", "recompute_at", "offload")
+"""Fields of :class:`Inputs` that say which activations do not stay until their backward."""
+
+LOWERINGS = (*STORAGE, "transfers", "sharding")
 """Fields of :class:`Inputs` that add actions to a schedule."""
 
 
@@ -257,6 +268,8 @@ class Inputs:
         How transfers are treated.
     recompute, recompute_at
         Which stages recompute their forwards, None for none, and where.
+    offload
+        Which stages keep their activations on the host, None for none.
     transfers, sharding
         Whether, and how, transfers and what data-parallel replicas do become actions.
     pairs
@@ -275,6 +288,7 @@ class Inputs:
     mode: P2PMode
     recompute: str | list[int] | None
     recompute_at: RecomputeAt | None
+    offload: str | list[int] | None
     transfers: ReceivePolicy | None
     sharding: ShardingMode | None
     pairs: tuple[str, ...]
@@ -320,8 +334,10 @@ class Inputs:
 
     def schedule(self, target: str) -> Schedule:
         """The schedule that a text names, made for these parameters."""
-        from debubble.interchange.files import resolve
+        from debubble.interchange.files import is_foreign, resolve
 
+        storage = {name: getattr(self, name) for name in STORAGE}
+        named = not is_foreign(target)
         made = resolve(
             target,
             ranks=self.ranks,
@@ -332,15 +348,16 @@ class Inputs:
             memory=self.memory,
             sync=self.sync,
             defaults=self.defaults,
+            storage=storage if named else None,
             **self.options([target]),
         )
-        if not any(self.lowering.values()):
+        # A registered schedule is made with what it stores; its order may depend on that.
+        rest = self.lowering | (dict.fromkeys(STORAGE) if named else {})
+        if not any(rest.values()):
             return made
         from debubble.lowering.chain import lower
 
-        return lower(
-            made, **self.lowering, costs=self.costs, memory=self.memory, p2p_mode=self.mode
-        )
+        return lower(made, **rest, costs=self.costs, memory=self.memory, p2p_mode=self.mode)
 
     @property
     def lowering(self) -> dict[str, Any]:
@@ -350,7 +367,8 @@ class Inputs:
     @property
     def plain(self) -> Inputs:
         """The same without lowering."""
-        return replace(self, recompute=None, recompute_at=None, transfers=None, sharding=None)
+        nothing: dict[str, Any] = dict.fromkeys(LOWERINGS)
+        return replace(self, **nothing)
 
     def simulate(self, schedule: Schedule, target: str) -> Timeline:
         """The timeline of a schedule with these costs.

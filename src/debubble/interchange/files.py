@@ -149,6 +149,7 @@ def resolve(
     costs: Costs | None = None,
     memory: float | None = None,
     sync: str | None = None,
+    storage: Mapping[str, Any] | None = None,
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
@@ -165,6 +166,9 @@ def resolve(
         For schedules that depend on them.
     sync
         What optimizer steps wait for, see :func:`debubble.make`; a file says it itself.
+    storage
+        ``recompute``, ``recompute_at`` and ``offload`` of :func:`debubble.make`, for registered
+        schedules; others are lowered when they are there.
     defaults
         Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
     **options
@@ -207,7 +211,7 @@ def resolve(
     for key in ("ranks", "microbatches"):
         if given[key] is None:
             raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
-    return registry.make(entry.name, **given, sync=sync, **options)
+    return registry.make(entry.name, **given, sync=sync, **(storage or {}), **options)
 
 
 _HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}

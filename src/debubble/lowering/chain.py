@@ -5,6 +5,7 @@ from __future__ import annotations
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute
 from debubble.lowering.sharding import ShardingMode, add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
@@ -15,13 +16,14 @@ def lower(
     *,
     recompute: Stages | None = None,
     recompute_at: RecomputeAt | None = None,
+    offload: Stages | None = None,
     transfers: ReceivePolicy | None = None,
     sharding: ShardingMode | None = None,
     costs: Costs | None = None,
     memory: float | None = None,
     p2p_mode: P2PMode = "overlapped",
 ) -> Schedule:
-    """Add recomputes, then sends and receives, then what data-parallel replicas do.
+    """Add recomputes and copies, then sends and receives, then what data-parallel replicas do.
 
     Parameters
     ----------
@@ -31,6 +33,9 @@ def lower(
         Which stages recompute their forwards, and where; see
         :func:`debubble.lowering.recompute.add_recompute`, which also takes `costs`, `memory` and
         `p2p_mode`.
+    offload
+        Which stages' activations wait on the host, see
+        :func:`debubble.lowering.offload.add_offload`.
     transfers
         Where receives stand, see :func:`debubble.lowering.transfers.add_transfers`; None leaves
         transfers to the simulation.
@@ -45,6 +50,7 @@ def lower(
     schedule = add_recompute(
         schedule, recompute, at=recompute_at, costs=costs, memory=memory, p2p_mode=p2p_mode
     )
+    schedule = add_offload(schedule, offload, costs=costs, memory=memory, p2p_mode=p2p_mode)
     if transfers is not None:
         schedule = add_transfers(schedule, policy=transfers)
     if sharding is not None:

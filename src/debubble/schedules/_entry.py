@@ -118,7 +118,14 @@ class Entry:
         given = {key: value for key, value in values.items() if value is not None}
         chunks = self.chunks or self.default_chunks
         return SimpleNamespace(
-            **{"chunks": chunks, "iterations": None, "costs": None, "memory": None, "slices": 1}
+            **{
+                "chunks": chunks,
+                "iterations": None,
+                "costs": None,
+                "memory": None,
+                "storage": None,
+                "slices": 1,
+            }
             | defaults
             | given
         )

@@ -73,7 +73,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
-from debubble.lowering.recompute import add_recompute
+from debubble.lowering.recompute import RecomputeAt, add_recompute
 from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
 from debubble.schedules._greedy_policies import Policy, first_policies, variations
 
@@ -118,6 +118,7 @@ def schedule(
     *,
     objective: str = "makespan",
     recompute: NDArray[np.bool_] | None = None,
+    late: bool = False,
     published: Iterable[Sequence[Program]] = (),
     effort: float = 1.0,
 ) -> list[Program]:
@@ -139,6 +140,8 @@ def schedule(
         other one, then by memory.
     recompute
         Whether each stage recomputes its forward right before the backward, shape ``(stages,)``.
+    late
+        Whether recomputes wait for the gradient, too.
     published
         Complete orders that take part in the choice where they fit into the memory.
     effort
@@ -161,7 +164,7 @@ def schedule(
             f"objective is '{objective}'; {did_you_mean(str(objective), OBJECTIVES)}"
         )
     limits = check_memory(placement, table, memory, recompute)
-    problem = _Problem(placement, table, microbatches, limits, objective, recompute)
+    problem = _Problem(placement, table, microbatches, limits, objective, recompute, late)
     measured = (problem.measured(programs) for programs in published)
     candidates = [candidate for candidate in measured if candidate is not None]
     if not any(problem.meets_bound(candidate) for candidate in candidates):
@@ -259,6 +262,7 @@ class _Problem:
         limits: NDArray[np.float64],
         objective: str,
         recompute: NDArray[np.bool_] | None = None,
+        late: bool = False,
     ) -> None:
         self.placement = placement
         self.table = table
@@ -266,6 +270,7 @@ class _Problem:
         self.limits = limits
         self.objective = objective
         self.recompute = recompute
+        self.late = late
         self.size = 3 * placement.stages * microbatches
 
         ranks, stages = placement.ranks, placement.stages
@@ -281,7 +286,9 @@ class _Problem:
 
         # When a microbatch that is alone gets everywhere.
         up = np.append(0.0, table.link[homes[:-1], homes[1:]])
-        down = np.append(table.link[homes[1:], homes[:-1]] - redo[:-1], 0.0)
+        # A recompute that needs no gradient can begin before it arrives.
+        ahead = 0.0 if late else redo[:-1]
+        down = np.append(table.link[homes[1:], homes[:-1]] - ahead, 0.0)
         forward_at = np.append(0.0, np.cumsum(F[:-1] + up[1:]))
         way_back = np.append(0.0, np.cumsum((I[1:] + down[:-1])[::-1]))[::-1]
         input_at = forward_at[-1] + F[-1] + way_back
@@ -322,8 +329,9 @@ class _Problem:
     def shortened(self, microbatches: int) -> _Problem:
         """The same problem with fewer microbatches."""
         return _Problem(
-            self.placement, self.table, microbatches, self.limits, self.objective, self.recompute
-        )
+            self.placement, self.table, microbatches, self.limits, self.objective, self.recompute,
+            self.late,
+        )  # fmt: skip
 
     def candidate(self, makespan: float, stage_time: float, share: float) -> _Candidate:
         """A result without programs."""
@@ -366,7 +374,8 @@ class _Problem:
         """An order from elsewhere, simulated; None when it does not fit into the memory."""
         order = Schedule.from_programs("order", self.placement, self.microbatches, programs)
         if self.recompute is not None:
-            order = add_recompute(order, np.flatnonzero(self.recompute).tolist())
+            at: RecomputeAt = "with-backward" if self.late else "just-in-time"
+            order = add_recompute(order, np.flatnonzero(self.recompute).tolist(), at=at)
         peak = measure_memory(order, self.table).peak
         if np.any(peak > self.limits * (1 + TOLERANCE)):
             return None

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import Program
-from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
+from debubble.schedules._storage import Storage, Terms
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -58,13 +58,12 @@ MOST_RANKS = 512
 """Blocks are laid out in a grid that grows with the square of the ranks."""
 
 
-def largest_block(table: CostTable, memory: ArrayLike) -> VBlock | None:
+def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
     """The block that makes the most of a memory limit; None when none fits."""
-    ranks = table.placement.ranks
+    ranks = terms.table.placement.ranks
     limit = np.min(memory) * (1 + 1e-9)
-    held = 2 * float(table.activation.max())
     blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
-    fitting = (block for block in blocks if block.memory(ranks) * held <= limit)
+    fitting = (block for block in blocks if terms.limit(2 * block.memory(ranks)) <= limit)
     return next(fitting, None) if ranks <= MOST_RANKS else None
 
 
@@ -74,23 +73,20 @@ def scheduled(
     microbatches: int,
     costs: Costs | None,
     memory: float | Sequence[float] | None,
+    storage: Storage | None,
     objective: str,
     published: bool,
 ) -> list[Program]:
     """The order of a block, or one computed for costs and memory that is no slower."""
-    from debubble.schedules import _greedy
-
     order = block.programs(ranks, microbatches)
     if published:
         return order
-    table = (costs or Costs()).resolve(Placement.v(ranks))
+    terms = Terms.of(Placement.v(ranks), costs, storage)
     if memory is None:
-        memory = 2 * block.memory(ranks) * float(table.activation.max())
-    other = largest_block(table, memory)
+        memory = terms.limit_of(2 * block.memory(ranks), order, microbatches)
+    other = largest_block(terms, memory)
     orders = [order] if other in (block, None) else [order, other.programs(ranks, microbatches)]
-    return _greedy.schedule(
-        table.placement, table, microbatches, memory, objective=objective, published=orders
-    )
+    return terms.schedule(microbatches, memory, objective, orders)
 
 
 SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
@@ -183,6 +179,7 @@ def v_half(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
     published: bool = False,
 ) -> list[Program]:
@@ -222,6 +219,9 @@ def v_half(
         Limit for the activations on a rank, or one for each rank, in the unit of
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
         is the published memory, ⌊p/2⌋ + 1 with the largest activation of a chunk.
+    storage
+        Stages whose activations do not stay until their backward; an order without recomputes and
+        copies that knows what they free.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
     published
@@ -232,7 +232,7 @@ def v_half(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    return scheduled(V_HALF, ranks, microbatches, costs, memory, objective, published)
+    return scheduled(V_HALF, ranks, microbatches, costs, memory, storage, objective, published)
 
 
 @register(
@@ -256,6 +256,7 @@ def v_min(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
     published: bool = False,
 ) -> list[Program]:
@@ -275,7 +276,7 @@ def v_min(
         r1 | .  F0 F1 .  f0 .  f1 i0 w0 .  I0 F2 W0 i1 f2 w1 I1 F3 W1 i2 f3 w2 I2 i3 W2 w3 I3 W3 .
         r2 | .  .  F0 f0 F1 f1 .  .  i0 I0 w0 W0 F2 f2 i1 I1 w1 W1 F3 f3 i2 I2 w2 W2 i3 I3 w3 W3 .
     """
-    return scheduled(V_MIN, ranks, microbatches, costs, memory, objective, published)
+    return scheduled(V_MIN, ranks, microbatches, costs, memory, storage, objective, published)
 
 
 @register(
@@ -295,6 +296,7 @@ def v_zb(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
     published: bool = False,
 ) -> list[Program]:
@@ -315,4 +317,4 @@ def v_zb(
         r1 | .  F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 I0 w1 i2 f3 W0 I1 w2 i3 I2 W1 I3 w3 W2 W3 .
         r2 | .  .  F0 f0 F1 f1 F2 f2 i0 I0 w0 W0 F3 f3 i1 I1 i2 I2 w1 i3 I3 W1 w2 W2 w3 W3
     """
-    return scheduled(V_ZB, ranks, microbatches, costs, memory, objective, published)
+    return scheduled(V_ZB, ranks, microbatches, costs, memory, storage, objective, published)

@@ -37,7 +37,7 @@ __all__ = [
     "schedules",
 ]  # fmt: skip
 
-COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory")
+COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
 LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
 }  # fmt: skip
@@ -173,6 +173,7 @@ def make(
     sync: str | None = None,
     recompute: Stages | None = None,
     recompute_at: RecomputeAt | None = None,
+    offload: Stages | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -197,8 +198,11 @@ def make(
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
     recompute, recompute_at
         Which stages recompute their forward before the backward, ``"full"`` for all, and where;
-        see :func:`debubble.lowering.recompute.add_recompute`. The order stays that of the schedule
-        without.
+        see :func:`debubble.lowering.recompute.add_recompute`. Schedules that are computed from a
+        memory limit use what this frees; the order of others stays that without.
+    offload
+        Which stages keep their activations on the host until their backward, see
+        :func:`debubble.lowering.offload.add_offload`; in the same way.
     **options
         Options of the schedule, for instance ``group_size``.
 
@@ -240,12 +244,14 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    schedule = _build(entry, case, sync)
-    if recompute is None and recompute_at is None:
-        return schedule
-    from debubble.lowering.recompute import add_recompute
+    if recompute is None and recompute_at is None and offload is None:
+        return _build(entry, case, sync)
+    from debubble.schedules._storage import stored_less
 
-    return add_recompute(schedule, recompute, at=recompute_at, costs=costs, memory=memory)
+    return stored_less(
+        lambda case: _build(entry, case, sync), entry, case,
+        recompute=recompute, recompute_at=recompute_at, offload=offload,
+    )  # fmt: skip
 
 
 def check_constraints(entry: Entry, case: SimpleNamespace) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
+from debubble.schedules._storage import Storage, Terms
 from debubble.schedules.registry import ClosedForm, register
 from debubble.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -19,24 +20,19 @@ def scheduled(
     microbatches: int,
     costs: Costs | None,
     memory: float | Sequence[float] | None,
+    storage: Storage | None,
     objective: str,
     default: int,
 ) -> list[Program]:
     """The best order found; the default limit is `default` microbatches."""
-    from debubble.schedules import _greedy
-
-    placement = Placement.linear(ranks)
-    table = (costs or Costs()).resolve(placement)
-    limit = default * table.activation.max() if memory is None else memory
-
-    def handcrafted() -> Iterator[list[Program]]:
-        yield list(zb_h1(ranks=ranks, microbatches=microbatches))
-        if microbatches >= 2 * ranks - 1:
-            yield list(zb_h2(ranks=ranks, microbatches=microbatches))
-
-    return _greedy.schedule(
-        placement, table, microbatches, limit, objective=objective, published=handcrafted()
-    )
+    terms = Terms.of(Placement.linear(ranks), costs, storage)
+    handcrafted = [list(zb_h1(ranks=ranks, microbatches=microbatches))]
+    if microbatches >= 2 * ranks - 1:
+        handcrafted.append(list(zb_h2(ranks=ranks, microbatches=microbatches)))
+    if memory is None:
+        own = handcrafted[-1 if default > ranks else 0]
+        memory = terms.limit_of(default, own, microbatches)
+    return terms.schedule(microbatches, memory, objective, handcrafted)
 
 
 def _work(k: Any) -> float:
@@ -95,6 +91,7 @@ def zb_auto(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
 ) -> list[Program]:
     """ZB-1p of the paper, and with other memory all that is between one microbatch and ZB-2p.
@@ -123,6 +120,9 @@ def zb_auto(
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
         is p times the largest activation, what 1F1B and ZB-H1 hold; 2p makes ZB-2p. One activation
         is the smallest that works.
+    storage
+        Stages whose activations do not stay until their backward; an order without recomputes and
+        copies that knows what they free.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action,
         which the paper minimises.
@@ -132,7 +132,7 @@ def zb_auto(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    return scheduled(ranks, microbatches, costs, memory, objective, ranks)
+    return scheduled(ranks, microbatches, costs, memory, storage, objective, ranks)
 
 
 @register(
@@ -173,6 +173,7 @@ def zb_2p(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
 ) -> list[Program]:
     """ZB-Auto in twice the memory, enough to bridge most round trips.
@@ -188,4 +189,4 @@ def zb_2p(
         r1 | .  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 .
         r2 | .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
     """
-    return scheduled(ranks, microbatches, costs, memory, objective, 2 * ranks)
+    return scheduled(ranks, microbatches, costs, memory, storage, objective, 2 * ranks)

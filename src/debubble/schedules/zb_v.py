@@ -11,6 +11,7 @@ from debubble.core.actions import Program, microbatches_of
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
+from debubble.schedules._storage import Storage, Terms
 from debubble.schedules.controllable_memory import largest_block
 from debubble.schedules.registry import ClosedForm, register
 
@@ -96,6 +97,7 @@ def zb_v(
     microbatches: int,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
+    storage: Storage | None = None,
     objective: str = "makespan",
     published: bool = False,
 ) -> list[Program]:
@@ -124,6 +126,9 @@ def zb_v(
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default
         is the published memory, 2p times the largest activation of a chunk. The smallest that works
         is what one microbatch leaves on both chunks of a rank.
+    storage
+        Stages whose activations do not stay until their backward; an order without recomputes and
+        copies that knows what they free.
     objective
         ``"makespan"``, or ``"stage-time"``, the largest time from a rank's first to last action.
     published
@@ -134,16 +139,11 @@ def zb_v(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    from debubble.schedules import _greedy
-
     if published:
         return list(published_order(ranks, microbatches))
-    placement = Placement.v(ranks)
-    table = (costs or Costs()).resolve(placement)
-    limit = 2 * ranks * table.activation.max() if memory is None else memory
+    terms = Terms.of(Placement.v(ranks), costs, storage)
     orders = [list(published_order(ranks, microbatches))]
-    if block := largest_block(table, limit):
+    limit = terms.limit_of(2 * ranks, orders[0], microbatches) if memory is None else memory
+    if block := largest_block(terms, limit):
         orders.append(block.programs(ranks, microbatches))
-    return _greedy.schedule(
-        placement, table, microbatches, limit, objective=objective, published=orders
-    )
+    return terms.schedule(microbatches, limit, objective, orders)

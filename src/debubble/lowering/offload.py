@@ -1,0 +1,153 @@
+"""Lower a schedule to one whose activations wait for their backward on the host.
+
+A forward's activation leaves its rank right behind it (OFFLOAD) and comes back some actions before
+the backward (RELOAD), both on a copy stream of their own. How early it has to come back depends on
+the costs, so that several distances are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.cost_table import CostTable
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.core.sequence import as_kind
+from debubble.engine.graph import P2PMode
+from debubble.engine.memory import memory_limits
+from debubble.engine.recompute import recompute_share
+from debubble.engine.timeline import simulate
+from debubble.lowering.recompute import Stages, chosen_stages
+
+LEADS = (0, 1, 2, 3, 4, 6, 8)
+"""How many actions before its backward an activation comes back."""
+
+ROUNDING = 1e-9
+"""Share of a limit by which sums of floats may exceed it."""
+
+
+def add_offload(
+    schedule: Schedule,
+    stages: Stages | None = "full",
+    *,
+    costs: Costs | None = None,
+    memory: float | Sequence[float] | None = None,
+    p2p_mode: P2PMode = "overlapped",
+) -> Schedule:
+    """Move the activations of some stages to the host until their backward.
+
+    Parameters
+    ----------
+    schedule
+        A schedule of compute actions, with recomputes or without. Where a stage recomputes, its
+        checkpoint is moved.
+    stages
+        Which stages, as for :func:`debubble.lowering.recompute.add_recompute`.
+    costs, p2p_mode
+        What distances are compared with; ``costs.host_bandwidth`` is needed.
+    memory
+        Limit for all ranks or one for each: the fastest within it is taken, or the one that comes
+        nearest to it.
+
+    Returns
+    -------
+    Schedule
+        The fastest with one distance between RELOAD and backward for all. What would come back
+        within two actions stays.
+
+    Raises
+    ------
+    ParameterError
+        When a stage does not exist, the schedule has copies already, or copies would take no time.
+    """
+    if stages is None:
+        return schedule
+    chosen = chosen_stages(stages, schedule.stages, "offload")
+    if not chosen.any():
+        return schedule
+    costs = costs or Costs()
+    check_host(costs)
+    if np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+        raise ParameterError(f"'{schedule.name}' has copies already; offload one without")
+    limits = memory_limits(memory, schedule.ranks)
+    recomputed = recompute_share(schedule)[: schedule.stages] >= 1
+    names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
+    found = []
+    for lead in LEADS:
+        programs = [
+            with_copies(schedule.program(rank), chosen, recomputed, lead)
+            for rank in range(schedule.ranks)
+        ]
+        made = replace(
+            schedule,
+            actions=np.concatenate(programs),
+            offsets=np.cumsum([0, *map(len, programs)]),
+            options={**schedule.options, "offload": names},
+        )
+        timeline = simulate(made, costs, p2p_mode)
+        over = 0.0
+        if limits is not None:
+            over = float(np.max(timeline.peak_activation / limits))
+            over = 0.0 if over <= 1 + ROUNDING else over
+        key = (over, timeline.makespan, float(timeline.peak_activation.max()), lead)
+        found.append((key, made))
+    return min(found, key=lambda candidate: candidate[0])[1]
+
+
+def check_host(costs: Costs) -> None:
+    """Refuse copies that would be free.
+
+    Raises
+    ------
+    ParameterError
+        When the costs do not say how long copies take.
+    """
+    if not np.isfinite(costs.host_bandwidth):
+        raise ParameterError(
+            "offload needs host_bandwidth in the costs, the memory one copy moves per unit of "
+            "time; without it copies would take no time at all"
+        )
+
+
+def eased(
+    table: CostTable, recomputed: NDArray[np.bool_], offloaded: NDArray[np.bool_]
+) -> CostTable:
+    """Costs with which what is offloaded is recomputed in no time instead; it knows no copies.
+
+    No schedule with copies is faster or holds less than one for these costs in which offloaded
+    stages recompute, too.
+    """
+    duration = table.duration.copy()
+    duration[Kind.R, offloaded & ~recomputed] = 0.0
+    held = np.where(recomputed, table.checkpoint, table.activation)
+    checkpoint = held - np.where(offloaded, table.moved(recomputed), 0.0)
+    return replace(table, duration=duration, checkpoint=checkpoint)
+
+
+def with_copies(
+    program: Program, away: NDArray[np.bool_], recomputed: NDArray[np.bool_], lead: int
+) -> Program:
+    """A program with copies of some stages' activations, which return `lead` actions early.
+
+    What is not there for two more actions than that stays.
+    """
+    kinds, cells = kinds_of(program), program >> STAGE_SHIFT
+    stages = stages_of(program)
+    users = np.where(recomputed[stages], kinds == Kind.R, (kinds == Kind.I) | (kinds == Kind.B))
+    begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
+    begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
+    back = end - lead
+    long = back >= begin + 2
+    begin, back, what = begin[long] + 1, back[long], program[begin[long]]
+    spots = np.concatenate([begin, back])
+    copies = np.concatenate([as_kind(what, Kind.OFFLOAD), as_kind(what, Kind.RELOAD)])
+    # Where several copies meet, those that leave go first, and the sooner needed of the others.
+    need = np.concatenate([np.full(len(begin), -1), end[long]])
+    order = np.lexsort((need, spots))
+    return np.insert(program, spots[order], copies[order])

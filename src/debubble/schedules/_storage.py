@@ -1,0 +1,188 @@
+"""What orders that are computed from costs and memory know of recomputes and offloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from debubble.core.actions import Program
+from debubble.core.cost_table import CostTable
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.engine.memory import measure_memory, memory_limits
+from debubble.engine.timeline import simulate
+from debubble.lowering.offload import add_offload, check_host, eased
+from debubble.lowering.recompute import (
+    RecomputeAt,
+    Stages,
+    add_recompute,
+    chosen_stages,
+    place_of,
+)
+from debubble.schedules._entry import Entry
+
+COPIES = (0, 1, 2, 3)
+"""For how many copies under way an order leaves room on every rank."""
+
+ROUNDING = 1e-9
+"""Share of a limit by which sums of floats may exceed it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """Which stages do not keep their activations until the backward.
+
+    Parameters
+    ----------
+    recompute, offload
+        Whether each stage recomputes its forward, or keeps its activation on the host; shape
+        ``(stages,)``.
+    late
+        Whether recomputes wait for the gradient.
+    """
+
+    recompute: NDArray[np.bool_]
+    offload: NDArray[np.bool_]
+    late: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Costs and memory as list scheduling takes them.
+
+    Parameters
+    ----------
+    table
+        Costs of every stage and link; of what is offloaded, as if it was recomputed in no time.
+    recompute
+        Stages that recompute in this sense, None for none.
+    late
+        Whether recomputes wait for the gradient.
+    """
+
+    table: CostTable
+    recompute: NDArray[np.bool_] | None
+    late: bool
+
+    @classmethod
+    def of(cls, placement: Placement, costs: Costs | None, storage: Storage | None) -> Terms:
+        """The terms for costs, and what is stored."""
+        table = (costs or Costs()).resolve(placement)
+        if storage is None:
+            return cls(table, None, False)
+        away = storage.offload
+        if away.any():
+            table = eased(table, storage.recompute, away)
+        return cls(table, storage.recompute | away, storage.late)
+
+    @property
+    def stored(self) -> NDArray[np.float64]:
+        """What the forward of every stage leaves until its backward."""
+        if self.recompute is None:
+            return self.table.activation
+        return np.where(self.recompute, self.table.checkpoint, self.table.activation)
+
+    def limit(self, count: float) -> float:
+        """Memory in which `count` forwards are in flight on a rank, and one backward runs."""
+        stored = self.stored
+        return count * float(stored.max()) + float((self.table.activation - stored).max())
+
+    def limit_of(self, count: float, order: Sequence[Program], microbatches: int) -> float:
+        """Memory for `count` forwards in flight, or with recomputes what a published order holds.
+
+        That holds more than its forwards in flight: activations that are back stay for W.
+        """
+        if self.recompute is None:
+            return self.limit(count)
+        made = Schedule.from_programs("order", self.table.placement, microbatches, order)
+        made = add_recompute(made, np.flatnonzero(self.recompute).tolist())
+        return float(measure_memory(made, self.table).peak.max())
+
+    def schedule(
+        self,
+        microbatches: int,
+        memory: ArrayLike,
+        objective: str,
+        published: Iterable[Sequence[Program]],
+    ) -> list[Program]:
+        """The best order that list scheduling finds, or one of the published ones."""
+        from debubble.schedules import _greedy
+
+        return _greedy.schedule(
+            self.table.placement, self.table, microbatches, memory, objective=objective,
+            recompute=self.recompute, late=self.late, published=published,
+        )  # fmt: skip
+
+
+def stored_less(
+    build: Callable[[SimpleNamespace], Schedule],
+    entry: Entry,
+    case: SimpleNamespace,
+    *,
+    recompute: Stages | None,
+    recompute_at: RecomputeAt | None,
+    offload: Stages | None,
+) -> Schedule:
+    """A schedule with recomputes and copies, in an order that knows of them where it can.
+
+    Parameters
+    ----------
+    build
+        Makes the schedule of a case, without recomputes and copies.
+    entry, case
+        What is made, and all its parameters.
+    recompute, recompute_at, offload
+        As for :func:`debubble.make`.
+    """
+    at = place_of(recompute, recompute_at)
+    costs, memory = case.costs, case.memory
+
+    def lowered(case: SimpleNamespace) -> Schedule:
+        made = build(case)
+        if recompute is not None:
+            made = add_recompute(made, recompute, at=at, costs=costs, memory=memory)
+        return add_offload(made, offload, costs=costs, memory=memory)
+
+    if "storage" not in entry.parameters or getattr(case, "published", False):
+        return lowered(case)
+    placement = entry.placement(case.ranks, case.chunks)
+    nothing = np.zeros(placement.stages, dtype=bool)
+
+    def chosen(stages: Stages | None, name: str) -> NDArray[np.bool_]:
+        return nothing if stages is None else chosen_stages(stages, placement.stages, name)
+
+    again, away = chosen(recompute, "recompute"), chosen(offload, "offload")
+    only_recompute = Storage(again, nothing, at == "with-backward")
+    case.storage = only_recompute
+    limits = memory_limits(memory, placement.ranks)
+    if not away.any() or limits is None:
+        return lowered(case)
+    check_host(costs or Costs())
+    # Copies under way need room that list scheduling knows nothing of: several amounts are tried,
+    # beside the order that is not in need of copies.
+    table = (costs or Costs()).resolve(placement)
+    most = np.zeros(placement.ranks)
+    np.maximum.at(most, placement.ranks_of_stages, np.where(away, table.moved(again), 0.0))
+    found: list[tuple[tuple[float, float, int], Schedule]] = []
+    refused: list[ParameterError] = []
+    for number, count in enumerate((*COPIES, None)):
+        case.memory, case.storage = memory, only_recompute
+        if count is not None:
+            case.memory, case.storage = limits - count * most, replace(only_recompute, offload=away)
+        try:
+            made = lowered(case)
+        except ParameterError as error:
+            refused.append(error)
+            continue
+        timeline = simulate(made, costs)
+        over = float(np.max(timeline.peak_activation / limits))
+        found.append(((over if over > 1 + ROUNDING else 0.0, timeline.makespan, number), made))
+    if not found:
+        raise refused[0]
+    return min(found, key=lambda candidate: candidate[0])[1]
