@@ -38,8 +38,12 @@ def test_offload_is_known_to_the_order(name: str, memory: float) -> None:
     plain = db.simulate(db.make(name, **size, costs=HOST, memory=memory), HOST)
     made = db.make(name, **size, costs=HOST, memory=memory, offload="full")
     assert db.check(made, memory=memory, costs=HOST)
-    assert np.isin(kinds_of(made.actions), COPY_KINDS).any() or plain.makespan == 141
-    assert db.simulate(made, HOST).makespan <= plain.makespan
+    time = db.simulate(made, HOST).makespan
+    assert time <= plain.makespan
+    # With one chunk and little memory a copy is back no sooner than it is needed.
+    if memory <= 2 and name not in ("zb-auto", "zb-2p"):
+        assert np.isin(kinds_of(made.actions), COPY_KINDS).any()
+        assert time < plain.makespan
 
 
 def test_how_much_a_limit_of_one_and_a_half_gains() -> None:
@@ -81,7 +85,7 @@ def test_what_cannot_be_offloaded_is_refused() -> None:
         add_offload(plain, "full")
     with pytest.raises(db.ParameterError, match="stages go from 0 to 1"):
         add_offload(plain, [2], costs=HOST)
-    once = add_offload(plain, "full", costs=HOST)
+    once = add_offload(db.make("gpipe", ranks=2, microbatches=8), "full", costs=HOST)
     with pytest.raises(db.ParameterError, match="has copies already"):
         add_offload(once, "full", costs=HOST)
     assert add_offload(plain, None) is plain
