@@ -53,7 +53,7 @@ def add_offload(
         What distances are compared with; ``costs.host_bandwidth`` is needed.
     memory
         Limit for all ranks or one for each: the fastest within it is taken, or the one that comes
-        nearest to it.
+        nearest to it. Without a limit it is the fastest of those that copy anything.
 
     Returns
     -------
@@ -95,7 +95,9 @@ def add_offload(
         if limits is not None:
             over = float(np.max(timeline.peak_activation / limits))
             over = 0.0 if over <= 1 + ROUNDING else over
-        key = (over, timeline.makespan, float(timeline.peak_activation.max()), lead)
+        # Who sets no limit wants copies all the same.
+        idle = limits is None and len(made) == len(schedule)
+        key = (idle, over, timeline.makespan, float(timeline.peak_activation.max()), lead)
         found.append((key, made))
     return min(found, key=lambda candidate: candidate[0])[1]
 
