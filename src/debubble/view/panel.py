@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.metrics import limit_text, number
 from debubble.core.actions import COPY_KINDS, Kind
-from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
@@ -119,7 +119,7 @@ def _memory(
     baselines = np.arange(ranks) + rows.strip
     area = step_areas(curves, baselines, height)
     add_paths(ax, [area], "memory", facecolors=[MEMORY], linewidths=0, zorder=2)
-    limits = memory_limits(limit, ranks)
+    limits = None if limit is None else np.broadcast_to(np.asarray(limit), ranks)
     if limits is not None and fullest > 0:
         ax.hlines(
             baselines - limits * height, 0, timeline.makespan * scale,
