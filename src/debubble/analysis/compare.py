@@ -14,9 +14,9 @@ from debubble.analysis.ranking import Measure, differences, ranked
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
+from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import Limit, memory_limits
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.lowering.chain import lower
 from debubble.lowering.recompute import RecomputeAt, Stages, place_of
 from debubble.lowering.sharding import ShardingMode
@@ -149,7 +149,7 @@ def compare(
                 schedule, recompute=recompute, recompute_at=recompute_at, transfers=transfers,
                 sharding=sharding, costs=costs, memory=memory, p2p_mode=p2p_mode,
             )  # fmt: skip
-            timeline = simulate(schedule, costs, p2p_mode)
+            timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)
             rows.append(_row(label, timeline, memory))
@@ -273,7 +273,7 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """What a reader has to know before believing a ranking."""
-    notes = []
+    notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())

@@ -103,6 +103,7 @@ def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
         "recompute": _recompute(schedule),
         "actions": len(schedule),
         **measures,
+        "notes": list(timeline.notes),
         "closed_forms": [_compared(form, measures) for form in forms],
         "conventions": words,
     }
@@ -131,6 +132,7 @@ def report(timeline: Timeline, *, time_unit: str = "", limit: Limit | None = Non
     lines += ["", *(f"{key}: {words[key]}" for key in _SHOWN if key in words)]
     if "closed_forms" in words:
         lines.append(f"closed forms: {words['closed_forms']}")
+    lines += [f"note: {note}" for note in data["notes"]]
     return "\n".join(lines)
 
 
