@@ -80,14 +80,105 @@ def test_rank_costs_compare_one_model() -> None:
     same = db.compare(both, ranks=4, microbatches=8, chunks=2, costs=MODEL)
     assert [row.timeline.busy.tolist() for row in same.rows] == [[48.0] * 4] * 2
     assert same.notes == ()
-    other = db.compare(both, ranks=4, microbatches=8, chunks=2)
-    (note,) = other.notes
-    assert note.startswith("the models differ: 1f1b has 4 stages and interleaved-1f1b 8")
-    assert "costs per rank" in note
-    fixed = db.compare(
-        both, ranks=4, microbatches=8, chunks=2, costs=db.Costs.per_rank(F=2, chunks=2)
+    unsaid = db.compare(both, ranks=4, microbatches=8, chunks=2)
+    assert [(row.name, row.makespan) for row in unsaid.rows] == [
+        ("interleaved-1f1b", 28.5), ("1f1b", 33.0),
+    ]  # fmt: skip
+    assert unsaid.notes == ()
+    assert unsaid.conventions()["times"] == "per rank ÷ chunks; F, I and W take 1 each"
+
+
+@pytest.mark.parametrize(
+    "costs", [db.Costs(), db.Costs(F=1, B=2), db.Costs.per_rank(F=2, chunks=2)]
+)
+def test_schedules_of_different_models_are_ranked_by_overhead_and_none_wins(
+    costs: db.Costs,
+) -> None:
+    result = db.compare(
+        ["1f1b", "interleaved-1f1b"], ranks=4, microbatches=8, chunks=2, costs=costs
     )
-    assert len(fixed.notes) == 1
+    assert result.ranked_by == "overhead"
+    assert result.best is None
+    assert names(result) == ["interleaved-1f1b", "1f1b"]
+    assert result.rows[0].makespan > result.rows[1].makespan
+    assert [row.ratio for row in result.rows] == [None, None]
+    assert result.headline.startswith(
+        "the models differ (4 and 8 stages), so none is fastest; interleaved-1f1b has the smallest "
+        "overhead: 18.75 % against "
+    )
+    (note,) = result.notes
+    assert note.startswith("1f1b has 4 stages and interleaved-1f1b 8")
+    assert "--rank-times" in note
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert (data["best"], data["ranked_by"], data["rows"][0]["ratio"]) == (None, "overhead", None)
+    assert data["headline"] == result.headline
+    assert "green" not in {column.style for column in result.render().rows}
+
+
+def test_every_schedule_does_the_same_work_with_costs_per_rank() -> None:
+    everything = [entry.name for entry in db.schedules()]
+    costs = db.Costs.per_rank(F=[1, 2, 2, 4], I=2, W=1, head={"F": 1, "B": 2})
+    result = db.compare(everything, ranks=4, microbatches=8, chunks=2, costs=costs)
+    assert len(result.rows) > 30
+    assert result.unlike == ()
+
+
+def test_other_batches_and_clusters_have_no_fastest_schedule() -> None:
+    costs = db.Costs(F=1, B=2)
+    few, many = (db.make("1f1b", ranks=4, microbatches=m) for m in (8, 16))
+    result = db.compare([few, many], costs=costs)
+    assert result.headline == (
+        "the batches differ (8 and 16 microbatches), so none is fastest; 1f1b #2 has the smallest "
+        "overhead: 18.75 % against 37.50 % of 1f1b"
+    )
+    assert "microbatches over all iterations: 1f1b 8, 1f1b #2 16" in result.notes
+    wide = db.make("interleaved-1f1b", ranks=2, microbatches=8, chunks=2)
+    result = db.compare([few, wide], costs=costs)
+    assert result.headline.startswith("the clusters differ (2 and 4 ranks), so none is fastest")
+    # Twice the microbatches of half the size are the same work.
+    half = db.simulate(many, db.Costs(F=0.5, B=1))
+    result = db.compare([few, half], costs=costs)
+    assert result.headline == "1f1b #2 is fastest: 28.5, 13.6 % less time than 1f1b"
+
+
+def test_timelines_of_other_models_have_no_fastest_schedule() -> None:
+    made = db.make("1f1b", ranks=4, microbatches=8)
+    slow, fast = (db.simulate(made, db.Costs(F=time, B=2 * time)) for time in (2, 1))
+    result = db.compare([slow, fast])
+    assert result.best is None
+    assert "the models differ (one microbatch takes 12 and 24 of work)" in result.headline
+
+
+def test_several_numbers_of_chunks_make_a_row_each() -> None:
+    result = db.compare(
+        ["1f1b", "interleaved-1f1b", "zb-v", ("hanayo", {"chunks": 2})],
+        ranks=4, microbatches=8, chunks=[2, 4, 2],
+    )  # fmt: skip
+    assert sorted(names(result)) == [
+        "1f1b", "hanayo (chunks=2)", "interleaved-1f1b (chunks=2)", "interleaved-1f1b (chunks=4)",
+        "zb-v",
+    ]  # fmt: skip
+    found = {row.name: row.schedule.chunks for row in result.rows}
+    assert found["interleaved-1f1b (chunks=4)"] == 4
+    with pytest.raises(db.ParameterError, match="chunks is an empty list"):
+        db.compare(["1f1b"], ranks=4, microbatches=8, chunks=[])
+
+
+def test_every_rank_has_a_limit_of_its_own() -> None:
+    both = ["1f1b", "gpipe"]
+    result = db.compare(both, ranks=4, microbatches=8, memory=[4, 3, 2, 1])
+    assert [(row.name, row.fits) for row in result.rows] == [("1f1b", True), ("gpipe", False)]
+    assert result.headline == "1f1b is fastest within 4/3/2/1 activation units: 33"
+    assert result.to_dict()["memory"] == [4, 3, 2, 1]
+    tight = db.compare(both, ranks=4, microbatches=8, memory=[4, 3, 2, 0.5])
+    assert tight.headline.startswith("no schedule fits within 4/3/2/0.5 activation units; 1f1b")
+    with pytest.raises(db.ParameterError, match="memory has 2 limits for 4 ranks"):
+        db.compare(both, ranks=4, microbatches=8, memory=[4, 3])
+    other = db.make("1f1b", ranks=2, microbatches=8)
+    skipped = db.compare([*both, other], ranks=4, microbatches=8, memory=[4, 3, 2, 1]).skipped
+    assert skipped == (
+        ("1f1b #2", "memory has 4 limits for 2 ranks; give one number, or one per rank"),
+    )
 
 
 def test_chunks_and_options_go_to_the_schedules_that_take_them() -> None:
@@ -255,8 +346,8 @@ def test_memory_is_named_in_the_unit_of_the_costs() -> None:
 def test_different_work_and_training_rules_are_noted() -> None:
     mine = custom("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
     result = db.compare(["pipedream-2bw", mine], ranks=4, microbatches=8, costs=MODEL)
-    assert any("work differs" in note and "mine 2" in note for note in result.notes)
-    assert any("ranks are" in note and "mine 2" in note for note in result.notes)
+    assert any(note.startswith("microbatches") and "mine 2" in note for note in result.notes)
+    assert any(note.startswith("ranks") and "mine 2" in note for note in result.notes)
     assert any(note.startswith("pipedream-2bw: trains with weights") for note in result.notes)
 
 
@@ -308,7 +399,7 @@ def test_the_text_is_an_aligned_table_that_says_what_its_numbers_are() -> None:
         "gpipe 33 1.000 27.27 % 37.50 % 8 1 48 no",
     ]
     assert lines[head].index("[ms]") + 4 == lines[head + 1].index("33") + 2
-    assert "times: per action: one stage, one microbatch" in lines
+    assert "times: per rank ÷ chunks; F, I and W take 1 each" in lines
     assert any(line.startswith("memory: activation units") for line in lines)
 
 

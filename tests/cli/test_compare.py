@@ -12,13 +12,15 @@ import debubble as db
 
 Run = Callable[..., Any]
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 def test_the_fastest_is_first(run: Run) -> None:
     data = run("compare", "gpipe", "1f1b", "zb-h1", "-p", 4, "-m", 8, "--json").data
     assert [row["name"] for row in data["rows"]] == ["zb-h1", "1f1b", "gpipe"]
     assert [row["makespan"] for row in data["rows"]] == [27.0, 33.0, 33.0]
     assert data["best"] == "zb-h1"
-    assert data["conventions"]["times"] == "per action: one stage, one microbatch"
+    assert data["conventions"]["times"] == "per rank ÷ chunks; F, I and W take 1 each"
 
 
 def test_a_memory_limit_ranks_those_within_first(run: Run) -> None:
@@ -159,3 +161,52 @@ def test_stages_that_only_some_schedules_have_are_listed_with_the_reason(run: Ru
     assert data["skipped"] == [
         {"name": "1f1b", "reason": "recompute has the stage 4; stages go from 0 to 3"}
     ]
+
+
+def test_the_same_words_give_the_same_answer_in_python(run: Run) -> None:
+    words = ["1f1b", "interleaved-1f1b"]
+    data = run("compare", *words, "-p", 4, "-m", 8, "--json").data
+    assert data["headline"] == db.compare(words, ranks=4, microbatches=8).headline
+    assert data["headline"] == "interleaved-1f1b is fastest: 28.5, 13.6 % less time than 1f1b"
+
+
+def test_costs_per_action_crown_no_schedule_of_another_model(run: Run) -> None:
+    out = run("compare", "1f1b", "zb-v", "-p", 4, "-m", 8, "--times", "F=1,B=2").out
+    assert out.startswith("the models differ (4 and 8 stages), so none is fastest; zb-v has the ")
+    costs = EXAMPLES / "zeropipe.yaml"
+    data = run("compare", "1f1b", "zb-h1", "zb-v", "--costs", costs, "--json").data
+    assert data["best"] is None
+    assert data["ranked_by"] == "overhead"
+    assert data["rows"][0]["name"] == "zb-v"
+
+
+def test_several_numbers_of_chunks(run: Run, tmp_path: Path) -> None:
+    order = tmp_path / "order.json"
+    db.make("1f1b", ranks=4, microbatches=8).save(order)
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "import debubble as db\n"
+        "def mine(ranks, microbatches, chunks=1):\n"
+        "    return db.make('interleaved-1f1b', ranks=ranks, microbatches=microbatches,\n"
+        "                   chunks=chunks)\n"
+    )
+    names = ["interleaved-1f1b", "zb-v", order, f"{function}:mine"]
+    data = run("compare", *names, "-p", 4, "-m", 8, "-v", "2,4", "--json").data
+    assert sorted((row["name"], row["chunks"]) for row in data["rows"]) == [
+        ("1f1b", 1),
+        ("interleaved-1f1b (chunks=2)", 2), ("interleaved-1f1b (chunks=2) #2", 2),
+        ("interleaved-1f1b (chunks=4)", 4), ("interleaved-1f1b (chunks=4) #2", 4),
+        ("zb-v", 2),
+    ]  # fmt: skip
+    assert run("compare", "zb-v", "-p", 4, "-m", 8, "-v", "2,x").err.endswith(
+        "-v is 'x'; give a whole number\n"
+    )
+
+
+def test_a_limit_for_each_rank(run: Run) -> None:
+    data = run("compare", "1f1b", "gpipe", "-p", 4, "-m", 8, "--memory", "4/3/2/1", "--json").data
+    assert [row["fits"] for row in data["rows"]] == [True, False]
+    assert data["memory"] == [4, 3, 2, 1]
+    assert "memory has 3 limits for 4 ranks" in run(
+        "compare", "1f1b", "-p", 4, "-m", 8, "--memory", "4/3/2"
+    ).err  # fmt: skip

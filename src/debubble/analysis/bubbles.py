@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, computes, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.schedule import Schedule
+from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
@@ -54,7 +55,7 @@ class Bubbles:
     totals: NDArray[np.float64]
 
 
-def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
+def bubbles(timeline: Timeline, limit: Limit | None = None) -> Bubbles:
     """Find every idle time of a timeline, and why it is one.
 
     Parameters
@@ -62,7 +63,8 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
     timeline
         A simulated schedule.
     limit
-        Memory a rank has, as in :func:`debubble.check`; without it nothing is put down to memory.
+        Memory of every rank, or one number for each, as in :func:`debubble.check`; without it
+        nothing is put down to memory.
 
     Examples
     --------
@@ -82,8 +84,9 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
     cause = np.where(opening, FILL, DATA)
     parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]
     parts.append((rank, np.where(opening, begin, computed), begin, np.full(len(busy), P2P), busy))
-    if limit is not None:
-        parts[0], held_up = _split_memory(timeline, parts[0], limit)
+    limits = memory_limits(limit, schedule.ranks)
+    if limits is not None:
+        parts[0], held_up = _split_memory(timeline, parts[0], limits)
         parts.append(held_up)
     last = np.flatnonzero(np.diff(rank, append=schedule.ranks) > 0)
     idle = np.flatnonzero(np.bincount(rank, minlength=schedule.ranks) == 0)
@@ -170,7 +173,9 @@ def _computed(timeline: Timeline) -> NDArray[np.float64]:
     return computed
 
 
-def _split_memory(timeline: Timeline, part: _Part, limit: float) -> tuple[_Part, _Part]:
+def _split_memory(
+    timeline: Timeline, part: _Part, limits: NDArray[np.float64]
+) -> tuple[_Part, _Part]:
     """Cut from waits for data the time in which the next forward only lacked memory."""
     schedule = timeline.schedule
     rank, start, end, cause, before = part
@@ -195,7 +200,7 @@ def _split_memory(timeline: Timeline, part: _Part, limit: float) -> tuple[_Part,
         added, freed = timeline.memory.deltas(schedule, number)
         taken[span] = added
         held[span] = np.cumsum(added + freed) - (added + freed)
-    over = held[before] + taken[following] > limit * (1 + 1e-9)
+    over = held[before] + taken[following] > limits[rank] * (1 + 1e-9)
     # A forward that waits behind this very gap has its input at the latest when it starts.
     blocked = real & over & (ready[following] < end)
     since = np.where(blocked, np.clip(ready[following], start, end), end)

@@ -35,7 +35,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
-from debubble.engine.memory import MemoryUse, memory_limits
+from debubble.engine.memory import Limit, MemoryUse, memory_limits
 from debubble.engine.timeline import memory_use
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.rendezvous import matched
@@ -52,7 +52,7 @@ _BLOCK = 1 << 16
 def check(
     schedule: Schedule,
     *,
-    memory: float | Sequence[float] | None = None,
+    memory: Limit | None = None,
     costs: Costs | None = None,
     p2p_mode: P2PMode | None = None,
 ) -> Report:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from debubble.analysis.check import TOLERANCE, check
 from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
+from debubble.analysis.ranking import Measure, differences, ranked
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
-from debubble.engine.timeline import Timeline, simulate
+from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.lowering.chain import lower
 from debubble.lowering.recompute import RecomputeAt, Stages, place_of
 from debubble.lowering.sharding import ShardingMode
@@ -20,6 +24,12 @@ from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
+
+DEFAULT_COSTS = Costs.per_rank()
+"""One unit of time each for F, I and W of a rank: one model, whatever stages it is cut into."""
+
+PER_RANK = "costs per rank (--rank-times, 'basis: rank' in a cost file, Costs.per_rank)"
+"""What to give so that schedules with different numbers of stages run one model."""
 
 Item: TypeAlias = str | Schedule | Timeline | tuple[str, Mapping[str, Any]]
 """A registered name, a schedule, a simulation on costs of its own, or a name with its own chunks
@@ -31,9 +41,9 @@ def compare(
     *,
     ranks: int | None = None,
     microbatches: int | None = None,
-    chunks: int | None = None,
+    chunks: int | Sequence[int] | None = None,
     costs: Costs | None = None,
-    memory: float | None = None,
+    memory: Limit | None = None,
     p2p_mode: P2PMode = "overlapped",
     iterations: int | None = None,
     sync: str | None = None,
@@ -68,14 +78,16 @@ def compare(
         Whether transfers, and what data-parallel replicas do, become actions of all schedules, see
         :func:`debubble.lowering.chain.lower`.
     chunks, options
-        Apply to the named schedules that leave a choice of chunks, or have such an option.
+        Apply to the named schedules that leave a choice of chunks, or have such an option. Several
+        numbers of chunks make a row for each of them, "interleaved-1f1b (chunks=2)".
     costs
         What actions cost. Rank costs (:meth:`~debubble.Costs.per_rank`) are divided by each
-        schedule's own chunks, so that all of them run the same model. Schedules that are computed
-        from costs get these.
+        schedule's own chunks, so that all of them run the same model; the default is one unit of
+        time per rank each for F, I and W. With costs per action, schedules with other numbers of
+        stages run other models. Schedules that are computed from costs get these.
     memory
-        Limit of the activation memory of every rank, in activation units per rank or in the unit
-        of ``costs.activation``. Schedules above it are ranked behind those within.
+        Limit of the activation memory of every rank, or one for each, in activation units per rank
+        or in the unit of ``costs.activation``. Schedules above it are ranked behind those within.
     p2p_mode
         How ranks exchange results, see :func:`debubble.simulate`.
     time_unit, memory_unit
@@ -86,8 +98,9 @@ def compare(
     Returns
     -------
     Comparison
-        Rows by makespan, those within memory first; schedules that cannot be made or run are in
-        ``skipped`` with the reason.
+        Rows by makespan, those within memory first; by overhead, and with no fastest one, where
+        schedules do not do the same work on the same number of ranks. Schedules that cannot be made
+        or run are in ``skipped`` with the reason.
 
     Raises
     ------
@@ -101,11 +114,11 @@ def compare(
     >>> [(row.name, row.makespan, row.peak_activation, row.fits) for row in result.rows]
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
-    costs = costs or Costs()
-    if memory is not None and not memory > 0:
-        raise ParameterError(f"memory is {memory}; a limit is a positive number")
+    if costs is None:
+        costs = DEFAULT_COSTS
+    memory_limits(memory, ranks or np.size(memory or 1))
     place_of(recompute, recompute_at)
-    items = [_read(item) for item in schedules]
+    items = _spread([_read(item) for item in schedules], chunks)
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
     _check_items(items, ranks, microbatches, options or {})
@@ -116,10 +129,10 @@ def compare(
     for index, (label, (item, own)) in enumerate(zip(labels, items, strict=True)):
         if progress is not None:
             progress(label, index, len(items))
-        if isinstance(item, Timeline):
-            rows.append(_row(label, item, memory))
-            continue
         try:
+            if isinstance(item, Timeline):
+                rows.append(_row(label, item, memory))
+                continue
             if isinstance(item, Schedule):
                 _refuse_bad(item, p2p_mode)
                 schedule = lower(
@@ -143,16 +156,19 @@ def compare(
                     **_fitting(item, chunks, options or {}, own),
                 )
             schedule = lower(schedule, transfers=transfers, sharding=sharding)
-            timeline = simulate(schedule, costs, p2p_mode)
+            timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)
             rows.append(_row(label, timeline, memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
+    unlike = differences([row.timeline for row in rows])
+    measure: Measure = "overhead" if unlike else "makespan"
     return Comparison(
-        rows=_ranked(rows),
+        rows=ranked(rows, measure),
         skipped=tuple(skipped),
-        notes=_notes(rows, costs),
+        notes=_notes(rows, unlike),
+        unlike=unlike,
         costs=costs,
         memory=memory,
         p2p_mode=p2p_mode,
@@ -163,6 +179,7 @@ def compare(
 
 
 _Read: TypeAlias = tuple[str | Schedule | Timeline, Mapping[str, Any]]
+"""What to compare, and parameters of its own, which are part of its label."""
 
 
 def _read(item: Item) -> _Read:
@@ -175,6 +192,21 @@ def _read(item: Item) -> _Read:
     raise ParameterError(
         f"cannot compare {item!r}; give a name, a Schedule, or a name with a dict of options"
     )
+
+
+def _spread(items: list[_Read], chunks: int | Sequence[int] | None) -> list[_Read]:
+    """The items; of names that leave a choice of chunks, one for each of several numbers."""
+    if not isinstance(chunks, Sequence):
+        return items
+    if not chunks:
+        raise ParameterError("chunks is an empty list; give chunks=[2, 4] or the like")
+    spread: list[_Read] = []
+    for item, own in items:
+        if isinstance(item, str) and find(item).chunks is None and "chunks" not in own:
+            spread += [(item, {"chunks": value, **own}) for value in dict.fromkeys(chunks)]
+        else:
+            spread.append((item, own))
+    return spread
 
 
 def _check_items(
@@ -205,7 +237,10 @@ def _labels(items: list[_Read]) -> list[str]:
 
 
 def _fitting(
-    name: str, chunks: int | None, options: Mapping[str, Any], own: Mapping[str, Any]
+    name: str,
+    chunks: int | Sequence[int] | None,
+    options: Mapping[str, Any],
+    own: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The parameters that this schedule takes; its own are passed on as they are."""
     entry = find(name)
@@ -224,8 +259,9 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
         raise ParameterError(f"{found.problems[0]}{more}")
 
 
-def _row(label: str, timeline: Timeline, memory: float | None) -> Row:
-    peak = float(timeline.peak_activation.max())
+def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
+    peaks = timeline.peak_activation
+    limits = memory_limits(memory, timeline.schedule.ranks)
     return Row(
         name=label,
         schedule=timeline.schedule,
@@ -234,48 +270,30 @@ def _row(label: str, timeline: Timeline, memory: float | None) -> Row:
         bubble_ratio=timeline.bubble_ratio,
         overhead=timeline.overhead,
         stage_bubble_rate=timeline.stage_bubble_rate,
-        peak_activation=peak,
+        peak_activation=float(peaks.max()),
         parameter_copies=parameter_copies(timeline.schedule),
         p2p_volume=p2p_volume(timeline),
         weight_versions=max(timeline.schedule.versions),
-        fits=memory is None or peak <= memory * (1 + TOLERANCE),
+        fits=limits is None or bool(np.all(peaks <= limits * (1 + TOLERANCE))),
     )
 
 
-def _ranked(rows: list[Row]) -> tuple[Row, ...]:
-    """Rows within memory first, each part by makespan, then memory; with ratios to the best."""
-
-    def place(row: Row) -> tuple[bool, float, float]:
-        # Equal times computed in different order differ in the last digits.
-        return not row.fits, float(f"{row.makespan:.9g}"), row.peak_activation
-
-    ordered = sorted(rows, key=place)
-    return tuple(row.relative_to(ordered[0].makespan) for row in ordered)
-
-
-def _notes(rows: list[Row], costs: Costs) -> tuple[str, ...]:
+def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """What a reader has to know before believing a ranking."""
-    notes = []
-    stages = {row.schedule.stages: row.name for row in rows}
-    if len(stages) > 1 and (costs.basis == "action" or costs.chunks is not None):
+    notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
+    stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
+    if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())
         notes.append(
-            f"the models differ: {first} has {few} stages and {last} {many}, and every stage takes "
-            "the same time; give costs per rank to compare them on one model"
+            f"{first} has {few} stages and {last} {many}, each with the times of one action; "
+            f"{PER_RANK} compare them on one model"
         )
-    sizes = {(row.schedule.microbatches * row.schedule.iterations) for row in rows}
-    if len(sizes) > 1:
-        notes.append(
-            "the work differs: microbatches over all iterations are "
-            + ", ".join(
-                f"{row.name} {row.schedule.microbatches * row.schedule.iterations}" for row in rows
-            )
-        )
-    if len({row.schedule.ranks for row in rows}) > 1:
-        notes.append(
-            "the clusters differ: ranks are "
-            + ", ".join(f"{row.name} {row.schedule.ranks}" for row in rows)
-        )
+    for what, counts in (
+        ("microbatches over all iterations", _batches(rows)),
+        ("ranks", {row.name: row.schedule.ranks for row in rows}),
+    ):
+        if len(set(counts.values())) > 1:
+            notes.append(f"{what}: {', '.join(f'{name} {n}' for name, n in counts.items())}")
     if len({recompute_text(row.schedule) for row in rows}) > 1:
         notes.append(
             "the recomputes differ: "
@@ -288,3 +306,7 @@ def _notes(rows: list[Row], costs: Costs) -> tuple[str, ...]:
             "which is another training rule"
         )
     return tuple(notes)
+
+
+def _batches(rows: list[Row]) -> dict[str, int]:
+    return {row.name: row.schedule.microbatches * row.schedule.iterations for row in rows}

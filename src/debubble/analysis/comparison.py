@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -22,14 +23,22 @@ from debubble.analysis.metrics import (
     table,
     times_text,
 )
+from debubble.analysis.ranking import Measure
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+RATIO = {
+    "makespan": "makespan / makespan of the first row, the fastest within memory if any is",
+    "overhead": "none: the makespans are of different work",
+}
+"""What the ratio of a row is, by what rows are ranked by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +64,7 @@ class Row:
     fits
         Whether every rank is within the memory limit.
     ratio
-        Makespan divided by that of the best row.
+        Makespan divided by that of the first row; None where makespans are of different work.
     """
 
     name: str
@@ -70,11 +79,12 @@ class Row:
     p2p_volume: float
     weight_versions: int
     fits: bool = True
-    ratio: float = 1.0
+    ratio: float | None = 1.0
 
-    def relative_to(self, best: float) -> Row:
-        """The same row with its ratio to a makespan."""
-        return replace(self, ratio=self.makespan / best if best else 1.0)
+    def relative_to(self, best: float | None) -> Row:
+        """The same row with its ratio to a makespan, if there is one."""
+        ratio = self.makespan / best if best else 1.0
+        return replace(self, ratio=None if best is None else ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data."""
@@ -108,11 +118,13 @@ class Comparison:
     Parameters
     ----------
     rows
-        By makespan, those within memory first.
+        By what `ranked_by` says, those within memory first.
     skipped
         Name and reason of schedules that could not be made or run.
     notes
         What to know before believing the ranking, for instance that the models differ.
+    unlike
+        Why makespans cannot be compared, see :func:`debubble.analysis.ranking.differences`.
     costs, memory, p2p_mode, time_unit, memory_unit
         What was asked for.
     baseline
@@ -122,16 +134,26 @@ class Comparison:
     rows: tuple[Row, ...]
     skipped: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
     costs: Costs = field(default_factory=Costs)
-    memory: float | None = None
+    memory: Limit | None = None
     p2p_mode: P2PMode = "overlapped"
     time_unit: str = ""
     memory_unit: str = ""
     baseline: str = ""
 
     @property
+    def ranked_by(self) -> Measure:
+        """What the rows are ranked by: overhead where they do not do the same work."""
+        return "overhead" if self.unlike else "makespan"
+
+    @property
     def best(self) -> Row | None:
-        """The fastest row within memory; None when none is."""
+        """The fastest row within memory; None when none is, or where they do other work."""
+        return None if self.unlike else self._first
+
+    @property
+    def _first(self) -> Row | None:
         return self.rows[0] if self.rows and self.rows[0].fits else None
 
     @property
@@ -145,18 +167,22 @@ class Comparison:
         limit = self._limit()
         if not self.rows:
             return "no schedule could be compared"
-        best = self.best
+        best = self._first
         if best is None:
-            small = min(self.rows, key=lambda row: row.peak_activation)
+            small = min(self.rows, key=self._excess)
             return (
                 f"no schedule fits {limit}; {small.name} comes nearest, "
                 f"with {self._amount(small.peak_activation)}"
             )
-        head = f"{best.name} is fastest"
-        if limit:
-            head += f" {limit}"
-        head += f": {self._time(best.makespan)}"
         other = self._reference(best)
+        within = f" {limit}" if limit else ""
+        if self.unlike:
+            head = f"{' and '.join(self.unlike)}, so none is fastest; {best.name} has the smallest "
+            head += f"overhead{within}: {percent(best.overhead)}"
+            if other is not None:
+                head += f" against {percent(other.overhead)} of {other.name}"
+            return head
+        head = f"{best.name} is fastest{within}: {self._time(best.makespan)}"
         if other is None:
             return head
         saved = 1 - best.makespan / other.makespan if other.makespan else 0.0
@@ -174,7 +200,7 @@ class Comparison:
             "times": times_text(self.costs),
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",
             "memory": memory_text(self.costs, *(row.schedule for row in self.rows)),
-            "ratio": "makespan / makespan of the first row, the fastest within memory if any is",
+            "ratio": RATIO[self.ranked_by],
             "p2p_volume": "transfers of one boundary activation or gradient between ranks",
         }
         slices: dict[str, list[str]] = {}
@@ -189,6 +215,8 @@ class Comparison:
         parts = [f"{', '.join(sharded[i])}: {VOCABULARY[i]}" for i in sorted(sharded) if i]
         if parts:
             words["vocabulary"] = "; ".join(parts)
+        if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
+            words["times"] += "; F, I and W take 1 each"
         if self.costs.message > 0:
             words["p2p_volume"] += f", times the message size of {self.costs.message:g}"
         units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}
@@ -208,7 +236,8 @@ class Comparison:
         return {
             "headline": self.headline,
             "best": self.best.name if self.best else None,
-            "memory": self.memory,
+            "ranked_by": self.ranked_by,
+            "memory": list(self.memory) if isinstance(self.memory, Sequence) else self.memory,
             "rows": [row.to_dict() for row in self.rows],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
             "notes": list(self.notes),
@@ -294,7 +323,7 @@ class Comparison:
             [
                 row.name,
                 number(row.makespan),
-                f"{row.ratio:.3f}",
+                "–" if row.ratio is None else f"{row.ratio:.3f}",
                 percent(row.bubble_ratio),
                 percent(row.overhead),
                 number(row.peak_activation),
@@ -318,7 +347,13 @@ class Comparison:
     def _limit(self) -> str:
         return "" if self.memory is None else f"within {self._amount(self.memory)}"
 
-    def _amount(self, value: float) -> str:
+    def _excess(self, row: Row) -> float:
+        """By how much the rank that is most above its limit is."""
+        limits = memory_limits(self.memory, row.schedule.ranks)
+        assert limits is not None, "without a limit every row fits"
+        return float((row.timeline.peak_activation - limits).max())
+
+    def _amount(self, value: Limit) -> str:
         return amount_text(value, self.costs, self.memory_unit)
 
     def _time(self, value: float) -> str:

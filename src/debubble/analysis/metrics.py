@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
+from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
@@ -259,11 +262,22 @@ def offload_text(timeline: Timeline) -> str:
     return f"activations go to {where} and back: {link}, beside the compute"
 
 
-def amount_text(amount: float, costs: Costs, unit: str = "") -> str:
+def amount_text(amount: Limit, costs: Costs, unit: str = "") -> str:
     """An amount of activation memory; `unit` is that of the activation costs, if it has a name."""
     if costs.activation is not None:
-        return f"{number(amount)} {unit or 'of activation memory'}"
-    return f"{number(amount)} activation unit{'' if amount == 1 else 's'}"
+        return f"{limit_text(amount)} {unit or 'of activation memory'}"
+    return f"{limit_text(amount)} activation unit{'' if amount == 1 else 's'}"
+
+
+def limit_text(limit: Limit) -> str:
+    """A memory limit for people: one number, or one for each rank.
+
+    Examples
+    --------
+    >>> limit_text([4, 4, 3.5]), limit_text(8)
+    ('4/4/3.5', '8')
+    """
+    return "/".join(map(number, limit if isinstance(limit, Sequence) else [limit]))
 
 
 def number(value: float) -> str:

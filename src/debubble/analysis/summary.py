@@ -19,6 +19,7 @@ from debubble.analysis.metrics import (
 )
 from debubble.core.actions import Kind, kinds_of
 from debubble.core.schedule import Schedule
+from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules.registry import FormValue, closed_forms
@@ -41,7 +42,7 @@ VERSIONS_SHOWN = 8
 """Ranks whose number of weight versions is listed one by one."""
 
 
-def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
+def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
     """Everything a simulation says, ready for JSON.
 
     Parameters
@@ -49,7 +50,7 @@ def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
     timeline
         A simulated schedule.
     limit
-        Memory of a rank, to tell which of its idle time is for lack of it.
+        Memory of every rank, or one number for each, to tell which idle time is for lack of it.
 
     Returns
     -------
@@ -102,12 +103,13 @@ def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
         "recompute": _recompute(schedule),
         "actions": len(schedule),
         **measures,
+        "notes": list(timeline.notes),
         "closed_forms": [_compared(form, measures) for form in forms],
         "conventions": words,
     }
 
 
-def report(timeline: Timeline, *, time_unit: str = "", limit: float | None = None) -> str:
+def report(timeline: Timeline, *, time_unit: str = "", limit: Limit | None = None) -> str:
     """The summary for people: aligned text with formulas and simulation side by side.
 
     Parameters
@@ -130,6 +132,7 @@ def report(timeline: Timeline, *, time_unit: str = "", limit: float | None = Non
     lines += ["", *(f"{key}: {words[key]}" for key in _SHOWN if key in words)]
     if "closed_forms" in words:
         lines.append(f"closed forms: {words['closed_forms']}")
+    lines += [f"note: {note}" for note in data["notes"]]
     return "\n".join(lines)
 
 

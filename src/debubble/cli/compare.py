@@ -12,7 +12,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.draw import check_picture
 from debubble.cli.errors import BAD_INPUT
-from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, whole, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import Steps, steps
 from debubble.core.errors import ParameterError
@@ -36,11 +36,11 @@ def compare(
     """
     from debubble.analysis.compare import compare as simulate_all
 
-    inputs = setup.read()
+    inputs, chunks = _inputs(setup)
     if output is not None:
         check_picture(output)
     with steps(2 * len(schedules) + 1) as step:
-        items, skipped = _items(schedules, inputs, step)
+        items, skipped = _items(schedules, inputs, chunks, step)
         named = [item for item in items if isinstance(item, str)]
         if named:
             _need_sizes(named[0], inputs)
@@ -50,7 +50,7 @@ def compare(
             items,
             ranks=inputs.size("ranks"),
             microbatches=inputs.size("microbatches"),
-            chunks=inputs.size("chunks"),
+            chunks=chunks or inputs.size("chunks"),
             costs=inputs.costs,
             memory=inputs.memory,
             p2p_mode=inputs.mode,
@@ -75,27 +75,32 @@ def compare(
         note(f"wrote {output}")
 
 
-def _items(
-    names: list[str], inputs: Inputs, step: Steps
-) -> tuple[list[str | Schedule], list[tuple[str, str]]]:
-    """Schedules of files and functions, and names; those that do not fit come with the reason."""
-    from debubble.interchange.files import is_file_name, is_foreign
+def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
+    """What the options mean, and the numbers of chunks where several are given."""
+    from debubble.analysis.compare import DEFAULT_COSTS
 
-    items: list[str | Schedule] = []
-    skipped = []
-    for name in names:
+    several = [] if setup.chunks is None or "," not in setup.chunks else setup.chunks.split(",")
+    chunks = [whole("-v", text) for text in several]
+    inputs = replace(setup, chunks=None if several else setup.chunks).read()
+    if setup.times is None and setup.rank_times is None and setup.costs is None:
+        inputs = replace(inputs, costs=DEFAULT_COSTS)
+    return inputs, chunks
+
+
+def _items(
+    names: list[str], inputs: Inputs, chunks: list[int], step: Steps
+) -> tuple[list[Any], list[tuple[str, str]]]:
+    """Schedules of files and functions, and names; those that do not fit come with the reason."""
+    from debubble.interchange.named import made_for_each
+
+    # The comparison lowers all schedules in one way.
+    plain = inputs.plain
+
+    def make(name: str, value: int | None) -> Schedule:
         step(f"reading {name}")
-        if not is_foreign(name):
-            items.append(name)
-            continue
-        # The number of chunks is for schedules that leave a choice, and a file does not.
-        chunks = None if is_file_name(name) else inputs.chunks
-        try:
-            # The comparison lowers all schedules in one way.
-            items.append(replace(inputs.plain, chunks=chunks).schedule(name))
-        except ParameterError as error:
-            skipped.append((name, str(error)))
-    return items, skipped
+        return replace(plain, chunks=value).schedule(name)
+
+    return made_for_each(names, chunks or [inputs.chunks], make)
 
 
 def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:

@@ -19,6 +19,7 @@ from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
     from debubble.engine.graph import P2PMode
+    from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
     from debubble.engine.transfers import ReceivePolicy
     from debubble.interchange.cost_files import CostFile
@@ -95,7 +96,8 @@ class Setup:
         str | None,
         typer.Option(
             metavar="LIMIT",
-            help="Activation memory per rank, in activation units or the cost file's unit.",
+            help="Activation memory per rank, in activation units or the cost file's unit; one for "
+            "each: 4/4/3/3.",
         ),
     ] = None
     recompute: Annotated[
@@ -156,7 +158,7 @@ class Setup:
         pairs = list(self.option or [])
         if self.group_size is not None:
             pairs.append(f"group_size={self.group_size}")
-        memory = _limit(self.memory)
+        memory = None if self.memory is None else read_limit(self.memory)
         if memory is None and file is not None:
             memory = file.memory_limit
         return Inputs(
@@ -204,8 +206,11 @@ class Setup:
 
 
 def _whole(flag: str, text: str | None) -> int | None:
-    if text is None:
-        return None
+    return None if text is None else whole(flag, text)
+
+
+def whole(flag: str, text: str) -> int:
+    """The whole number in the text of an option."""
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", text):
         raise ParameterError(f"{flag} is '{text}'; give a whole number")
     return int(text)
@@ -233,16 +238,23 @@ def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
     return found
 
 
-def _limit(text: str | None) -> float | None:
-    if text is None:
-        return None
+def read_limit(text: str, more: str = "") -> Limit:
+    """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``."""
+    limits = tuple(_positive(part) for part in text.split("/"))
+    if not all(limits):
+        raise ParameterError(
+            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3{more}"
+        )
+    return limits if len(limits) > 1 else limits[0]
+
+
+def _positive(text: str) -> float:
+    """The positive number in a text, 0 where it is none."""
     try:
-        limit = float(text)
+        number = float(text)
     except ValueError:
-        limit = math.nan
-    if not 0 < limit < math.inf:
-        raise ParameterError(f"--memory is '{text}'; the limit is a positive number")
-    return limit
+        return 0.0
+    return number if 0 < number < math.inf else 0.0
 
 
 STORAGE = ("recompute", "recompute_at", "offload")
@@ -261,7 +273,7 @@ class Inputs:
     ranks, microbatches, chunks, iterations
         Sizes as typed, None where nothing was.
     costs, memory
-        What actions cost, and the memory limit.
+        What actions cost, and the memory limit: of every rank, or one for each.
     sync
         What optimizer steps wait for, None where nothing was typed.
     mode
@@ -283,7 +295,7 @@ class Inputs:
     chunks: int | None
     iterations: int | None
     costs: Costs
-    memory: float | None
+    memory: Limit | None
     sync: str | None
     mode: P2PMode
     recompute: str | list[int] | None

@@ -10,6 +10,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
 from debubble.cli.output import print_json
 from debubble.cli.progress import steps
+from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 
@@ -42,7 +43,7 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     data["conventions"] |= {key: unit for key, unit in units.items() if unit}
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
-    data["fits"] = not _above(timeline, inputs.memory) if inputs.memory else None
+    data["fits"] = not _above(timeline, inputs.memory) if inputs.memory is not None else None
     return data
 
 
@@ -53,21 +54,24 @@ def _text(timeline: Timeline, inputs: Inputs) -> str:
     if inputs.source:
         lines.append(f"costs: {inputs.source}")
     if inputs.memory is not None:
+        from debubble.analysis.metrics import limit_text
+
         above = _above(timeline, inputs.memory)
         unit = inputs.memory_unit
         if timeline.table.costs.activation is None:
             unit = "activation units"
-        limit = f"memory limit {inputs.memory:g} {unit}".rstrip()
+        limit = f"memory limit {limit_text(inputs.memory)} {unit}".rstrip()
         lines.append(f"{limit}: {f'exceeded on {_ranks(above)}' if above else 'kept by all ranks'}")
     return "\n".join(lines)
 
 
-def _above(timeline: Timeline, limit: float | None) -> list[int]:
+def _above(timeline: Timeline, limit: Limit) -> list[int]:
     """Ranks that hold more than a limit."""
     from debubble.analysis.check import TOLERANCE
 
-    assert limit is not None, "asked only when there is a limit"
-    above = np.flatnonzero(timeline.peak_activation > limit * (1 + TOLERANCE))
+    limits = memory_limits(limit, timeline.schedule.ranks)
+    assert limits is not None, "asked only when there is a limit"
+    above = np.flatnonzero(timeline.peak_activation > limits * (1 + TOLERANCE))
     found: list[int] = above.tolist()
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from debubble.core.ends import first_stages
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.slicing import Slicing, check_cut
+
+if TYPE_CHECKING:
+    from debubble.core.costs import Costs
 
 FORMAT = "debubble-schedule"
 FORMAT_VERSION = 1
@@ -89,6 +92,8 @@ class Schedule:
     offload_to
         Where each rank's ``OFFLOAD`` actions put activations: the rank that keeps them, or None
         for the rank's host. Empty when all of them go to the host.
+    made_for
+        The costs that the order was computed from; None where it depends on none, or nobody knows.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Schedule:
     options: Mapping[str, Any] = field(default_factory=dict)
     offload_to: tuple[int | None, ...] = ()
     vocabulary: int = 0
+    made_for: Costs | None = field(default=None, compare=False, repr=False)
     derived: dict[Any, Any] = field(default_factory=dict, init=False)
     """What other layers have worked out about this very order, for instance its event graphs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
+
+Limit: TypeAlias = float | Sequence[float]
+"""A memory limit of every rank, or one for each."""
 
 RECOMPUTED_F = len(Kind)
 """What a forward counts as when its microbatch is recomputed and others of its stage are not."""
@@ -105,7 +109,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     return MemoryUse(peak, left, at_start, at_end, actions)
 
 
-def memory_limits(memory: float | Sequence[float] | None, ranks: int) -> NDArray[np.float64] | None:
+def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
     """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
 
     Raises

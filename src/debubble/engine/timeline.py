@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine import held
+from debubble.engine import held, made_for
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
@@ -80,6 +81,12 @@ class Timeline:
     def schedule(self) -> Schedule:
         """The schedule that was simulated."""
         return self.graph.schedule
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before believing the times: that the order was computed for other costs."""
+        unfit = made_for.unfit(self.schedule, self.table)
+        return (unfit,) if unfit else ()
 
     @property
     def mode(self) -> P2PMode:
@@ -342,13 +349,21 @@ def simulate(
     CostError
         When the costs do not fit the schedule.
 
+    Warns
+    -----
+    UserWarning
+        When the order was computed without costs, and these are others.
+
     Examples
     --------
     >>> import debubble as db
     >>> db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=10, B=18)).makespan
     308.0
     """
-    return evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
+    timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
+    if made_for.unaware(schedule) and timeline.notes:
+        warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)
+    return timeline
 
 
 def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:

@@ -15,6 +15,7 @@ from debubble.interchange import cost_syntax
 from debubble.interchange.text import read_text
 
 if TYPE_CHECKING:
+    from debubble.engine.memory import Limit
     from debubble.interchange.cost_model import CostModel
 
 MAX_BYTES = 1 << 20
@@ -35,8 +36,9 @@ class CostFile:
     ranks, microbatches, chunks
         Sizes to use when nobody says otherwise; None when the file leaves them open.
     memory_limit
-        Activation memory a rank has, in the unit of ``costs.activation``, or in activation units
-        when the file does not say what an activation takes.
+        Activation memory every rank has, one number or one for each, in the unit of
+        ``costs.activation``, or in activation units when the file does not say what an activation
+        takes.
     name, source
         What was measured, and where the numbers come from.
     time_unit, memory_unit
@@ -49,7 +51,7 @@ class CostFile:
     ranks: int | None = None
     microbatches: int | None = None
     chunks: int | None = None
-    memory_limit: float | None = None
+    memory_limit: Limit | None = None
     name: str = ""
     source: str = ""
     time_unit: str = ""
@@ -162,8 +164,9 @@ def _check_sizes(model: CostModel, where: str) -> None:
     values = {f"times.{key}": getattr(model.times, key) for key in _SPREAD}
     values |= {f"memory.{key}": getattr(model.memory, key) for key in _MEMORY}
     sizes = {key: len(v) for key, v in values.items() if isinstance(v, tuple | Mapping)}
-    per_rank = {key: len(v) for key, v in (("times.OPT", model.times.OPT),
-                ("times.p2p", model.times.p2p)) if isinstance(v, tuple | Mapping)}  # fmt: skip
+    by_rank = {"times.OPT": model.times.OPT, "times.p2p": model.times.p2p,
+               "memory.limit": model.memory.limit}  # fmt: skip
+    per_rank = {key: len(v) for key, v in by_rank.items() if isinstance(v, tuple | Mapping)}
     owner = "stages"
     if model.basis == "rank":
         owner, per_rank = "ranks", sizes | per_rank
@@ -187,8 +190,9 @@ def _check_limit(model: CostModel, where: str) -> None:
         return
     values = activation.values() if isinstance(activation, Mapping) else activation
     least = activation if isinstance(activation, float) else min(values)
-    if limit < least:
+    lowest = limit if isinstance(limit, float) else min(limit)
+    if lowest < least:
         raise FormatError(
-            f"{where}: memory.limit is {limit:g}, less than one activation of {least:g}; give both "
-            "in the same unit, or leave memory.activation out to count in activation units"
+            f"{where}: memory.limit is {lowest:g}, less than one activation of {least:g}; give "
+            "both in the same unit, or leave memory.activation out to count in activation units"
         )

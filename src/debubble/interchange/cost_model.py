@@ -118,6 +118,14 @@ def _positive(value: Any) -> float:
     return number
 
 
+def _limit(value: Any) -> float | tuple[float, ...]:
+    if not isinstance(value, list):
+        return _positive(value)
+    if not value:
+        raise _WrongError(value, "give one number, or a list with one per rank")
+    return tuple(_positive(item) for item in value)
+
+
 def _count(name: str) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         largest = LIMITS[name]
@@ -202,7 +210,7 @@ class Memory(_Strict):
     recompute_kept: Share = None
     offload_share: Share = None
     kv: PerStage = None
-    limit: Positive = None
+    limit: Annotated[Any, BeforeValidator(_limit)] = None
     embedding: Number = None
     head: Number = None
     mtp: Number = None

@@ -13,6 +13,7 @@ from debubble.core.actions import Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
+from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
 from debubble.schedules import registry
 from debubble.schedules.registry import Option
@@ -147,7 +148,7 @@ def resolve(
     chunks: int | None = None,
     iterations: int | None = None,
     costs: Costs | None = None,
-    memory: float | None = None,
+    memory: Limit | None = None,
     sync: str | None = None,
     storage: Mapping[str, Any] | None = None,
     defaults: Mapping[str, int | None] | None = None,

@@ -26,6 +26,11 @@ OPTIONS = (
 )
 
 
+def leaves_chunks(target: str) -> bool:
+    """Whether a schedule of PyTorch leaves a choice of chunks."""
+    return target[len(PREFIX) :].lower() not in map(str.lower, SINGLE)
+
+
 def is_builtin(target: str) -> bool:
     """Whether a text names a schedule of PyTorch, or tries to."""
     return target.lower().startswith(PREFIX)

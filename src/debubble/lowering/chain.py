@@ -5,6 +5,7 @@ from __future__ import annotations
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.engine.memory import Limit
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute
 from debubble.lowering.sharding import ShardingMode, add_sharding
@@ -20,7 +21,7 @@ def lower(
     transfers: ReceivePolicy | None = None,
     sharding: ShardingMode | None = None,
     costs: Costs | None = None,
-    memory: float | None = None,
+    memory: Limit | None = None,
     p2p_mode: P2PMode = "overlapped",
 ) -> Schedule:
     """Add recomputes and copies, then sends and receives, then what data-parallel replicas do.

@@ -38,10 +38,15 @@ class Wanted(_Strict):
     file: File | None = None
 
 
+Limit = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MAX_RANKS)]
+"""A memory limit for each rank."""
+
+
 class CostValues(_Strict):
     """Costs as typed; None is the default."""
 
-    basis: Literal["action", "rank"] = "action"
+    basis: Literal["action", "rank"] = "rank"
     F: Times | None = None
     I: Times | None = None
     W: Times | None = None
@@ -61,7 +66,7 @@ class State(_Strict):
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 8
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)] | None = None
     mode: P2PMode = "overlapped"
-    memory: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
+    memory: Limit | Limits | None = None
     costs: CostValues = CostValues()
 
     def read_costs(self) -> tuple[Costs, str]:

@@ -35,6 +35,11 @@ def group(case: Any) -> int:
     return int(case.group_size or case.ranks)
 
 
+def full_groups(case: Any) -> bool:
+    """Whether all groups of a case have the same size."""
+    return bool(case.microbatches % group(case) == 0)
+
+
 def in_flight(case: Any, rank: int, extra: int = 0) -> float:
     """Peak activation of a rank: its warm-up and one more, never more than there are chunks."""
     warm_up = (case.v - 1) * group(case) + 2 * (case.p - 1 - rank) + extra
@@ -50,9 +55,36 @@ CONSTRAINTS = (
     Constraint(
         "microbatches",
         "microbatches in groups of group_size, with none or at least `ranks` left over",
-        lambda k: k.microbatches % group(k) == 0 or k.microbatches % group(k) >= k.ranks,
+        lambda k: full_groups(k) or k.microbatches % group(k) >= k.ranks,
     ),
 )
+
+
+def _short_group_runs(case: Any) -> bool:
+    """Whether a last group smaller than the number of ranks is no deadlock.
+
+    With one group every forward is warm-up. Behind others, rank 0 pairs the last group's forwards
+    with backwards that the last rank has before it needs them; too small a group comes too early.
+    """
+    rest = case.microbatches % group(case)
+    return bool(
+        case.microbatches < group(case)
+        or case.chunks == 1
+        or (case.chunks == 2 and rest == 1)
+        or rest >= 2 * case.ranks - 2 - group(case)
+    )
+
+
+RELAXED = (
+    CONSTRAINTS[0],
+    Constraint(
+        "microbatches",
+        "microbatches in groups of group_size, with none or at least `ranks` left over (some "
+        "others run with the option short_last_group=true; flexible-interleaved takes any)",
+        lambda k: CONSTRAINTS[1].holds(k) or (k.short_last_group and _short_group_runs(k)),
+    ),
+)
+"""Those of Megatron-LM, which an option loosens."""
 
 
 @register(
@@ -63,14 +95,14 @@ CONSTRAINTS = (
     placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved", "vpp", "megatron-interleaved"),
-    constraints=CONSTRAINTS,
+    constraints=RELAXED,
     forms=(
         ClosedForm(
             "makespan",
             "(m·v + p − 1)(F + B)",
             lambda k: (k.m * k.v + k.p - 1) * (k.F + k.B),
-            holds=lambda k: k.c == 0,
-            condition="no latency",
+            holds=lambda k: k.c == 0 and (full_groups(k) or not k.short_last_group),
+            condition="no latency, no short group",
         ),
         ClosedForm(
             "peak_activation",
@@ -80,7 +112,12 @@ CONSTRAINTS = (
     ),
 )
 def interleaved_1f1b(
-    *, ranks: int, microbatches: int, chunks: int, group_size: int | None = None
+    *,
+    ranks: int,
+    microbatches: int,
+    chunks: int,
+    group_size: int | None = None,
+    short_last_group: bool = False,  # noqa: ARG001 - loosens a constraint
 ) -> Iterator[Program]:
     """Every rank holds v chunks of the model; groups of g microbatches pass chunk after chunk.
 
@@ -92,6 +129,17 @@ def interleaved_1f1b(
 
         r0 | F0 F1 f0 f1 F2 .  b0--- F3 b1--- f2 B0--- f3 B1--- .  b2--- .  b3--- B2--- B3---
         r1 | .  F0 F1 f0 b0--- f1 b1--- F2 B0--- F3 B1--- f2 b2--- f3 b3--- B2--- B3--- .  .
+
+    Parameters
+    ----------
+    ranks, microbatches, chunks
+        Ranks p, microbatches m and chunks v.
+    group_size
+        Microbatches g that a chunk handles in a row, as many as ranks if not given.
+    short_last_group
+        Take microbatches left over as a last group of their own also where they are fewer than
+        ranks, as tools of the past did, unless that is a deadlock. It is slow: ranks wait for the
+        end of the group before. flexible-interleaved has the better order, for any number.
     """
     size = group_size or ranks
     first, last = forwards_and_backwards(ranks, microbatches, chunks, size)

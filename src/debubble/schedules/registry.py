@@ -25,6 +25,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm, Constraint, Entry, Option
 from debubble.schedules._recomputed import with_recompute
 
@@ -42,9 +43,6 @@ LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
 }  # fmt: skip
 MAX_ACTIONS = 200_000_000
-MADE_FOR = "costs"
-"""Key under which a schedule remembers the costs it was made for."""
-
 NEAREST_SEARCH = 5000
 """How far from a refused value the nearest valid one is looked for."""
 
@@ -192,7 +190,8 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others.
+        bubbles; ignored by the others. Without costs such an order fits one unit of time each for
+        F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         What the OPT actions wait for: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
@@ -305,7 +304,7 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         shown["memory"] = case.memory
     fields = {key: value(case) if callable(value) else value for key, value in entry.fields.items()}
-    schedule = Schedule.from_programs(
+    return Schedule.from_programs(
         entry.name,
         placement,
         case.microbatches,
@@ -314,10 +313,9 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
         slices=case.slices,
         weight_versions=entry.weight_versions_of(case),
         options={key: value for key, value in shown.items() if value is not None},
+        made_for=(case.costs or Costs()) if entry.uses_costs else None,
         **(fields | ({} if sync is None else {"sync": sync})),
     )
-    schedule.derived[MADE_FOR] = case.costs or Costs()
-    return schedule
 
 
 def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
@@ -364,7 +362,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
-    if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
+    if entry.uses_costs and (schedule.made_for != costs or recompute_share(schedule).any()):
         return []
     table = costs.table(schedule)
     F, I, W, B, S, T = (

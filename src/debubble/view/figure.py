@@ -10,10 +10,12 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from debubble.core.errors import ParameterError
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import Bars, bars_of
@@ -69,7 +71,7 @@ def plot(
     labels: bool = True,
     title: str | None = None,
     critical: bool = False,
-    limit: float | None = None,
+    limit: Limit | None = None,
     legend: bool = True,
     time_unit: str = "",
 ) -> Axes:
@@ -90,7 +92,7 @@ def plot(
     critical
         Whether the actions of the critical path are outlined.
     limit
-        A memory limit, drawn as a line across the strips.
+        A memory limit, or one for each rank, drawn as a line across the strips.
     legend
         Whether there is a legend of the kinds above the axes.
     time_unit
@@ -132,7 +134,7 @@ def figure(
     normalise: bool = False,
     labels: bool = True,
     critical: bool = False,
-    limit: float | None = None,
+    limit: Limit | None = None,
     notes: bool = True,
     time_unit: str = "",
 ) -> Figure:
@@ -211,8 +213,9 @@ def _time_label(unit: str) -> str:
     return f"time ({words.printable(unit, 24) or 'unit of the costs'})"
 
 
-def _fullest(panels: Sequence[Bars], limit: float | None) -> float:
-    return max([float(b.timeline.peak_activation.max()) for b in panels] + [limit or 0.0])
+def _fullest(panels: Sequence[Bars], limit: Limit | None) -> float:
+    peaks = [float(bars.timeline.peak_activation.max()) for bars in panels]
+    return max([*peaks, float(np.max(limit or 0.0))])
 
 
 def _row_height(panels: Sequence[Bars], memory: bool) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import debubble
 from debubble.analysis.metrics import MEASURES, number, percent
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, words
 from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
@@ -134,7 +135,7 @@ def _timeline(
     memory: bool = True,
     critical: bool = False,
     normalise: bool = False,
-    limit: float | None = None,
+    limit: Limit | None = None,
     time_unit: str = "",
     labels: bool = True,  # noqa: ARG001 - the component labels what has room
 ) -> str:

@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import number
+from debubble.analysis.metrics import limit_text, number
 from debubble.core.actions import COPY_KINDS, Kind
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
@@ -49,7 +50,7 @@ def add_panel(
     memory: bool,
     labels: bool,
     critical: bool,
-    limit: float | None,
+    limit: Limit | None,
     fullest: float,
     unit: float = 1.0,
 ) -> None:
@@ -105,7 +106,7 @@ def _memory(
     scale: float,
     rows: Rows,
     fullest: float,
-    limit: float | None,
+    limit: Limit | None,
     columns: int,
 ) -> None:
     """A strip with the memory of every rank, all on one scale, and the peaks beside them."""
@@ -118,15 +119,16 @@ def _memory(
     baselines = np.arange(ranks) + rows.strip
     area = step_areas(curves, baselines, height)
     add_paths(ax, [area], "memory", facecolors=[MEMORY], linewidths=0, zorder=2)
-    if limit is not None and fullest > 0:
+    limits = None if limit is None else np.broadcast_to(np.asarray(limit), ranks)
+    if limits is not None and fullest > 0:
         ax.hlines(
-            baselines - limit * height, 0, timeline.makespan * scale,
+            baselines - limits * height, 0, timeline.makespan * scale,
             colors=LIMIT, linewidths=0.8, zorder=3, gid="limit",
         )  # fmt: skip
     if ranks > _MOST_LABELLED:
         return
     for rank, peak in enumerate(timeline.peak_activation.tolist()):
-        over = limit is not None and peak > limit * (1 + 1e-9)
+        over = limits is not None and peak > limits[rank] * (1 + 1e-9)
         ax.annotate(
             number(peak), (1.0, rank + 0.3), (5, 0), fontsize=7,
             xycoords=ax.get_yaxis_transform(), textcoords="offset points",
@@ -208,7 +210,7 @@ def add_legend(
     where: Axes | Figure,
     panels: Sequence[Bars],
     memory: bool,
-    limit: float | None,
+    limit: Limit | None,
     critical: bool,
     **place: Any,
 ) -> None:
@@ -227,7 +229,7 @@ def add_legend(
         names.append("activation memory")
     if memory and limit is not None:
         handles.append(Line2D([], [], color=LIMIT, linewidth=1.0))
-        names.append(f"limit {number(limit)}")
+        names.append(f"limit {limit_text(limit)}")
     if critical:
         handles.append(Patch(facecolor="none", edgecolor=INK, linewidth=1.3))
         names.append("critical path")

@@ -43,6 +43,7 @@ from debubble.core.actions import (
     pairs_of,
     stages_of,
 )
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import chunks_of
@@ -76,7 +77,7 @@ _STREAM_KINDS = [
 def encode(
     timelines: Sequence[Timeline],
     *,
-    limit: float | None = None,
+    limit: Limit | None = None,
     time_unit: str = "",
 ) -> dict[str, Any]:
     """The timelines as plain data for the component.
@@ -86,14 +87,14 @@ def encode(
     timelines
         What to show, first on top.
     limit
-        Memory of a rank: drawn as a line, and a cause of idle time.
+        Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
     time_unit
         What times are in.
     """
     return {
         "format": FORMAT,
         "time_unit": time_unit,
-        "limit": limit,
+        "limit": list(limit) if isinstance(limit, Sequence) else limit,
         "causes": list(CAUSES),
         "kinds": [_kind(kind) for kind in Kind],
         "timelines": [_encoded(timeline, limit) for timeline in timelines],
@@ -118,7 +119,7 @@ def _color(kind: Kind, index: int, count: int) -> str:
     return shade(kind, index, count) if kind in NAMES else STREAM_COLOR
 
 
-def _encoded(timeline: Timeline, limit: float | None) -> dict[str, Any]:
+def _encoded(timeline: Timeline, limit: Limit | None) -> dict[str, Any]:
     schedule = timeline.schedule
     found = bubbles(timeline, limit)
     order, counts = _rows(timeline)

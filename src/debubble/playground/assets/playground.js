@@ -178,7 +178,7 @@ function showTable({ table }) {
   if (!table) { $("numbers").replaceChildren(); $("notes").replaceChildren(); return; }
   const heads = ["schedule", "makespan", "time / best", "bubble ratio", "overhead", "peak activation", "parameter copies", "p2p volume"];
   const rows = table.rows.map((row) => make("tr", { class: row.name === table.best ? "best" : row.fits ? "" : "over" },
-    ...[row.name, number(row.makespan), row.ratio.toFixed(3), percent(row.bubble_ratio), percent(row.overhead),
+    ...[row.name, number(row.makespan), row.ratio?.toFixed(3) ?? "–", percent(row.bubble_ratio), percent(row.overhead),
       `${number(row.peak_activation)}${row.fits ? "" : " (over)"}`, number(row.parameter_copies), number(row.p2p_volume)].map((text) => make("td", {}, text))));
   $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows));
   const { times, p2p, memory } = table.conventions;

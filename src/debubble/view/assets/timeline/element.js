@@ -218,7 +218,8 @@ class DebubbleTimeline extends HTMLElement {
         label.style.top = top;
         items.push(label);
         if (view.right <= 50) continue;
-        const share = 1 - run.busy[rank] / run.makespan, over = this.data.limit != null && run.peak[rank] > this.data.limit * (1 + 1e-6);
+        const share = 1 - run.busy[rank] / run.makespan, limit = limitOf(this.data.limit, rank);
+        const over = limit != null && run.peak[rank] > limit * (1 + 1e-6);
         const side = make("div", { class: "side" }, make("span", {}, percent(Math.max(0, share))),
           make("span", { class: over ? "over" : "", title: "peak activation" }, number(run.peak[rank])));
         side.style.top = top;
@@ -241,7 +242,7 @@ class DebubbleTimeline extends HTMLElement {
       items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${shares.map(percent).join(" | ")}` });
     });
     if (this.layers.memory) items.push({ color: theme.memory, text: "activation memory" });
-    if (this.layers.memory && this.data.limit != null) items.push({ color: theme.limit, text: `limit ${number(this.data.limit)}` });
+    if (this.layers.memory && this.data.limit != null) items.push({ color: theme.limit, text: `limit ${[this.data.limit].flat().map(number).join("/")}` });
     return items;
   }
 

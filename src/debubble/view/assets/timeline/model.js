@@ -17,6 +17,9 @@ async function decode(payload) {
   return { runs, kinds, causes, limit, unit };
 }
 
+/** The memory limit of a rank, null for none; a list has one for each. */
+const limitOf = (limit, rank) => (Array.isArray(limit) ? limit[rank] : limit) ?? null;
+
 function bytesOf(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const binary = atob(text), bytes = new Uint8Array(binary.length);

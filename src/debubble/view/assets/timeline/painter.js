@@ -69,7 +69,7 @@ class Painter {
     this.mark = layers.critical ? Math.min(box.bar, Math.max(1, Math.round(2 * scale))) : 0;
     this.edge = box.bar >= 12 * scale ? Math.round(3 * scale) : box.bar >= 5 ? scale : 0;
     this.half = Math.ceil(box.bar / 2);
-    this.unit = box.memory / (Math.max(run.fullest, layers.limit ?? 0) || 1);
+    this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
     const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
     this.tones.set([...this.colors(run).classes, ...gaps]);
   }
@@ -93,7 +93,7 @@ class Painter {
       this.#transfers(run.transfers(rank), y);
       y += box.p2p + this.scale;
     }
-    if (box.memory) this.#memory(y);
+    if (box.memory) this.#memory(y, rank);
   }
 
   /** A row of crowded columns, out of blocks of actions: between their beginnings sums are straight lines. */
@@ -361,9 +361,9 @@ class Painter {
   }
 
   /** Memory as an area: what is above the limit has the limit's colour, and the limit is a line. */
-  #memory(top) {
+  #memory(top, rank) {
     const { strip, levels, columns, pixels, image: { width, height }, span: { from, perPixel, left } } = this;
-    const { memory: tall } = this.box, { limit } = this.layers;
+    const { memory: tall } = this.box, limit = limitOf(this.layers.limit, rank);
     const line = limit == null ? -1 : tall - Math.round(limit * this.unit);
     strip.begin(tall);
     for (let x = 0, past; x < columns; x = past) {

@@ -1,0 +1,100 @@
+"""What decides between schedules: time where they do the same work, else the share of it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+from debubble.engine.timeline import Timeline
+
+if TYPE_CHECKING:
+    from debubble.analysis.comparison import Row
+
+Measure: TypeAlias = Literal["makespan", "overhead"]
+
+SAME = 1e-6
+"""Share by which the work of two schedules may differ through rounding."""
+
+
+def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
+    """Why the makespans of some timelines say nothing about the schedules; empty where they do.
+
+    Makespans can be compared where the same ranks do the same work in a step: forwards and
+    backwards of all stages, times the microbatches of all iterations. Overlapped pairs, recomputes
+    and transfers are what schedules differ in, and do not count.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> one, two = (
+    ...     db.simulate(db.make(name, ranks=4, microbatches=8)) for name in ("1f1b", "zb-v")
+    ... )
+    >>> differences([one, two])
+    ('the models differ (4 and 8 stages)',)
+    """
+    found = []
+    ranks = [timeline.schedule.ranks for timeline in timelines]
+    if len(set(ranks)) > 1:
+        found.append(f"the clusters differ ({_all(ranks)} ranks)")
+    models = [model_work(timeline) for timeline in timelines]
+    batches = [_batch(timeline) for timeline in timelines]
+    if _same([batch * model for batch, model in zip(batches, models, strict=True)]):
+        return tuple(found)
+    if not _same(models):
+        stages = [_depth(timeline) for timeline in timelines]
+        if len(set(stages)) > 1:
+            found.append(f"the models differ ({_all(stages)} stages)")
+        else:
+            works = [float(f"{model[0] + model[1]:.6g}") for model in models]
+            found.append(f"the models differ (one microbatch takes {_all(works)} of work)")
+    if len(set(batches)) > 1:
+        found.append(f"the batches differ ({_all(batches)} microbatches)")
+    return tuple(found)
+
+
+def model_work(timeline: Timeline) -> NDArray[np.float64]:
+    """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
+    placement = timeline.schedule.placement
+    whole = timeline.table.costs.resolve(placement)
+    kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
+    work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
+    return work
+
+
+def ranked(rows: Sequence[Row], measure: Measure) -> tuple[Row, ...]:
+    """Rows within memory first, each part by the measure, then memory; with ratios to the first.
+
+    Makespans of different work have no ratio.
+    """
+
+    def place(row: Row) -> tuple[bool, float, float]:
+        # Equal times computed in different order differ in the last digits.
+        value = row.makespan if measure == "makespan" else row.overhead
+        return not row.fits, float(f"{value:.9g}"), row.peak_activation
+
+    ordered = sorted(rows, key=place)
+    first = ordered[0].makespan if ordered and measure == "makespan" else None
+    return tuple(row.relative_to(first) for row in ordered)
+
+
+def _depth(timeline: Timeline) -> int:
+    placement = timeline.schedule.placement
+    return placement.stages // placement.copies
+
+
+def _batch(timeline: Timeline) -> int:
+    return timeline.schedule.microbatches * timeline.schedule.iterations
+
+
+def _same(works: Sequence[NDArray[np.float64]]) -> bool:
+    return all(np.allclose(work, works[0], rtol=SAME, atol=0) for work in works)
+
+
+def _all(values: Sequence[float]) -> str:
+    """``4, 8 and 16``: every value once, in rising order."""
+    *some, last = (f"{value:,.6g}" for value in sorted(set(values)))
+    return f"{', '.join(some)} and {last}" if some else last

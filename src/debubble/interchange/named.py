@@ -1,0 +1,89 @@
+"""Schedules by any name: registered ones, files, functions of Python files and PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from debubble.analysis import compare as comparing
+from debubble.analysis.comparison import Comparison
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.interchange.files import is_file_name, is_foreign, resolve
+from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
+from debubble.lowering.chain import lower
+from debubble.schedules import registry
+
+
+@wraps(registry.make)
+def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the registry
+    if not is_foreign(name):
+        return registry.make(name, **parameters)
+    costs, memory = parameters.get("costs"), parameters.get("memory")
+    recompute = {key: parameters.pop(key, None) for key in ("recompute", "recompute_at")}
+    return lower(resolve(name, **parameters), **recompute, costs=costs, memory=memory)
+
+
+@wraps(comparing.compare)
+def compare(schedules: Iterable[comparing.Item], **parameters: Any) -> Comparison:  # noqa: D103
+    chunks = parameters.get("chunks")
+    sizes = ("ranks", "microbatches", "iterations", "memory", "sync")
+    given = {key: parameters[key] for key in sizes if key in parameters}
+    costs = parameters.get("costs") or comparing.DEFAULT_COSTS
+
+    def made(name: str, value: int | None) -> Schedule:
+        return resolve(name, **given, chunks=value, costs=costs)
+
+    values = chunks if isinstance(chunks, Sequence) else [chunks]
+    items, skipped = made_for_each(schedules, values, made)
+    if skipped and not items:
+        raise ParameterError(": ".join(skipped[0]))
+    result = comparing.compare(items, **parameters)
+    return replace(result, skipped=(*skipped, *result.skipped))
+
+
+def made_for_each(
+    items: Iterable[Any], chunks: Sequence[int | None], make: Callable[[str, int | None], Schedule]
+) -> tuple[list[Any], list[tuple[str, str]]]:
+    """What a comparison takes, with schedules for names that are not registered.
+
+    Parameters
+    ----------
+    items
+        Names, and whatever else can be compared, which stays.
+    chunks
+        Numbers of chunks to make each schedule with; once where that changes nothing. Files have
+        their own.
+    make
+        Makes the schedule of a name with a number of chunks.
+
+    Returns
+    -------
+    items, skipped
+        In order; and names that cannot be made, with the reason.
+    """
+    found: list[Any] = []
+    skipped = []
+    for item in items:
+        if not isinstance(item, str) or not is_foreign(item):
+            found.append(item)
+            continue
+        fixed = is_file_name(item) or (is_builtin(item) and not leaves_chunks(item))
+        values = [None] if fixed else list(dict.fromkeys(chunks))
+        schedules: list[Schedule] = []
+        for value in values:
+            label = f" (chunks={value})" if len(values) > 1 else ""
+            try:
+                schedule = make(item, value)
+            except ParameterError as error:
+                skipped.append((item + label, str(error)))
+                continue
+            # What has no choice of chunks is the same for every number, or refuses all but one.
+            if schedule.chunks == (value or schedule.chunks):
+                schedule = replace(schedule, name=schedule.name + label)
+            if all(schedule != other for other in schedules):
+                schedules.append(schedule)
+        found += schedules
+    return found, skipped
