@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from debubble.analysis.check import TOLERANCE, check
@@ -75,7 +76,8 @@ def compare(
     p2p_mode
         How ranks exchange results, see :func:`debubble.simulate`.
     time_unit, memory_unit
-        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``.
+        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``. The default
+        is what `costs` say.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
 
@@ -98,6 +100,11 @@ def compare(
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
     costs = costs or Costs()
+    costs = replace(
+        costs,
+        time_unit=time_unit or costs.time_unit,
+        memory_unit=memory_unit or costs.memory_unit,
+    )
     if memory is not None and not memory > 0:
         raise ParameterError(f"memory is {memory}; a limit is a positive number")
     place_of(recompute, recompute_at)
@@ -149,8 +156,8 @@ def compare(
         costs=costs,
         memory=memory,
         p2p_mode=p2p_mode,
-        time_unit=time_unit,
-        memory_unit=memory_unit,
+        time_unit=costs.time_unit,
+        memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
     )
 

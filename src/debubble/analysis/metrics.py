@@ -9,6 +9,7 @@ from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import amount, number, percent
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
@@ -156,6 +157,8 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     if costs.basis != "rank":
         return f"per action: one stage, one microbatch{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
+    if divisor == 1:
+        return f"per rank, which has one stage{more}"
     return f"per rank ÷ {'' if divisor is None else f'{divisor} '}chunks{more}"
 
 
@@ -234,7 +237,7 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     unit = (
         "activation units (what one microbatch leaves on one rank)"
         if costs.activation is None
-        else "the unit of the activation costs"
+        else f"in {costs.memory_unit or 'the unit of the activation costs'}"
     )
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
@@ -259,42 +262,19 @@ def offload_text(timeline: Timeline) -> str:
     return f"activations go to {where} and back: {link}, beside the compute"
 
 
-def amount_text(amount: float, costs: Costs, unit: str = "") -> str:
-    """An amount of activation memory; `unit` is that of the activation costs, if it has a name."""
-    if costs.activation is not None:
-        return f"{number(amount)} {unit or 'of activation memory'}"
-    return f"{number(amount)} activation unit{'' if amount == 1 else 's'}"
+def amount_text(value: float, costs: Costs, digits: int = 4) -> str:
+    """An amount of activation memory in the unit of the costs, or in activation units."""
+    if costs.activation is None:
+        return f"{number(value)} activation unit{'' if value == 1 else 's'}"
+    return amount(value, costs.memory_unit or "of activation memory", digits)
 
 
-def number(value: float) -> str:
-    """A number for people: six digits, thousands apart, no trailing zeros.
-
-    Examples
-    --------
-    >>> number(33.0), number(0.1 + 0.2), number(1234567.8), number(-0.0)
-    ('33', '0.3', '1,234,568', '0')
-    """
-    return f"{value + 0.0:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value + 0.0:,.6g}"
+def limit_text(value: float, costs: Costs) -> str:
+    """A limit of activation memory, after an amount that says what activation units are."""
+    return amount(value, costs.activation_unit, 6)
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with two decimals; rounding never shows a minus zero.
-
-    Examples
-    --------
-    >>> percent(1.0), percent(0.27272727), percent(-1e-17)
-    ('100.00 %', '27.27 %', '0.00 %')
-    """
-    return f"{round(share * 100, 2) + 0.0:.2f} %"
-
-
-def table(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows of text in aligned columns; columns in `left` are aligned left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def units(costs: Costs) -> dict[str, str | None]:
+    """Names of the units of times and memory, for JSON; None where they have none."""
+    memory = "activation units" if costs.activation is None else costs.memory_unit
+    return {"time": costs.time_unit or None, "memory": memory or None}

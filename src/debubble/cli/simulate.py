@@ -38,8 +38,6 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     from debubble.analysis.summary import summary
 
     data = summary(timeline, inputs.memory)
-    units = {"time_unit": inputs.time_unit, "memory_unit": inputs.memory_unit}
-    data["conventions"] |= {key: unit for key, unit in units.items() if unit}
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
     data["fits"] = not _above(timeline, inputs.memory) if inputs.memory else None

@@ -88,11 +88,14 @@ def encode(
     limit
         Memory of a rank: drawn as a line, and a cause of idle time.
     time_unit
-        What times are in.
+        What times are in; the default is the unit of the costs.
     """
+    memory = words.memory_scale(timelines, limit)
     return {
         "format": FORMAT,
-        "time_unit": time_unit,
+        "time_unit": time_unit or words.units(timelines)[0],
+        "memory_unit": memory.unit,
+        "memory_size": memory.size,
         "limit": limit,
         "causes": list(CAUSES),
         "kinds": [_kind(kind) for kind in Kind],

@@ -9,15 +9,15 @@ from debubble.analysis.metrics import (
     MODES,
     VOCABULARY,
     memory_text,
-    number,
     offload_text,
-    percent,
     recompute_text,
     recompute_words,
     slices_text,
     times_text,
 )
 from debubble.core.actions import Kind
+from debubble.core.units import Scale, amount, percent, time
+from debubble.core.units import memory_scale as scale_of
 from debubble.engine.timeline import Timeline
 
 MAX_NAME = 60
@@ -53,12 +53,29 @@ def setting(timeline: Timeline) -> str:
 
 def result(timeline: Timeline, time_unit: str = "") -> str:
     """The numbers under a title."""
-    makespan = f"{number(timeline.makespan)} {time_unit}".rstrip()
-    peak = number(float(timeline.peak_activation.max()))
+    makespan = time(timeline.makespan, time_unit or units([timeline])[0])
+    peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
     return (
         f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
         f"peak activation {peak}"
     )
+
+
+def units(timelines: Sequence[Timeline]) -> tuple[str, str]:
+    """Units of times and of activation memory, empty where timelines differ or have none."""
+    costs = [timeline.table.costs for timeline in timelines]
+    times = {cost.time_unit for cost in costs}
+    memory = {cost.activation_unit for cost in costs}
+    return (times.pop() if len(times) == 1 else "", memory.pop() if len(memory) == 1 else "")
+
+
+def memory_scale(timelines: Sequence[Timeline], limit: float | None = None) -> Scale:
+    """The unit for all amounts of activation memory in one picture.
+
+    Its name is empty for activation units, and where the costs name none.
+    """
+    peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
+    return scale_of(units(timelines)[1], max([*peaks, limit or 0.0]))
 
 
 def letter(kind: Kind, index: int) -> str:
