@@ -134,7 +134,7 @@ def test_the_table_is_that_of_a_comparison():
     text = table(runs)
     assert "<td>33</td><td>1.222</td><td>27.27 %</td><td>37.50 %</td><td>4</td>" in text
     assert "<td>27</td><td>1.000</td>" in text
-    assert text == debubble.compare(runs)._table_html()
+    assert text == db.compare(runs)._table_html()
     # With one timeline there is nothing to compare its time with.
     assert "best" not in table(runs[:1])
 

@@ -16,6 +16,7 @@ from debubble.engine.timeline import Timeline
 MEASURES = {
     "makespan": "last end − first start over all ranks",
     "ideal": "work of the busiest rank, with no waiting",
+    "bubble_time": "longest idle time of a rank: makespan − least busy time",
     "stage_time": "per rank: last end − first start",
     "busy": "per rank: time it computes",
     "bubble_ratio": "idle share of rank-time: 1 − Σ busy / (ranks × makespan)",

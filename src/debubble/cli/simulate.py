@@ -45,17 +45,17 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
 
 
 def _text(timeline: Timeline, inputs: Inputs) -> str:
+    from debubble.analysis.layout import line_width, wrap
+    from debubble.analysis.metrics import amount_text
     from debubble.analysis.summary import report
 
-    lines = [report(timeline, time_unit=inputs.time_unit, limit=inputs.memory)]
+    width = line_width()
+    lines = [report(timeline, limit=inputs.memory, width=width)]
     if inputs.source:
-        lines.append(f"costs: {inputs.source}")
+        lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:
         above = _above(timeline, inputs.memory)
-        unit = inputs.memory_unit
-        if timeline.table.costs.activation is None:
-            unit = "activation units"
-        limit = f"memory limit {inputs.memory:g} {unit}".rstrip()
+        limit = f"memory limit {amount_text(inputs.memory, timeline.table.costs)}"
         lines.append(f"{limit}: {f'exceeded on {_ranks(above)}' if above else 'kept by all ranks'}")
     return "\n".join(lines)
 
