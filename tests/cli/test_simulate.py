@@ -89,6 +89,7 @@ def test_a_cost_file_gives_costs_sizes_units_and_a_limit(run: Run, costs: Path) 
     data = run("simulate", "dualpipe-v", "--costs", costs, "--json").data
     assert (data["ranks"], data["microbatches"], data["chunks"]) == (4, 8, 2)
     assert data["conventions"]["times"] == "per rank ÷ 2 chunks"
+    assert data["units"] == {"time": "ms", "memory": "GB"}
     assert (data["conventions"]["time_unit"], data["conventions"]["memory_unit"]) == ("ms", "GB")
     assert (data["memory_limit"], data["fits"]) == (10.0, False)
     assert data["costs"] == "A model · A paper"
@@ -125,7 +126,7 @@ def test_recomputes_are_simulated_and_said(run: Run) -> None:
     assert data["recompute"] == data["options"]["recompute"] == [0, 2, 3]
     assert data["options"]["recompute_at"] == "just-in-time"
     assert data["closed_forms"] == []
-    assert data["conventions"]["closed_forms"] == "none for these recomputes"
+    assert {form["reason"] for form in data["nearest_forms"]} == {"forwards are recomputed"}
     assert run("simulate", "1f1b", "-p", 4, "-m", 8, "--json").data["recompute"] is None
 
 

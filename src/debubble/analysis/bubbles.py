@@ -5,10 +5,11 @@ for the input of its next action: for *data* until another rank has computed it,
 until it has arrived. In blocking mode a rank also waits while it sends and receives, which is p2p.
 An optimizer step waits for data, too: for the gradients, or the norm, of other ranks.
 
-With a memory limit some of the waiting for data has another reason: the rank's next forward could
-have run, its input was there, but holding one more activation would have gone over the limit. From
-the time that input arrived the gap counts as *memory*. Whether a forward further down the order
-would have made the whole run shorter is not asked.
+An order that was made under a memory limit waits for another reason, too: the rank's next forward
+could have run, its input was there, but holding one more activation would have gone over the limit,
+so the order puts it behind what frees memory. From the time that input arrived the gap counts as
+*memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
+such as 1F1B's, never waits for memory, however little there is.
 """
 
 from __future__ import annotations
@@ -54,15 +55,14 @@ class Bubbles:
     totals: NDArray[np.float64]
 
 
-def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
+def bubbles(timeline: Timeline) -> Bubbles:
     """Find every idle time of a timeline, and why it is one.
 
     Parameters
     ----------
     timeline
-        A simulated schedule.
-    limit
-        Memory a rank has, as in :func:`debubble.check`; without it nothing is put down to memory.
+        A simulated schedule. Only one whose order was made under a memory limit (see
+        :func:`memory_limit`) has idle time for lack of memory.
 
     Examples
     --------
@@ -82,8 +82,9 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
     cause = np.where(opening, FILL, DATA)
     parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]
     parts.append((rank, np.where(opening, begin, computed), begin, np.full(len(busy), P2P), busy))
-    if limit is not None:
-        parts[0], held_up = _split_memory(timeline, parts[0], limit)
+    limits = memory_limit(schedule)
+    if limits is not None:
+        parts[0], held_up = _split_memory(timeline, parts[0], limits)
         parts.append(held_up)
     last = np.flatnonzero(np.diff(rank, append=schedule.ranks) > 0)
     idle = np.flatnonzero(np.bincount(rank, minlength=schedule.ranks) == 0)
@@ -92,6 +93,20 @@ def bubbles(timeline: Timeline, limit: float | None = None) -> Bubbles:
     full = np.full(len(owners), timeline.makespan)
     parts.append((owners, ends, full, np.full(len(owners), DRAIN), np.full(len(owners), -1)))
     return _collected(timeline, parts)
+
+
+def memory_limit(schedule: Schedule) -> NDArray[np.float64] | None:
+    """Memory of every rank that the order was made for, shape ``(ranks,)``; None without a limit.
+
+    Orders that look at memory remember the limit among their options; others ignore it.
+    """
+    limit = schedule.options.get("memory")
+    try:
+        limits = np.asarray(limit, dtype=np.float64)
+        return None if limit is None else np.broadcast_to(limits, schedule.ranks)
+    except (TypeError, ValueError):
+        # An option of somebody's own that has this name.
+        return None
 
 
 _Part = tuple[
@@ -170,7 +185,9 @@ def _computed(timeline: Timeline) -> NDArray[np.float64]:
     return computed
 
 
-def _split_memory(timeline: Timeline, part: _Part, limit: float) -> tuple[_Part, _Part]:
+def _split_memory(
+    timeline: Timeline, part: _Part, limits: NDArray[np.float64]
+) -> tuple[_Part, _Part]:
     """Cut from waits for data the time in which the next forward only lacked memory."""
     schedule = timeline.schedule
     rank, start, end, cause, before = part
@@ -195,7 +212,7 @@ def _split_memory(timeline: Timeline, part: _Part, limit: float) -> tuple[_Part,
         added, freed = timeline.memory.deltas(schedule, number)
         taken[span] = added
         held[span] = np.cumsum(added + freed) - (added + freed)
-    over = held[before] + taken[following] > limit * (1 + 1e-9)
+    over = held[before] + taken[following] > limits[rank] * (1 + 1e-9)
     # A forward that waits behind this very gap has its input at the latest when it starts.
     blocked = real & over & (ready[following] < end)
     since = np.where(blocked, np.clip(ready[following], start, end), end)

@@ -137,6 +137,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         **replicas_words(schedule),
         "p2p_volume": volume,
         **({"offload": offload} if (offload := offload_text(timeline)) else {}),
+        **{f"{key}_unit": unit for key, unit in units(costs).items() if unit},
         **MEASURES,
     }
 

@@ -41,15 +41,13 @@ VERSIONS_SHOWN = 8
 """Ranks whose number of weight versions is listed one by one."""
 
 
-def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
+def summary(timeline: Timeline) -> dict[str, Any]:
     """Everything a simulation says, ready for JSON.
 
     Parameters
     ----------
     timeline
         A simulated schedule.
-    limit
-        Memory of a rank, to tell which of its idle time is for lack of it.
 
     Returns
     -------
@@ -83,7 +81,7 @@ def summary(timeline: Timeline, limit: float | None = None) -> dict[str, Any]:
         "bubble_ratio": timeline.bubble_ratio,
         "stage_bubble_rate": timeline.stage_bubble_rate,
         "overhead": timeline.overhead,
-        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline, limit).totals.T.tolist(), strict=True)),
+        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline).totals.T.tolist(), strict=True)),
         "peak_activation": timeline.peak_activation.tolist(),
         "p2p_transfers": boundary_transfers(schedule),
         "p2p_volume": p2p_volume(timeline),
@@ -118,7 +116,6 @@ def report(
     timeline: Timeline,
     *,
     time_unit: str = "",
-    limit: float | None = None,
     width: int | None = None,
 ) -> str:
     """The summary for people: aligned text with formulas and simulation side by side.
@@ -129,12 +126,10 @@ def report(
         A simulated schedule.
     time_unit
         What times are in, for instance ``"ms"``; the default is the unit of the costs.
-    limit
-        As for :func:`summary`.
     width
         Characters of a line; the default is the terminal's.
     """
-    data = summary(timeline, limit)
+    data = summary(timeline)
     width = width or line_width()
     costs = timeline.table.costs
     unit, memory = time_unit or costs.time_unit, costs.activation_unit

@@ -129,13 +129,18 @@ def explain(entry: Entry, width: int = PIPED) -> str:
 
 
 def _described(entry: Entry, width: int) -> list[str]:
-    """The text of a schedule: its paragraphs in the given width, its figures as they are."""
-    lines: list[str] = []
+    """The text of a schedule: its paragraphs in the given width, and its figures that fit."""
+    parts: list[list[str]] = []
     for paragraph in entry.text.split("\n\n"):
-        figure = any(line.startswith(" ") for line in paragraph.splitlines())
-        words = " ".join(paragraph.split())
-        lines += [*(paragraph.splitlines() if figure else wrap(words, width)), ""]
-    return lines[:-1]
+        figure = paragraph.splitlines()
+        if not figure[0].startswith(" "):
+            parts.append(wrap(" ".join(paragraph.split()), width))
+        elif max(map(len, figure)) <= width:
+            parts.append(figure)
+        else:
+            # There is a drawing that fits at the end; the sizes of this one go with it.
+            parts.pop()
+    return "\n\n".join("\n".join(part).replace("::", ":") for part in parts).splitlines()
 
 
 def example_case(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> SimpleNamespace | None:
@@ -204,9 +209,9 @@ def _formulas(entry: Entry, width: int) -> list[str]:
         where = f"{form.accuracy} ({form.condition})" if form.condition else form.accuracy
         holds.setdefault((form.quantity.replace("_", " "), form.text), []).append(where)
     lines = []
-    for (quantity, text), where in holds.items():
+    for (quantity, text), places in holds.items():
         lines += wrap(f"  {quantity}  {text}", width, 4)
-        lines += [f"    {line}" for line in wrap("; else ".join(where), width - 4)]
+        lines += [f"    {line}" for line in wrap("; else ".join(places), width - 4)]
     symbols = legend(form.text for form in entry.forms)
     return [*lines, *wrap(f"  {symbols}", width, 4)] if symbols else lines
 
@@ -229,14 +234,13 @@ def overview(found: list[Entry], width: int | None) -> str:
     width
         Characters of a line, for the columns that matter most; None for all columns, uncut.
     """
-    heads = ["schedule", "year", "chunks", "memory", "bubble", "what it is"]
-    more = ["placement", "needs", "source"] if width is None else []
+    heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
+    more = ["year", "placement", "needs", "source"] if width is None else []
     rows = [heads + more]
     for entry in found:
         glance = at_a_glance(entry)
         row = [
             entry.name,
-            str(entry.year),
             str(entry.chunks or "any"),
             number(round(float(glance.peak_activation.max()), 2)) if glance else "?",
             percent(glance.bubble_ratio) if glance else "?",
@@ -244,20 +248,21 @@ def overview(found: list[Entry], width: int | None) -> str:
         ]
         if more:
             needs = "; ".join(constraint.text for constraint in entry.constraints)
-            row += [_placement(entry), needs or "–", entry.source]
+            row += [str(entry.year), _placement(entry), needs or "–", entry.source]
         rows.append(row)
     if width is not None:
-        fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:5])
-        rows = [[*row[:5], _cut(row[5], width - fixed)] for row in rows]
+        fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:4])
+        rows = [[*row[:4], _cut(row[4], max(1, width - fixed))] for row in rows]
     ranks, microbatches = GLANCE_SIZES
     note = (
         "memory: activation units on the fullest rank; bubble: idle share of rank-time; both at "
         f"p = {ranks}, m = {microbatches} (or the nearest that works), F = I = W, no latency."
     )
     hint = "'debubble schedules NAME' says all about one, and draws it"
-    hint += "." if width is None else "; --wide lists what each needs, and where it is from."
-    lines = table(rows, left=(0, 5, 6, 7, 8))
-    return "\n".join([*lines, "", *wrap(note, width or PIPED), *wrap(hint, width or PIPED)])
+    if width is not None:
+        hint += "; --wide lists what each needs, and where it is from"
+    lines = table(rows, left=(0, 4, 6, 7, 8))
+    return "\n".join([*lines, "", *wrap(note, width or PIPED), *wrap(f"{hint}.", width or PIPED)])
 
 
 def _cut(text: str, width: int) -> str:

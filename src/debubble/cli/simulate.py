@@ -37,7 +37,7 @@ def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> N
 def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     from debubble.analysis.summary import summary
 
-    data = summary(timeline, inputs.memory)
+    data = summary(timeline)
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
     data["fits"] = not _above(timeline, inputs.memory) if inputs.memory else None
@@ -50,7 +50,7 @@ def _text(timeline: Timeline, inputs: Inputs) -> str:
     from debubble.analysis.summary import report
 
     width = line_width()
-    lines = [report(timeline, limit=inputs.memory, width=width)]
+    lines = [report(timeline, width=width)]
     if inputs.source:
         lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:

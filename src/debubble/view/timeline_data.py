@@ -86,7 +86,7 @@ def encode(
     timelines
         What to show, first on top.
     limit
-        Memory of a rank: drawn as a line, and a cause of idle time.
+        Memory of a rank, drawn as a line.
     time_unit
         What times are in; the default is the unit of the costs.
     """
@@ -99,7 +99,7 @@ def encode(
         "limit": limit,
         "causes": list(CAUSES),
         "kinds": [_kind(kind) for kind in Kind],
-        "timelines": [_encoded(timeline, limit) for timeline in timelines],
+        "timelines": [_encoded(timeline) for timeline in timelines],
     }
 
 
@@ -121,9 +121,9 @@ def _color(kind: Kind, index: int, count: int) -> str:
     return shade(kind, index, count) if kind in NAMES else STREAM_COLOR
 
 
-def _encoded(timeline: Timeline, limit: float | None) -> dict[str, Any]:
+def _encoded(timeline: Timeline) -> dict[str, Any]:
     schedule = timeline.schedule
-    found = bubbles(timeline, limit)
+    found = bubbles(timeline)
     order, counts = _rows(timeline)
     styles, style = _styles(timeline, order)
     tick, exact = _tick(timeline)
