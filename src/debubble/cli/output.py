@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from debubble.core.errors import ParameterError
 from debubble.core.units import plain
 
 _STYLES = {"head": "1", "best": "32", "faint": "2"}
@@ -43,6 +45,20 @@ def in_color() -> bool:
 def styled(text: str, style: str) -> str:
     """Text in a style for terminals: ``"head"``, ``"best"`` or ``"faint"``."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file.
+
+    Raises
+    ------
+    ParameterError
+        When that is not possible.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 def note(text: str) -> None:
