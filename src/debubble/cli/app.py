@@ -96,7 +96,7 @@ def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
     """
     words = list(words)
     found = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], "-"], strict=False):
         alone = after.startswith("-") or not Path(after).suffix or ".py:" in after
         found.append(f"{word}={bare[word]}" if word in bare and alone else word)
     return found

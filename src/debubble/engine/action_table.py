@@ -135,8 +135,6 @@ class ActionTable:
     def csv(self) -> str:
         """The table as CSV with a line of column names."""
         lines = [",".join(self.columns)]
-        # One text per action instead of nine: a million actions take some seconds otherwise.
-        lines += [
-            f"{r},{a},{s},{k},{m},{j},{b},{e},{d}" for r, a, s, k, m, j, b, e, d in self.rows()
-        ]
+        row = ",".join(["{}"] * len(self.columns)).format
+        lines += [row(*values) for values in self.rows()]
         return "\n".join(lines) + "\n"
