@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import debubble as db
-from debubble.analysis.bubbles import CAUSES, bubbles, inputs_of
+from debubble.analysis.bubbles import CAUSES, bubbles, inputs_of, memory_limit
 from debubble.core.actions import Kind, unpack
 from debubble.core.schedule import Schedule
 from debubble.schedules import registry
 
 
-def totals(timeline, limit=None):
+def totals(timeline):
     """Idle time of all ranks together, by cause."""
-    return dict(zip(CAUSES, bubbles(timeline, limit).totals.sum(axis=0).tolist(), strict=True))
+    return dict(zip(CAUSES, bubbles(timeline).totals.sum(axis=0).tolist(), strict=True))
 
 
-def segments(timeline, rank, limit=None):
-    found = bubbles(timeline, limit)
+def segments(timeline, rank):
+    found = bubbles(timeline)
     return [
         (CAUSES[cause], float(start), float(end))
         for owner, cause, start, end in zip(
@@ -38,7 +40,7 @@ def test_idle_time_is_all_time_that_is_not_busy(name, mode):
         except db.ParameterError:
             pytest.skip("does not take these sizes")
         timeline = db.simulate(schedule, costs, mode)
-        found = bubbles(timeline, limit=float(timeline.peak_activation.max()))
+        found = bubbles(timeline)
         np.testing.assert_allclose(
             found.totals.sum(axis=1), timeline.makespan - timeline.busy, atol=1e-9
         )
@@ -75,26 +77,35 @@ def test_an_optimizer_step_waits_for_the_data_of_other_ranks():
     assert segments(timeline, 1) == [("fill", 0.0, 1.0), ("data", 7.0, 9.0)]
 
 
-def test_without_a_limit_nothing_is_for_memory():
-    schedule = db.make("1f1b", ranks=4, microbatches=8)
-    timeline = db.simulate(schedule, db.Costs(F=1, B=2))
-    assert totals(timeline)["memory"] == 0
-    bounded = totals(timeline, limit=4)
-    assert bounded["memory"] > 0
-    assert sum(bounded.values()) == pytest.approx(sum(totals(timeline).values()))
+def test_a_fixed_order_never_waits_for_memory():
+    # However little there is: the order is the same, and so is the timeline.
+    for name in ("1f1b", "gpipe", "interleaved-1f1b", "zb-h1"):
+        for memory in (None, 4, 1):
+            schedule = db.make(name, ranks=4, microbatches=8, memory=memory)
+            assert totals(db.simulate(schedule, db.Costs(F=1, B=2, p2p=0.05)))["memory"] == 0
 
 
-def test_memory_is_the_cause_only_where_one_more_activation_goes_over_the_limit():
-    timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
-    # Rank r holds 4 − r activations while it waits: one more needs 5 − r.
-    for limit, ranks in ((5, []), (4, [0]), (3, [0, 1]), (2, [0, 1, 2])):
-        column = bubbles(timeline, limit).totals[:, CAUSES.index("memory")]
-        assert np.flatnonzero(column).tolist() == ranks, limit
+def test_an_order_made_under_a_limit_waits_for_memory_where_more_would_help():
+    costs = db.Costs(F=1, I=1, W=1)
+
+    def made(memory):
+        schedule = db.make("zb-auto", ranks=4, microbatches=8, costs=costs, memory=memory)
+        return db.simulate(schedule, costs)
+
+    tight, wide = made(2), made(16)
+    assert totals(tight)["memory"] > 0
+    assert wide.makespan < tight.makespan
+    assert totals(wide)["memory"] == 0
+    idle = tight.makespan * 4 - float(tight.busy.sum())
+    assert sum(totals(tight).values()) == pytest.approx(idle)
 
 
-def test_the_last_forward_leaves_nothing_to_hold_back():
-    timeline = db.simulate(db.make("gpipe", ranks=4, microbatches=8), db.Costs(F=1, B=2))
-    assert totals(timeline, limit=1)["memory"] == 0
+def test_an_option_that_is_no_limit_is_none():
+    schedule = Schedule.from_text([["0F0", "0B0"]], db.Placement.linear(1), 1)
+    assert memory_limit(schedule) is None
+    named = dataclasses.replace(schedule, options={"memory": "host"})
+    assert memory_limit(named) is None
+    assert memory_limit(dataclasses.replace(schedule, options={"memory": 3})).tolist() == [3]
 
 
 def needed(action, stages):

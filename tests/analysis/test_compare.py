@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -403,26 +402,50 @@ def test_the_text_is_an_aligned_table_that_says_what_its_numbers_are() -> None:
     assert any(line.startswith("memory: activation units") for line in lines)
 
 
-@pytest.mark.parametrize("width", [68, 80, 120])
+@pytest.mark.parametrize("width", [60, 68, 80, 120])
 def test_a_narrow_terminal_folds_names_and_keeps_numbers_whole(width: int) -> None:
-    from rich.console import Console
-
     result = db.compare(
         ["1f1b", ("interleaved-1f1b", {"chunks": 4, "group_size": 8})],
         ranks=8,
         microbatches=32,
         costs=MODEL,
     )
-    console = Console(width=width, file=io.StringIO())
-    console.print(result.render())
-    lines = console.file.getvalue().splitlines()
+    lines = result.text(width).splitlines()
     assert max(map(len, lines)) <= width
     first = next(line for line in lines if "1.156" in line or line.startswith("1f1b"))
-    assert first.split() == ["1f1b", "234", "1.156", "17.95", "%", "21.88", "%", "8", "1", "448"]
-    assert any(
-        " ".join(line.split()).endswith("202.5 1.000 5.19 % 5.47 % 9.75 1 1,984") for line in lines
-    )
+    cells = ["1f1b", "234", "1.156", "17.95 %", "21.88 %", "8", "1", "448"]
+    other = ["202.5", "1.000", "5.19 %", "5.47 %", "9.75", "1", "1,984"]
+    columns = ["", "", "", "", "overhead", "", "parameter copies", "p2p volume"]
+    gone = [bool(name) and name in _no_room(lines) for name in columns]
+    assert sum(gone) == {60: 3, 68: 3, 80: 1, 120: 0}[width]
+
+    def left(texts: list[str]) -> str:
+        places = gone[-len(texts) :]
+        return " ".join(text for text, out in zip(texts, places, strict=True) if not out)
+
+    assert " ".join(first.split()) == left(cells)
+    assert any(" ".join(line.split()).endswith(left(other)) for line in lines)
     assert not any("…" in line for line in lines)
+
+
+def _no_room(lines: list[str]) -> str:
+    """The sentence that names the columns that were left out."""
+    text = " ".join(lines)
+    return text.partition("no room for ")[2].partition(":")[0]
+
+
+def test_peaks_of_a_cost_file_in_bytes_are_written_in_one_readable_unit() -> None:
+    costs = db.Costs(F=1, B=2, activation=3_334_144, time_unit="ms", memory_unit="bytes")
+    result = db.compare(["gpipe", "1f1b"], ranks=4, microbatches=8, costs=costs, memory=2e7)
+    text = str(result)
+    assert "1f1b is fastest within 19.07 MiB: 33 ms" in text
+    assert "[MiB]" in text
+    assert [line.split()[7] for line in text.splitlines() if line.startswith(("1f1b ", "gpipe"))][
+        1:
+    ] == ["12.72", "25.44"]
+    assert result.to_dict()["units"] == {"time": "ms", "memory": "bytes"}
+    assert result.to_dict()["rows"][0]["peak_activation"] == 4 * 3_334_144
+    assert '<th scope="col">peak activation [MiB]</th>' in result._table_html()
 
 
 def test_pictures_are_written_by_the_view_with_the_headline(
@@ -442,7 +465,7 @@ def test_pictures_are_written_by_the_view_with_the_headline(
     png, text, page = (options for _, _, options in calls)
     assert png == {"title": result.headline, "time_unit": "ms", "limit": 3}
     assert text == {"title": "mine", "time_unit": "ms"}
-    assert "<th>overhead</th>" in page["table_html"]
+    assert '<th scope="col">overhead</th>' in page["table_html"]
 
 
 def test_notebooks_show_a_table_with_everything_escaped_and_the_pictures(

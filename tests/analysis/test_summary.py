@@ -109,6 +109,7 @@ def test_closed_forms_stand_beside_what_was_simulated() -> None:
         "accuracy": "exact",
         "condition": "no latency",
         "value": 308.0,
+        "terms": [],
         "simulated": 308.0,
         "difference": 0.0,
     }
@@ -161,11 +162,16 @@ def test_bounds_one_number_per_schedule_and_unknown_quantities(
 def test_forms_of_time_are_left_out_where_they_do_not_speak() -> None:
     busy_links = of("gpipe", db.Costs(p2p=0.5), p2p_mode="channel")
     assert [form["quantity"] for form in busy_links["closed_forms"]] == ["peak_activation"]
-    assert "p2p channel" in busy_links["conventions"]["closed_forms"]
+    (near,) = busy_links["nearest_forms"]
+    assert near["reason"] == "transfers are p2p channel"
+    assert near["nearest"] == "with transfers that overlap"
+    assert near["value"] == 33 + 2 * 3 * 0.5
     assert len(of("gpipe", db.Costs(p2p=0.5))["closed_forms"]) == 2
     stepped = of("gpipe", db.Costs(OPT=2), iterations=1)
     assert [form["quantity"] for form in stepped["closed_forms"]] == ["peak_activation"]
-    assert "optimizer steps" in stepped["conventions"]["closed_forms"]
+    (near,) = stepped["nearest_forms"]
+    assert near["reason"] == "optimizer steps take time"
+    assert (near["value"], near["difference"]) == (33.0, 2.0)
     free = of("gpipe", iterations=1)
     assert [form["difference"] for form in free["closed_forms"]] == [0.0, 0.0]
 
@@ -184,12 +190,12 @@ def test_conventions_say_what_the_numbers_are() -> None:
         chunks=2,
     )
     assert ranked["conventions"]["times"] == "per rank ÷ 2 chunks"
-    assert ranked["conventions"]["memory"].startswith("the unit of the activation costs")
+    assert ranked["conventions"]["memory"].startswith("in the unit of the activation costs")
     assert "50 % kept" in ranked["conventions"]["memory"]
 
 
 def test_the_report_names_every_measure_and_aligns_its_columns() -> None:
-    text = report(db.simulate(db.make("1f1b", ranks=4, microbatches=8)), time_unit="ms")
+    text = report(db.simulate(db.make("1f1b", ranks=4, microbatches=8)), time_unit="ms", width=80)
     lines = text.splitlines()
     assert lines[0] == "1f1b: 4 ranks, 4 stages (one stage per rank), 8 microbatches, 64 actions"
     assert lines[2] == "makespan           33 ms         last end − first start over all ranks"
@@ -205,8 +211,75 @@ def test_the_report_names_every_measure_and_aligns_its_columns() -> None:
         ["3", "24", "24", "1"],
     ]
     assert len({len(line) for line in lines[head : head + 5]}) == 1
-    formula = next(line for line in lines if line.startswith("makespan         (m + p"))
-    assert formula.split()[-6:] == ["33", "33", "0", "exact", "(no", "latency)"]
+    formula = lines.index("  makespan  (m + p − 1)(F + B)")
+    assert lines[formula + 1] == ("    33 ms, simulated 33 ms, difference 0 ms; exact (no latency)")
+    symbols = "in formulas: p ranks, m microbatches, r rank, from 0; times of an action: F forward"
+    assert " ".join(lines[lines.index("") :]).replace("   ", " ").count(symbols) == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe", "v-half", "chimera", "pipeoffload-half"])
+def test_no_line_of_a_report_is_longer_than_it_may_be(name: str, width: int) -> None:
+    costs = db.Costs(
+        F=10.123, I=11, W=7, p2p=0.5, activation=3_334_144, time_unit="ms", memory_unit="bytes"
+    )
+    schedule = db.make(name, ranks=8, microbatches=24, costs=costs)
+    lines = report(db.simulate(schedule, costs), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "MiB" in " ".join(lines)
+
+
+def test_forms_that_do_not_hold_are_listed_with_the_nearest_value() -> None:
+    data = of("zb-h1", db.Costs(F=10, I=11, W=7, p2p=0.5), ranks=8, microbatches=24)
+    assert [form["quantity"] for form in data["closed_forms"]] == ["peak_activation"]
+    (near,) = data["nearest_forms"]
+    assert near["formula"] == "m(F + I + W) + (p − 1)(F + I − W)"
+    assert (near["value"], near["simulated"], near["difference"]) == (770.0, 784.0, 14.0)
+    assert (near["reason"], near["nearest"]) == ("a transfer takes 0.5", "without latency")
+    assert near["terms"] == [
+        {"term": "m(F + I + W)", "value": 672.0},
+        {"term": "(p − 1)(F + I − W)", "value": 98.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "costs", "more", "reason", "nearest", "value"),
+    [
+        ("1f1b", db.Costs(F=[1, 1, 2, 1], B=2), {}, "the costs of stages or ranks differ",
+         "for their mean", 11 * 3.25),
+        ("gpipe", db.Costs(F=1, B=2), {"iterations": 2}, "there are 2 iterations",
+         "for one of them", 33),
+        ("zb-auto", db.Costs(F=2, I=2, W=2), {}, "the order was made for other costs",
+         "for an order made for these", 54),
+        ("1f1b", db.Costs(F=1, B=2), {"recompute": [0]}, "forwards are recomputed",
+         "without recompute", 33),
+        ("gpipe", db.Costs(F=1, B=2, p2p=[[0, 1, 1, 1]] * 4), {},
+         "the costs of stages or ranks differ", "for their mean", None),
+    ],
+)  # fmt: skip
+def test_why_a_form_does_not_hold(
+    name: str, costs: db.Costs, more: dict[str, Any], reason: str, nearest: str, value: float | None
+) -> None:
+    near = [form for form in of(name, costs, **more)["nearest_forms"]
+            if form["quantity"] == "makespan"]  # fmt: skip
+    assert reason in [form["reason"] for form in near]
+    form = near[[form["reason"] for form in near].index(reason)]
+    assert form["nearest"] == nearest
+    if value is not None:
+        assert form["value"] == pytest.approx(value)
+
+
+def test_no_form_is_listed_twice() -> None:
+    for entry in db.schedules():
+        for costs in (db.Costs(), db.Costs(F=1, I=1.5, W=0.5), db.Costs(p2p=0.1)):
+            try:
+                schedule = db.make(entry.name, ranks=8, microbatches=32, costs=costs)
+            except db.ParameterError:
+                continue
+            data = summary(db.simulate(schedule, costs))
+            forms = data["closed_forms"] + data["nearest_forms"]
+            texts = [(form["quantity"], form["formula"]) for form in forms]
+            assert len(set(texts)) == len(texts), (entry.name, texts)
 
 
 def test_many_ranks_are_summed_up_in_two_lines() -> None:

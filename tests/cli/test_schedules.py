@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.cli.schedules import describe, draw_example, example_case
+from debubble.cli.schedules import describe, draw_example, example_case, explain, overview
 from debubble.schedules.registry import find
 
 Run = Callable[..., Any]
@@ -16,31 +16,37 @@ ENTRIES = db.schedules()
 
 
 def test_the_table_has_one_line_per_schedule(run: Run) -> None:
-    head, *lines = run("schedules").out.splitlines()
-    columns = ["name", "year", "placement", "chunks", "memory", "bubble", "needs", "source"]
-    assert head.split() == columns
+    head, *lines = run("schedules", "--wide").out.splitlines()
+    columns = "schedule chunks memory bubble what it is year placement needs source"
+    assert head.split() == columns.split()
+    lines = lines[: lines.index("")]
     assert [line.split()[0] for line in lines] == [entry.name for entry in ENTRIES]
     (line,) = [line for line in lines if line.startswith("dualpipe-v ")]
     assert "2025  V " in line
+    assert "at least 2·ranks microbatches" in line
     (line,) = [line for line in lines if line.startswith("1f1b ")]
     # p microbatches; (p − 1) / (m + p − 1) of the time.
-    assert line.split()[6:10] == ["1", "8", "17.95", "%"]
-    (line,) = [line for line in lines if line.startswith("dualpipe-v ")]
-    assert "at least 2·ranks microbatches" in line
+    assert line.split()[1:5] == ["1", "8", "17.95", "%"]
 
 
-def test_terminals_get_lines_that_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from debubble.cli import schedules as command
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_table_fits_in_a_line(width: int) -> None:
+    lines = overview(ENTRIES, width).splitlines()
+    assert max(map(len, lines)) <= width
+    names = [line.split()[0] for line in lines[1 : lines.index("")]]
+    assert names == [entry.name for entry in ENTRIES]
 
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "100")
-    command._print_table(ENTRIES)
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "…" in lines[1] + lines[2]
-    assert lines[-1] == "'debubble schedules NAME' says all about one, and draws it."
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_explanations_fit_in_a_line(entry: Any) -> None:
+    assert max(map(len, explain(entry, 80).splitlines())) <= 80
+
+
+def test_a_formula_is_listed_once_with_its_symbols(run: Run) -> None:
+    out = run("schedules", "dualpipe-v").out
+    assert out.count("(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B") == 1
+    assert "bubble time  (p − 1)(O + B − 3W)" in out
+    assert "O overlapped pair" in out
 
 
 def test_json_has_everything(run: Run) -> None:
@@ -62,7 +68,8 @@ def test_one_schedule_is_explained_with_formulas_and_figure(run: Run) -> None:
     assert out.startswith("1f1b: One forward, one backward (also pipedream-flush, dapple)\n")
     assert "At most p − r microbatches are in flight on rank r" in out
     assert "source     DAPPLE, arXiv 2007.01045" in out
-    assert "makespan         (m + p − 1)(F + B)  (no latency)" in out
+    assert "makespan  (m + p − 1)(F + B)\n    exact (no latency)" in out
+    assert "p ranks, m microbatches" in out
     assert "rank 3 │······F0B0--F1" in out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def test_a_cost_file_gives_costs_sizes_units_and_a_limit(run: Run, costs: Path) 
     data = run("simulate", "dualpipe-v", "--costs", costs, "--json").data
     assert (data["ranks"], data["microbatches"], data["chunks"]) == (4, 8, 2)
     assert data["conventions"]["times"] == "per rank ÷ 2 chunks"
+    assert data["units"] == {"time": "ms", "memory": "GB"}
     assert (data["conventions"]["time_unit"], data["conventions"]["memory_unit"]) == ("ms", "GB")
     assert (data["memory_limit"], data["fits"]) == (10.0, False)
     assert data["costs"] == "A model · A paper"
@@ -125,7 +127,7 @@ def test_recomputes_are_simulated_and_said(run: Run) -> None:
     assert data["recompute"] == data["options"]["recompute"] == [0, 2, 3]
     assert data["options"]["recompute_at"] == "just-in-time"
     assert data["closed_forms"] == []
-    assert data["conventions"]["closed_forms"] == "none for these recomputes"
+    assert {form["reason"] for form in data["nearest_forms"]} == {"forwards are recomputed"}
     assert run("simulate", "1f1b", "-p", 4, "-m", 8, "--json").data["recompute"] is None
 
 
@@ -234,6 +236,37 @@ def test_the_largest_costs_do_not_overflow(run: Run) -> None:
     times = "F=1e100,B=1e100,p2p=1e100,message=1e100,bandwidth=1e-100,activation=1e100"
     data = run("simulate", "1f1b", "-p", 64, "-m", 512, "--times", times, "--json").data
     assert 1e200 < data["makespan"] < 1e210
+
+
+def test_actions_are_listed_with_start_and_end(run: Run, tmp_path: Path, costs: Path) -> None:
+    out = run("simulate", "1f1b", "-p", 2, "-m", 2, "--times", "F=1,B=2", "--actions").out
+    head, *rows = [line.split() for line in out.splitlines()[2:]]
+    assert head == ["rank", "action", "stage", "kind", "microbatch", "start", "end", "duration"]
+    assert rows[2] == ["0", "0B0", "0", "B", "0", "4", "6", "2"]
+    assert len(rows) == 8
+    # The option stands before the schedule, too, and a unit stands over the times.
+    assert "start [ms]" in run("simulate", "--actions", "1f1b", "--costs", costs).out
+    data = run("simulate", "1f1b", "-p", 2, "-m", 2, "--actions", "--json").data
+    assert data["action_times"][0] == {
+        "rank": 0, "action": "0F0", "stage": 0, "kind": "F", "microbatch": 0, "slice": 0,
+        "start": 0, "end": 1, "duration": 1,
+    }  # fmt: skip
+
+
+def test_actions_are_written_to_files(run: Run, refused: Run, tmp_path: Path, costs: Path) -> None:
+    words = ["simulate", "1f1b", "--costs", costs, "--actions"]
+    result = run(*words, tmp_path / "a.csv")
+    assert "makespan" in result.out
+    assert result.err == f"wrote {tmp_path}/a.csv\n"
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert lines[0] == "rank,action,stage,kind,microbatch,slice,start,end,duration"
+    assert len(lines) == 1 + 64
+    run(*words, tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert data["units"] == {"time": "ms", "memory": "GB"}
+    assert len(data["actions"]) == 64
+    assert refused(*words, "a.txt") == "'a.txt': actions are written as .csv or .json"
+    assert refused(*words, tmp_path / "no" / "a.csv").startswith(f"cannot write '{tmp_path}/no/a.c")
 
 
 def test_a_function_in_a_file_is_simulated(run: Run, tmp_path: Path) -> None:

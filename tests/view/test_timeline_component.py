@@ -86,10 +86,10 @@ NUMBERS = f"""(panel) => {{
 
 
 @pytest.mark.parametrize(
-    ("name", "panel", "timeline", "limit"),
-    [("small", 0, run("1f1b", 4, 8), 3), ("small", 1, split(), 3), ("large", 0, large(), None)],
+    ("name", "panel", "timeline"),
+    [("small", 0, run("1f1b", 4, 8)), ("small", 1, split()), ("large", 0, large())],
 )
-def test_the_browser_has_the_numbers_of_the_simulation(visit, pages, name, panel, timeline, limit):
+def test_the_browser_has_the_numbers_of_the_simulation(visit, pages, name, panel, timeline):
     page = visit(pages[name])
     data = json.loads(page.evaluate(NUMBERS, panel))
     tick = timeline.makespan / 2**32
@@ -102,7 +102,7 @@ def test_the_browser_has_the_numbers_of_the_simulation(visit, pages, name, panel
     busy, waits = sums[:, : data["kinds"]], sums[:, data["kinds"] :]
     np.testing.assert_allclose(busy.sum(axis=1), timeline.busy, atol=rounding)
     causes = [CAUSES.index(cause) for cause in ("data", "memory", "p2p")]
-    totals = bubbles(timeline, limit).totals[:, causes]
+    totals = bubbles(timeline).totals[:, causes]
     np.testing.assert_allclose(waits, totals, atol=rounding)
 
 

@@ -94,9 +94,13 @@ def test_round_costs_have_a_grid_and_are_exact():
     assert data["tick"] == 0.25
 
 
-def test_a_limit_is_a_cause():
-    payload = encode([run("1f1b", 4, 8)], limit=3)
-    assert payload["limit"] == 3
+def test_a_limit_that_an_order_was_made_under_is_a_cause():
+    costs = db.Costs(F=1, I=1, W=1)
+    schedule = db.make("zb-auto", ranks=4, microbatches=8, costs=costs, memory=2)
+    payload = encode([db.simulate(schedule, costs)], limit=2)
+    assert payload["limit"] == 2
+    (data,) = encode([run("1f1b", 4, 8)], limit=3)["timelines"]
+    assert "held" not in dict(data["columns"])
     (data,) = payload["timelines"]
     assert "held" in dict(data["columns"])
     assert sum(data["idle"][CAUSES.index("memory")]) > 0

@@ -5,10 +5,11 @@ for the input of its next action: for *data* until another rank has computed it,
 until it has arrived. In blocking mode a rank also waits while it sends and receives, which is p2p.
 An optimizer step waits for data, too: for the gradients, or the norm, of other ranks.
 
-With a memory limit some of the waiting for data has another reason: the rank's next forward could
-have run, its input was there, but holding one more activation would have gone over the limit. From
-the time that input arrived the gap counts as *memory*. Whether a forward further down the order
-would have made the whole run shorter is not asked.
+An order that was made under a memory limit waits for another reason, too: the rank's next forward
+could have run, its input was there, but holding one more activation would have gone over the limit,
+so the order puts it behind what frees memory. From the time that input arrived the gap counts as
+*memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
+such as 1F1B's, never waits for memory, however little there is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, computes, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
@@ -55,16 +55,14 @@ class Bubbles:
     totals: NDArray[np.float64]
 
 
-def bubbles(timeline: Timeline, limit: Limit | None = None) -> Bubbles:
+def bubbles(timeline: Timeline) -> Bubbles:
     """Find every idle time of a timeline, and why it is one.
 
     Parameters
     ----------
     timeline
-        A simulated schedule.
-    limit
-        Memory of every rank, or one number for each, as in :func:`debubble.check`; without it
-        nothing is put down to memory.
+        A simulated schedule. Only one whose order was made under a memory limit (see
+        :func:`memory_limit`) has idle time for lack of memory.
 
     Examples
     --------
@@ -84,7 +82,7 @@ def bubbles(timeline: Timeline, limit: Limit | None = None) -> Bubbles:
     cause = np.where(opening, FILL, DATA)
     parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]
     parts.append((rank, np.where(opening, begin, computed), begin, np.full(len(busy), P2P), busy))
-    limits = memory_limits(limit, schedule.ranks)
+    limits = memory_limit(schedule)
     if limits is not None:
         parts[0], held_up = _split_memory(timeline, parts[0], limits)
         parts.append(held_up)
@@ -95,6 +93,20 @@ def bubbles(timeline: Timeline, limit: Limit | None = None) -> Bubbles:
     full = np.full(len(owners), timeline.makespan)
     parts.append((owners, ends, full, np.full(len(owners), DRAIN), np.full(len(owners), -1)))
     return _collected(timeline, parts)
+
+
+def memory_limit(schedule: Schedule) -> NDArray[np.float64] | None:
+    """Memory of every rank that the order was made for, shape ``(ranks,)``; None without a limit.
+
+    Orders that look at memory remember the limit among their options; others ignore it.
+    """
+    limit = schedule.options.get("memory")
+    try:
+        limits = np.asarray(limit, dtype=np.float64)
+        return None if limit is None else np.broadcast_to(limits, schedule.ranks)
+    except (TypeError, ValueError):
+        # An option of somebody's own that has this name.
+        return None
 
 
 _Part = tuple[

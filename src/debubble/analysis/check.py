@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.copies import inspect_copies
-from debubble.analysis.metrics import amount_text, number
+from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.outputs import inspect_outputs
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.queues import lost_in_queues
@@ -272,8 +272,8 @@ def _memory(
 
     def describe(rank: int) -> Problem:
         excess = (
-            f"rank {rank} holds up to {amount_text(use.peak[rank], costs)}, more than the limit of "
-            f"{number(limits[rank])}"
+            f"rank {rank} holds up to {amount_text(use.peak[rank], costs, 6)}, more than the limit "
+            f"of {limit_text(limits[rank], costs)}"
         )
         position = _first_above(schedule, use, rank, float(allowed[rank]))
         if position is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from debubble.analysis.check import TOLERANCE, check
+from debubble.analysis.check import check
 from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
 from debubble.analysis.ranking import Measure, differences, ranked
+from debubble.analysis.results import keeps
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -91,7 +93,8 @@ def compare(
     p2p_mode
         How ranks exchange results, see :func:`debubble.simulate`.
     time_unit, memory_unit
-        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``.
+        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``. The default
+        is what `costs` say.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
 
@@ -116,6 +119,11 @@ def compare(
     """
     if costs is None:
         costs = DEFAULT_COSTS
+    costs = replace(
+        costs,
+        time_unit=time_unit or costs.time_unit,
+        memory_unit=memory_unit or costs.memory_unit,
+    )
     memory_limits(memory, ranks or np.size(memory or 1))
     place_of(recompute, recompute_at)
     items = _spread([_read(item) for item in schedules], chunks)
@@ -172,8 +180,8 @@ def compare(
         costs=costs,
         memory=memory,
         p2p_mode=p2p_mode,
-        time_unit=time_unit,
-        memory_unit=memory_unit,
+        time_unit=costs.time_unit,
+        memory_unit=costs.activation_unit,
         baseline=next((label for label in labels if any(row.name == label for row in rows)), ""),
     )
 
@@ -261,7 +269,6 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
     peaks = timeline.peak_activation
-    limits = memory_limits(memory, timeline.schedule.ranks)
     return Row(
         name=label,
         schedule=timeline.schedule,
@@ -274,7 +281,7 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
         parameter_copies=parameter_copies(timeline.schedule),
         p2p_volume=p2p_volume(timeline),
         weight_versions=max(timeline.schedule.versions),
-        fits=limits is None or bool(np.all(peaks <= limits * (1 + TOLERANCE))),
+        fits=keeps(timeline, memory),
     )
 
 

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from debubble.analysis.layout import PIPED, Column, html_table, text_table, wrap
 from debubble.analysis.metrics import (
     MEASURES,
     MODES,
     VOCABULARY,
     amount_text,
     memory_text,
-    number,
-    percent,
     recompute_text,
     recompute_words,
     replicas_words,
     slices_text,
-    table,
     times_text,
+    units,
 )
 from debubble.analysis.ranking import Measure
+from debubble.analysis.results import result_columns
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.core.units import amount, percent, time
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 RATIO = {
     "makespan": "makespan / makespan of the first row, the fastest within memory if any is",
@@ -190,8 +188,8 @@ class Comparison:
             return f"{head}, {100 * saved:.1f} % less time than {other.name}"
         head = f"{head}, the same time as {other.name}"
         if best.peak_activation < other.peak_activation:
-            head += f" with less activation memory ({number(best.peak_activation)} against "
-            head += f"{number(other.peak_activation)})"
+            head += f" with less activation memory ({self._peak(best)} against "
+            head += f"{self._peak(other)})"
         return head
 
     def conventions(self) -> dict[str, str]:
@@ -238,6 +236,7 @@ class Comparison:
             "best": self.best.name if self.best else None,
             "ranked_by": self.ranked_by,
             "memory": list(self.memory) if isinstance(self.memory, Sequence) else self.memory,
+            "units": units(self.costs),
             "rows": [row.to_dict() for row in self.rows],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
             "notes": list(self.notes),
@@ -245,39 +244,36 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        lines = [self.headline, ""]
-        if self.rows:
-            heads = [list(line) for line in zip(*self._heads(), strict=True)]
-            lines += [*table([*heads, *self._cells()]), ""]
-        return "\n".join([*lines, *self._footer()])
+        return self.text(PIPED)
 
     def __repr__(self) -> str:
         return f"<Comparison of {len(self.rows)} schedules: {self.headline}>"
 
-    def render(self) -> Table:
-        """The table for a terminal, with the best row in green and those above memory dim."""
-        from rich.table import Table
-        from rich.text import Text
+    def text(self, width: int, style: Callable[[str, str], str] | None = None) -> str:
+        """Headline, table and conventions in lines of at most `width` characters.
 
-        grid = Table(
-            title=Text(self.headline, style="bold"),
-            title_justify="left",
-            caption=Text("\n".join(self._footer()), style="dim"),
-            caption_justify="left",
-            box=None,
-            pad_edge=False,
-            header_style="dim",
-        )
-        cells = self._cells()
-        for index, head in enumerate(self._heads()):
-            # Folded, not cut, where the terminal is too narrow; names are the widest, and go first.
-            grid.add_column(
-                Text("\n".join(head)), justify="right" if index else "left", overflow="fold"
-            )
-        for row, line in zip(self.rows, cells, strict=True):
-            style = "" if row.fits else "dim"
-            grid.add_row(*map(Text, line), style="green" if row is self.best else style)
-        return grid
+        Parameters
+        ----------
+        width
+            Characters of a line. Columns that have no room are left out, and named below.
+        style
+            Puts text in one of the styles ``"head"``, ``"best"`` and ``"faint"``, for terminals.
+        """
+        put = style or (lambda text, _: text)
+        lines = [put(line, "head") for line in wrap(self.headline, width)] + [""]
+        left_out: list[str] = []
+        if self.rows:
+            (head, *rows), left_out = text_table(self._columns(), width)
+            lines += [put(line, "faint") for line in head]
+            for row, block in zip(self.rows, rows, strict=True):
+                name = "best" if row is self.best else "" if row.fits else "faint"
+                lines += [put(line, name) if name else line for line in block]
+            lines.append("")
+        footer = self._footer()
+        if left_out:
+            footer.insert(0, f"no room for {', '.join(left_out)}: use a wider terminal, or --json")
+        lines += [put(line, "faint") for text in footer for line in wrap(text, width, 2)]
+        return "\n".join(lines)
 
     # Pictures live above this layer; their modules are resolved when somebody asks for one.
 
@@ -297,45 +293,15 @@ class Comparison:
         return f"<p><b>{escape(self.headline)}</b></p>{self._table_html()}<p>{footer}</p>{pictures}"
 
     def _table_html(self) -> str:
-        heads = "".join(f"<th>{escape(' '.join(head).strip())}</th>" for head in self._heads())
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
-            for cells in self._cells()
+        return html_table(self._columns())
+
+    def _columns(self) -> list[Column]:
+        return result_columns(
+            [row.name for row in self.rows],
+            self.timelines,
+            ratios=[row.ratio for row in self.rows],
+            limit=self.memory,
         )
-        return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _heads(self) -> list[tuple[str, str, str]]:
-        """Three lines over every column, so that a table fits in 80 columns."""
-        heads = [
-            ("", "", "schedule"),
-            ("", "makespan", f"[{self.time_unit}]") if self.time_unit else ("", "", "makespan"),
-            ("", "time /", "best"),
-            ("", "bubble", "ratio"),
-            ("", "", "overhead"),
-            ("peak", "activa-", "tion"),
-            ("para-", "meter", "copies"),
-            ("", "p2p", "volume"),
-        ]
-        return heads if self.memory is None else [*heads, ("", "within", "memory")]
-
-    def _cells(self) -> list[list[str]]:
-        cells = [
-            [
-                row.name,
-                number(row.makespan),
-                "–" if row.ratio is None else f"{row.ratio:.3f}",
-                percent(row.bubble_ratio),
-                percent(row.overhead),
-                number(row.peak_activation),
-                str(row.parameter_copies),
-                number(row.p2p_volume),
-            ]
-            for row in self.rows
-        ]
-        if self.memory is not None:
-            for row, line in zip(self.rows, cells, strict=True):
-                line.append("yes" if row.fits else "no")
-        return cells
 
     def _footer(self) -> list[str]:
         words = self.conventions()
@@ -354,10 +320,13 @@ class Comparison:
         return float((row.timeline.peak_activation - limits).max())
 
     def _amount(self, value: Limit) -> str:
-        return amount_text(value, self.costs, self.memory_unit)
+        return amount_text(value, self.costs)
+
+    def _peak(self, row: Row) -> str:
+        return amount(row.peak_activation, self.costs.activation_unit)
 
     def _time(self, value: float) -> str:
-        return f"{number(value)} {self.time_unit}".rstrip()
+        return time(value, self.time_unit)
 
     def _reference(self, best: Row) -> Row | None:
         """The row to hold the best against: the first one asked for, or else the runner-up."""

@@ -11,6 +11,7 @@ from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import memory_scale, number, percent
 from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
@@ -18,6 +19,7 @@ from debubble.engine.timeline import Timeline
 MEASURES = {
     "makespan": "last end − first start over all ranks",
     "ideal": "work of the busiest rank, with no waiting",
+    "bubble_time": "longest idle time of a rank: makespan − least busy time",
     "stage_time": "per rank: last end − first start",
     "busy": "per rank: time it computes",
     "bubble_ratio": "idle share of rank-time: 1 − Σ busy / (ranks × makespan)",
@@ -138,6 +140,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         **replicas_words(schedule),
         "p2p_volume": volume,
         **({"offload": offload} if (offload := offload_text(timeline)) else {}),
+        **{f"{key}_unit": unit for key, unit in units(costs).items() if unit},
         **MEASURES,
     }
 
@@ -159,6 +162,8 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     if costs.basis != "rank":
         return f"per action: one stage, one microbatch{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
+    if divisor == 1:
+        return f"per rank, which has one stage{more}"
     return f"per rank ÷ {'' if divisor is None else f'{divisor} '}chunks{more}"
 
 
@@ -237,7 +242,7 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     unit = (
         "activation units (what one microbatch leaves on one rank)"
         if costs.activation is None
-        else "the unit of the activation costs"
+        else f"in {costs.memory_unit or 'the unit of the activation costs'}"
     )
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
@@ -262,53 +267,26 @@ def offload_text(timeline: Timeline) -> str:
     return f"activations go to {where} and back: {link}, beside the compute"
 
 
-def amount_text(amount: Limit, costs: Costs, unit: str = "") -> str:
-    """An amount of activation memory; `unit` is that of the activation costs, if it has a name."""
-    if costs.activation is not None:
-        return f"{limit_text(amount)} {unit or 'of activation memory'}"
-    return f"{limit_text(amount)} activation unit{'' if amount == 1 else 's'}"
+def amount_text(value: Limit, costs: Costs, digits: int = 4) -> str:
+    """An amount of activation memory, or one for each rank, with its unit or activation units."""
+    if costs.activation is None:
+        return f"{_written(value, '', 6)} activation unit{'' if value == 1 else 's'}"
+    return _written(value, costs.memory_unit or "of activation memory", digits)
 
 
-def limit_text(limit: Limit) -> str:
-    """A memory limit for people: one number, or one for each rank.
-
-    Examples
-    --------
-    >>> limit_text([4, 4, 3.5]), limit_text(8)
-    ('4/4/3.5', '8')
-    """
-    return "/".join(map(number, limit if isinstance(limit, Sequence) else [limit]))
+def limit_text(value: Limit, costs: Costs) -> str:
+    """A limit of activation memory, or one for each rank, after an amount that names its unit."""
+    return _written(value, costs.activation_unit, 6)
 
 
-def number(value: float) -> str:
-    """A number for people: six digits, thousands apart, no trailing zeros.
-
-    Examples
-    --------
-    >>> number(33.0), number(0.1 + 0.2), number(1234567.8), number(-0.0)
-    ('33', '0.3', '1,234,568', '0')
-    """
-    return f"{value + 0.0:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value + 0.0:,.6g}"
+def _written(value: Limit, unit: str, digits: int) -> str:
+    """An amount, or one for each rank in one unit: ``4/4/3.5 GiB``."""
+    values = list(value) if isinstance(value, Sequence) else [value]
+    scale = memory_scale(unit, max(values))
+    return f"{'/'.join(scale.text(each, digits) for each in values)} {scale.unit}".rstrip()
 
 
-def percent(share: float) -> str:
-    """A share as a percentage with two decimals; rounding never shows a minus zero.
-
-    Examples
-    --------
-    >>> percent(1.0), percent(0.27272727), percent(-1e-17)
-    ('100.00 %', '27.27 %', '0.00 %')
-    """
-    return f"{round(share * 100, 2) + 0.0:.2f} %"
-
-
-def table(rows: list[list[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Rows of text in aligned columns; columns in `left` are aligned left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def units(costs: Costs) -> dict[str, str | None]:
+    """Names of the units of times and memory, for JSON; None where they have none."""
+    memory = "activation units" if costs.activation is None else costs.memory_unit
+    return {"time": costs.time_unit or None, "memory": memory or None}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import number
 from debubble.core.actions import (
     KIND_MASK,
     MICROBATCH_SHIFT,
@@ -21,6 +20,7 @@ from debubble.core.actions import (
 )
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.core.units import amount
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
 
@@ -165,7 +165,7 @@ class Report:
             good = (
                 f"ok: {_count(len(self.schedule), 'action')} on "
                 f"{_count(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
-                f"peak activation {number(float(peak.max()))}"
+                f"peak activation {amount(float(peak.max()), self.costs.activation_unit)}"
             )
             return "\n".join([good, *(f"warning: {warning}" for warning in self.warnings)])
         width = max(len(problem.code) for problem in self.problems)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import number
 from debubble.analysis.problems import Problem, position_text
 from debubble.core.actions import TRANSFER_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.core.units import number
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
 

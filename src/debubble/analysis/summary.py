@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.bubbles import CAUSES, bubbles
+from debubble.analysis.layout import definitions, line_width, table, wrap
 from debubble.analysis.metrics import (
     MEASURES,
     boundary_transfers,
     conventions,
-    number,
     p2p_volume,
     parameter_copies,
-    percent,
-    table,
+    units,
 )
 from debubble.core.actions import Kind, kinds_of
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import Limit
+from debubble.core.units import Scale, amount, memory_scale, number, percent, time
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-from debubble.schedules.registry import FormValue, closed_forms
+from debubble.schedules._formula import legend
+from debubble.schedules._nearest import NearestForm, nearest_forms
+from debubble.schedules.registry import TIME_QUANTITIES, FormValue, closed_forms
 
 LISTED_RANKS = 16
 """Ranks up to which a text report has a line for each."""
@@ -36,21 +37,17 @@ _SHOWN = (
 )  # fmt: skip
 """Conventions that stand below a text report."""
 
-_TIMES = ("makespan", "stage_time", "busy", "ideal", "bubble_ratio", "overhead")
-
 VERSIONS_SHOWN = 8
 """Ranks whose number of weight versions is listed one by one."""
 
 
-def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
+def summary(timeline: Timeline) -> dict[str, Any]:
     """Everything a simulation says, ready for JSON.
 
     Parameters
     ----------
     timeline
         A simulated schedule.
-    limit
-        Memory of every rank, or one number for each, to tell which idle time is for lack of it.
 
     Returns
     -------
@@ -59,9 +56,11 @@ def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
         ``ideal`` and the measures that say how much time is lost; ``stage_time``, ``busy`` and
         ``peak_activation`` with one number per rank, as have all causes in ``idle_by_cause``;
         ``p2p_transfers`` and ``p2p_volume``;
-        ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, the
-        `simulated` one and the `difference` (simulated − value; differences that are rounding are
-        0); and ``conventions``, which says in words what each number means.
+        ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, its `terms`
+        where the formula is a sum of some, the `simulated` value and the `difference` (simulated −
+        value; differences that are rounding are 0); ``nearest_forms``, those that do not hold for
+        these costs, with the `reason` and what their `value` is for (`nearest`); ``units`` of times
+        and memory; and ``conventions``, which says in words what each number means.
 
     Examples
     --------
@@ -76,19 +75,19 @@ def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
     measures: dict[str, Any] = {
         "makespan": timeline.makespan,
         "ideal": timeline.ideal,
+        "bubble_time": timeline.makespan - float(timeline.busy.min()),
         "stage_time": timeline.stage_time.tolist(),
         "busy": timeline.busy.tolist(),
         "bubble_ratio": timeline.bubble_ratio,
         "stage_bubble_rate": timeline.stage_bubble_rate,
         "overhead": timeline.overhead,
-        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline, limit).totals.T.tolist(), strict=True)),
+        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline).totals.T.tolist(), strict=True)),
         "peak_activation": timeline.peak_activation.tolist(),
         "p2p_transfers": boundary_transfers(schedule),
         "p2p_volume": p2p_volume(timeline),
         "parameter_copies": parameter_copies(schedule),
     }
-    words = conventions(timeline)
-    forms = _forms(timeline, words)
+    forms, near = _forms(timeline)
     return {
         "schedule": schedule.name,
         "ranks": schedule.ranks,
@@ -105,11 +104,21 @@ def summary(timeline: Timeline, limit: Limit | None = None) -> dict[str, Any]:
         **measures,
         "notes": list(timeline.notes),
         "closed_forms": [_compared(form, measures) for form in forms],
-        "conventions": words,
+        "nearest_forms": [
+            _compared(item.found, measures) | {"reason": item.reason, "nearest": item.nearest}
+            for item in near
+        ],
+        "units": units(timeline.table.costs),
+        "conventions": conventions(timeline),
     }
 
 
-def report(timeline: Timeline, *, time_unit: str = "", limit: Limit | None = None) -> str:
+def report(
+    timeline: Timeline,
+    *,
+    time_unit: str = "",
+    width: int | None = None,
+) -> str:
     """The summary for people: aligned text with formulas and simulation side by side.
 
     Parameters
@@ -117,22 +126,33 @@ def report(timeline: Timeline, *, time_unit: str = "", limit: Limit | None = Non
     timeline
         A simulated schedule.
     time_unit
-        What times are in, for instance ``"ms"``.
-    limit
-        As for :func:`summary`.
+        What times are in, for instance ``"ms"``; the default is the unit of the costs.
+    width
+        Characters of a line; the default is the terminal's.
     """
-    data = summary(timeline, limit)
-    unit = f" {time_unit}" if time_unit else ""
-    lines = [heading(timeline.schedule), ""]
-    lines += table(_measures(data, unit), left=(0, 1, 2))
-    lines += ["", *_ranks(data), "", f"idle share of rank-time: {_idle(data)}"]
-    if data["closed_forms"]:
-        lines += ["", *_formulas(data["closed_forms"])]
+    data = summary(timeline)
+    width = width or line_width()
+    costs = timeline.table.costs
+    unit, memory = time_unit or costs.time_unit, costs.activation_unit
+    lines = [*wrap(heading(timeline.schedule), width, 2), ""]
+    lines += definitions(_measures(data, unit, memory), width)
+    lines += ["", *_ranks(data, unit, memory), ""]
+    lines += wrap(f"idle share of rank-time: {_idle(data)}", width, 2)
+    for key, title in (
+        ("closed_forms", "closed forms"),
+        ("nearest_forms", "closed forms that do not hold here, with the nearest value they give"),
+    ):
+        if data[key]:
+            lines += ["", *wrap(f"{title}:", width, 2)]
+            for form in data[key]:
+                lines += _formula(form, unit, memory, width)
+    symbols = legend(form["formula"] for form in data["closed_forms"] + data["nearest_forms"])
+    if symbols:
+        lines += ["", *wrap(f"in formulas: {symbols}", width, 2)]
     words = data["conventions"]
-    lines += ["", *(f"{key}: {words[key]}" for key in _SHOWN if key in words)]
-    if "closed_forms" in words:
-        lines.append(f"closed forms: {words['closed_forms']}")
-    lines += [f"note: {note}" for note in data["notes"]]
+    lines.append("")
+    for key in _SHOWN:
+        lines += wrap(f"{key}: {words[key]}", width, 2) if key in words else []
     return "\n".join(lines)
 
 
@@ -144,9 +164,9 @@ def heading(schedule: Schedule) -> str:
         f"{_count(schedule.stages, 'stage')} ({placement.name})",
         _count(schedule.microbatches, "microbatch"),
     ]
-    for amount, nouns in ((schedule.slices, "slices"), (schedule.iterations, "iterations")):
-        if amount > 1:
-            parts.append(f"{amount:,} {nouns}")
+    for count, nouns in ((schedule.slices, "slices"), (schedule.iterations, "iterations")):
+        if count > 1:
+            parts.append(f"{count:,} {nouns}")
     versions = schedule.versions
     if max(versions) > 1:
         each = ", ".join(map(str, versions)) if len(versions) <= VERSIONS_SHOWN else "…"
@@ -159,22 +179,19 @@ def heading(schedule: Schedule) -> str:
     return f"{schedule.name}: {', '.join(parts)}{f' · {options}' if options else ''}"
 
 
-def _forms(timeline: Timeline, words: dict[str, str]) -> list[FormValue]:
-    """Closed forms that speak about this timeline; says in `words` which are left out."""
+def _forms(timeline: Timeline) -> tuple[list[FormValue], list[NearestForm]]:
+    """Closed forms that speak about this timeline, and those that do so nearly."""
     costs = timeline.table.costs
     schedule = timeline.schedule
-    forms = closed_forms(schedule, costs, costs.transfer)
-    if not forms and recomputed_stages(schedule):
-        words["closed_forms"] = "none for these recomputes"
-    why = ""
+    in_the_way = []
     if timeline.mode != "overlapped" and timeline.table.link.any():
-        why = f"p2p {timeline.mode}"
-    elif timeline.table.optimizer.any() and bool((kinds_of(schedule.actions) == Kind.OPT).any()):
-        why = "optimizer steps"
-    if not why or not any(form.form.quantity in _TIMES for form in forms):
-        return forms
-    words["closed_forms"] = f"those of times do not count {why} and are left out"
-    return [form for form in forms if form.form.quantity not in _TIMES]
+        in_the_way.append((f"transfers are p2p {timeline.mode}", "with transfers that overlap"))
+    if timeline.table.optimizer.any() and bool((kinds_of(schedule.actions) == Kind.OPT).any()):
+        in_the_way.append(("optimizer steps take time", "without optimizer steps"))
+    forms = closed_forms(schedule, costs, costs.transfer)
+    if in_the_way:
+        forms = [form for form in forms if form.form.quantity not in TIME_QUANTITIES]
+    return forms, nearest_forms(schedule, costs, costs.transfer, tuple(in_the_way))
 
 
 def _recompute(schedule: Schedule) -> str | list[int] | None:
@@ -203,27 +220,28 @@ def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:
         "accuracy": item.form.accuracy,
         "condition": item.form.condition,
         "value": value,
+        "terms": [{"term": text, "value": part} for text, part in item.terms],
         "simulated": simulated,
         "difference": difference,
     }
 
 
-def _measures(data: dict[str, Any], unit: str) -> list[list[str]]:
+def _measures(data: dict[str, Any], unit: str, memory: str) -> list[tuple[str, str, str]]:
     transfers = _count(data["p2p_transfers"], "transfer")
     volume = data["conventions"]["p2p_volume"]
     if data["p2p_volume"] != data["p2p_transfers"]:
         transfers = number(data["p2p_volume"])
-    rows = [
-        ("makespan", f"{number(data['makespan'])}{unit}", MEASURES["makespan"]),
-        ("ideal", f"{number(data['ideal'])}{unit}", MEASURES["ideal"]),
+    peak = max(data["peak_activation"])
+    return [
+        ("makespan", time(data["makespan"], unit), MEASURES["makespan"]),
+        ("ideal", time(data["ideal"], unit), MEASURES["ideal"]),
         ("bubble ratio", percent(data["bubble_ratio"]), MEASURES["bubble_ratio"]),
         ("stage bubble rate", percent(data["stage_bubble_rate"]), MEASURES["stage_bubble_rate"]),
         ("overhead", percent(data["overhead"]), MEASURES["overhead"]),
-        ("peak activation", number(max(data["peak_activation"])), "largest over ranks"),
+        ("peak activation", amount(peak, memory), "largest over ranks"),
         ("p2p volume", transfers, volume),
-        ("parameter copies", str(data["parameter_copies"]), MEASURES["parameter_copies"]),
+        ("parameter copies", number(data["parameter_copies"]), MEASURES["parameter_copies"]),
     ]
-    return [list(row) for row in rows]
 
 
 def _idle(data: dict[str, Any]) -> str:
@@ -234,52 +252,56 @@ def _idle(data: dict[str, Any]) -> str:
     return ", ".join(told) or "never"
 
 
-def _ranks(data: dict[str, Any]) -> list[str]:
-    columns = [data["stage_time"], data["busy"], data["peak_activation"]]
-    names = [["rank", "stage time", "busy", "peak activation"]]
+def _ranks(data: dict[str, Any], unit: str, memory: str) -> list[str]:
+    scale = memory_scale(memory, max(data["peak_activation"]))
+    columns = [
+        list(map(number, data["stage_time"])),
+        list(map(number, data["busy"])),
+        list(map(scale.text, data["peak_activation"])),
+    ]
+    times, amounts = (f" [{name}]" if name else "" for name in (unit, scale.unit))
+    names = ["rank", f"stage time{times}", f"busy{times}", f"peak activation{amounts}"]
     if data["ranks"] <= LISTED_RANKS:
-        return table(
-            names
-            + [
-                [str(rank), *map(number, values)]
-                for rank, values in enumerate(zip(*columns, strict=True))
-            ],
-            left=(),
-        )
-    extremes = (("least", min), ("most", max))
-    return table(
-        names + [[name, *(number(pick(column)) for column in columns)] for name, pick in extremes],
-        left=(),
-    )
+        rows = [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=True))]
+        return table([names, *rows], left=())
+    measures = [data["stage_time"], data["busy"], data["peak_activation"]]
+    rows = []
+    for name, pick in (("least", min), ("most", max)):
+        stage, busy, peak = (pick(measure) for measure in measures)
+        rows.append([name, number(stage), number(busy), scale.text(peak)])
+    return table([names, *rows], left=())
 
 
-def _formulas(forms: list[dict[str, Any]]) -> list[str]:
-    rows = [["closed form", "formula", "value", "simulated", "difference", "accuracy"]]
-    for form in forms:
-        accuracy = form["accuracy"]
-        if form["condition"]:
-            accuracy += f" ({form['condition']})"
-        rows.append(
-            [
-                form["quantity"].replace("_", " "),
-                form["formula"],
-                _numbers(form["value"]),
-                _numbers(form["simulated"]),
-                _numbers(form["difference"]),
-                accuracy,
-            ]
-        )
-    return table(rows, left=(0, 1, 5))
-
-
-def _numbers(value: float | list[float] | None) -> str:
-    """One number, or the least and the most of one per rank."""
+def _ends(value: float | list[float] | None) -> list[float]:
+    """The least and the most of one number per rank."""
     if value is None:
-        return "–"
-    if not isinstance(value, list):
-        return number(value)
-    low, high = number(min(value)), number(max(value))
-    return low if low == high else f"{low} … {high}"
+        return []
+    return [min(value), max(value)] if isinstance(value, list) else [value]
+
+
+def _formula(form: dict[str, Any], unit: str, memory: str, width: int) -> list[str]:
+    """A formula, and below it what it gives beside what was simulated."""
+    quantity = form["quantity"]
+    numbers = {key: _ends(form[key]) for key in ("value", "simulated", "difference")}
+    scale = Scale(unit if quantity in TIME_QUANTITIES else "")
+    if quantity == "peak_activation":
+        scale = memory_scale(memory, max(abs(x) for ends in numbers.values() for x in ends))
+    value, simulated, difference = (
+        f"{' … '.join(dict.fromkeys(map(scale.text, ends)))} {scale.unit}".rstrip() if ends else "–"
+        for ends in numbers.values()
+    )
+    found = f"{value} {form['nearest']}" if "nearest" in form else value
+    found += f", simulated {simulated}, difference {difference}"
+    accuracy = form["accuracy"]
+    if form["condition"]:
+        accuracy += f" ({form['condition']})"
+    found += f"; {form['reason']}" if "nearest" in form else f"; {accuracy}"
+    lines = wrap(f"  {quantity.replace('_', ' ')}  {form['formula']}", width, 4)
+    lines += [f"    {line}" for line in wrap(found, width - 4)]
+    if form["terms"] and quantity in TIME_QUANTITIES:
+        each = ", ".join(f"{item['term']} = {number(item['value'])}" for item in form["terms"])
+        lines += [f"    {line}" for line in wrap(f"terms: {each}", width - 4, 2)]
+    return lines
 
 
 def _count(amount: int, noun: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
@@ -65,12 +66,40 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def command(function: Callable[..., None], examples: Iterable[str]) -> typer.Typer:
-    """An application of one command, whose help ends with examples."""
+def command(
+    function: Callable[..., None],
+    examples: Iterable[str],
+    bare: Mapping[str, str] | None = None,
+) -> typer.Typer:
+    """An application of one command, whose help ends with examples.
+
+    `bare` has the options that may stand without a file, and what they mean then.
+    """
+
+    class WithBare(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return list(super().parse_args(ctx, _filled(args, bare or {})))
+
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     lines = "\n".join(f"  debubble {example}" for example in examples)
-    single.command(epilog=f"\b\nExamples:\n{lines}", context_settings=SETTINGS)(function)
+    register = single.command(
+        cls=WithBare, epilog=f"\b\nExamples:\n{lines}", context_settings=SETTINGS
+    )
+    register(function)
     return single
+
+
+def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
+    """The words with the meaning of options that stand without a file.
+
+    What follows is a file when it has an ending, as no name of a schedule has.
+    """
+    words = list(words)
+    found = []
+    for word, after in zip(words, [*words[1:], "-"], strict=False):
+        alone = after.startswith("-") or not Path(after).suffix or ".py:" in after
+        found.append(f"{word}={bare[word]}" if word in bare and alone else word)
+    return found
 
 
 app = typer.Typer(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.draw import check_picture
 from debubble.cli.errors import BAD_INPUT
 from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, whole, with_setup
-from debubble.cli.output import note, print_json
+from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.progress import Steps, steps
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
@@ -117,12 +117,7 @@ def _need_sizes(name: str, inputs: Inputs) -> None:
 
 
 def _print(result: Any, inputs: Inputs) -> None:
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console(highlight=False).print(result.render())
-    else:
-        print(result)
+    print(result.text(line_width(), styled if in_color() else None))
     if inputs.source:
         print(f"costs: {inputs.source}")
 

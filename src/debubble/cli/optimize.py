@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.draw import check_picture
 from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
-from debubble.cli.output import note, print_json
+from debubble.cli.output import json_text, note, print_json
 from debubble.core.errors import ParameterError
 
 SWEEP = "sweep"
@@ -203,7 +202,7 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
         result.schedule.save(path)
         if result.costs is not None:
             costs = str(Path(path).with_suffix(".costs.json"))
-            text = json.dumps(_own_costs(result.to_dict(), inputs), indent=2, ensure_ascii=False)
+            text = json_text(_own_costs(result.to_dict(), inputs))
             Path(costs).write_text(text + "\n", encoding="utf-8")
             return f"{path}, and what its stages cost: debubble simulate {path} --costs {costs}"
     elif hasattr(result, "timeline"):

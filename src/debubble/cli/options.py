@@ -309,12 +309,12 @@ class Inputs:
     @property
     def time_unit(self) -> str:
         """Name of the unit of times, empty when there is none."""
-        return self.file.time_unit if self.file else ""
+        return self.costs.time_unit
 
     @property
     def memory_unit(self) -> str:
         """Name of the unit of memory, empty when it is the activation unit or has no name."""
-        return self.file.memory_unit if self.file and self.costs.activation is not None else ""
+        return self.costs.activation_unit
 
     @property
     def source(self) -> str:

@@ -3,13 +3,62 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
+
+from debubble.core.errors import ParameterError
+from debubble.core.units import plain
+
+_STYLES = {"head": "1", "best": "32", "faint": "2"}
 
 
 def print_json(data: Any) -> None:
     """Print plain data as JSON."""
-    print(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    print(json_text(data))
+
+
+def json_text(data: Any) -> str:
+    """Plain data as JSON, as all commands write it."""
+    return json.dumps(_rounded(data), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _rounded(data: Any) -> Any:
+    """The same data with numbers that have no digits of rounding: 58.9, not 58.900000000000006."""
+    if isinstance(data, float):
+        return plain(data)
+    if isinstance(data, dict):
+        return {key: _rounded(value) for key, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def in_color() -> bool:
+    """Whether standard output takes colours: a terminal, unless NO_COLOR is set."""
+    return (
+        sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )  # fmt: skip
+
+
+def styled(text: str, style: str) -> str:
+    """Text in a style for terminals: ``"head"``, ``"best"`` or ``"faint"``."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file.
+
+    Raises
+    ------
+    ParameterError
+        When that is not possible.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 def note(text: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
+import textwrap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.metrics import number, parameter_copies, percent, table
+from debubble.analysis.layout import PIPED, line_width, table, wrap
+from debubble.analysis.metrics import parameter_copies
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError
+from debubble.core.units import number, percent
 from debubble.schedules import registry
+from debubble.schedules._formula import legend
 from debubble.schedules.registry import Entry
 
 if TYPE_CHECKING:
@@ -27,14 +29,15 @@ GLANCE_SIZES = 8, 32
 """Ranks and microbatches that memory and bubble are given for, or the nearest."""
 
 FIGURE_COLUMNS = 96
-PLACEMENT, NARROWEST = 20, 10
-"""Characters of a placement on a terminal, and what the columns with long texts keep at least."""
 
 
 def schedules(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Explain one schedule.")
     ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="List all columns, however long the lines are.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List schedules, or explain one of them.
@@ -46,13 +49,13 @@ def schedules(
         if as_json:
             print_json([describe(entry) for entry in found])
         else:
-            _print_table(found)
+            print(overview(found, None if wide else line_width()))
         return
     entry = registry.find(name)
     if as_json:
         print_json(describe(entry))
     else:
-        print(explain(entry))
+        print(explain(entry, line_width()))
 
 
 def describe(entry: Entry) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def describe(entry: Entry) -> dict[str, Any]:
     }
 
 
-def explain(entry: Entry) -> str:
+def explain(entry: Entry, width: int = PIPED) -> str:
     """What is known about a schedule, for people."""
     aliases = f" (also {', '.join(entry.aliases)})" if entry.aliases else ""
     facts = [
@@ -110,14 +113,34 @@ def explain(entry: Entry) -> str:
     glance = at_a_glance(entry)
     if glance is not None:
         facts += _glance_texts(glance)
-    lines = [f"{entry.name}: {entry.title}{aliases}", "", entry.text, ""]
-    width = max(len(key) for key, _ in facts)
-    lines += [f"{key:<{width}}  {text}" for key, text in facts]
+    lines = [
+        *wrap(f"{entry.name}: {entry.title}{aliases}", width, 2),
+        "",
+        *_described(entry, width),
+        "",
+    ]
+    longest = max(len(key) for key, _ in facts)
+    for key, text in facts:
+        lines += wrap(f"{key:<{longest}}  {text}", width, longest + 2)
     if entry.forms:
-        lines += ["", "closed forms, per action times F, I, W, B, O and latency c:"]
-        lines += _formulas(entry)
-    figure = draw_example(entry)
+        lines += ["", "closed forms:", *_formulas(entry, width)]
+    figure = draw_example(entry, width)
     return "\n".join([*lines, "", figure] if figure else lines)
+
+
+def _described(entry: Entry, width: int) -> list[str]:
+    """The text of a schedule: its paragraphs in the given width, and its figures that fit."""
+    parts: list[list[str]] = []
+    for paragraph in entry.text.split("\n\n"):
+        figure = paragraph.splitlines()
+        if not figure[0].startswith(" "):
+            parts.append(wrap(" ".join(paragraph.split()), width))
+        elif max(map(len, figure)) <= width:
+            parts.append(figure)
+        else:
+            # There is a drawing that fits at the end; the sizes of this one go with it.
+            parts.pop()
+    return "\n\n".join("\n".join(part).replace("::", ":") for part in parts).splitlines()
 
 
 def example_case(entry: Entry, sizes: tuple[int, int] = FIGURE_SIZES) -> SimpleNamespace | None:
@@ -154,12 +177,12 @@ def at_a_glance(entry: Entry) -> Timeline | None:
     return example(entry, GLANCE_SIZES)
 
 
-def draw_example(entry: Entry) -> str:
+def draw_example(entry: Entry, width: int = FIGURE_COLUMNS) -> str:
     """A small timeline in the terminal's way, empty when the schedule needs more than sizes."""
     from debubble.view.terminal import draw
 
     timeline = example(entry)
-    return "" if timeline is None else draw(timeline, width=FIGURE_COLUMNS, color=False)
+    return "" if timeline is None else draw(timeline, width=min(width, FIGURE_COLUMNS), color=False)
 
 
 def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
@@ -179,16 +202,18 @@ def _glance_texts(timeline: Timeline) -> list[tuple[str, str]]:
     return facts
 
 
-def _formulas(entry: Entry) -> list[str]:
-    rows = [(form.quantity.replace("_", " "), form.text) for form in entry.forms]
-    width = max(len(quantity) for quantity, _ in rows)
+def _formulas(entry: Entry, width: int) -> list[str]:
+    """Formulas, each once with all that is known of where it holds, and what their symbols are."""
+    holds: dict[tuple[str, str], list[str]] = {}
+    for form in entry.forms:
+        where = f"{form.accuracy} ({form.condition})" if form.condition else form.accuracy
+        holds.setdefault((form.quantity.replace("_", " "), form.text), []).append(where)
     lines = []
-    for form, (quantity, text) in zip(entry.forms, rows, strict=True):
-        limits = [form.accuracy] if form.accuracy != "exact" else []
-        limits += [form.condition] if form.condition else []
-        where = f"  ({'; '.join(limits)})" if limits else ""
-        lines.append(f"  {quantity:<{width}}  {text}{where}")
-    return lines
+    for (quantity, text), places in holds.items():
+        lines += wrap(f"  {quantity}  {text}", width, 4)
+        lines += [f"    {line}" for line in wrap("; else ".join(places), width - 4)]
+    symbols = legend(form.text for form in entry.forms)
+    return [*lines, *wrap(f"  {symbols}", width, 4)] if symbols else lines
 
 
 def _placement(entry: Entry) -> str:
@@ -199,38 +224,52 @@ def _chunks(entry: Entry) -> str:
     return str(entry.chunks) if entry.chunks else f"any, default {entry.default_chunks}"
 
 
-def _print_table(found: list[Entry]) -> None:
-    """One line a schedule; on a terminal the columns with long texts are cut to its width."""
-    rows = [["name", "year", "placement", "chunks", "memory", "bubble", "needs", "source"]]
+def overview(found: list[Entry], width: int | None) -> str:
+    """A table with a line per schedule.
+
+    Parameters
+    ----------
+    found
+        What to list.
+    width
+        Characters of a line, for the columns that matter most; None for all columns, uncut.
+    """
+    heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
+    more = ["year", "placement", "needs", "source"] if width is None else []
+    rows = [heads + more]
     for entry in found:
         glance = at_a_glance(entry)
-        peak = number(round(float(glance.peak_activation.max()), 2)) if glance else "?"
-        bubble = percent(glance.bubble_ratio) if glance else "?"
-        needs = "; ".join(constraint.text for constraint in entry.constraints)
-        chunks = str(entry.chunks or "any")
-        rows.append(
-            [
-                entry.name, str(entry.year), _placement(entry), chunks, peak, bubble,
-                needs or "–", entry.source,
-            ]
-        )  # fmt: skip
-    if sys.stdout.isatty():
-        rows = [[*row[:2], _cut(row[2], PLACEMENT), *row[3:]] for row in rows]
-        fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:6])
-        room = max(NARROWEST, (shutil.get_terminal_size().columns - fixed - 2) // 2)
-        rows = [[*row[:6], *(_cut(text, room) for text in row[6:])] for row in rows]
-    print("\n".join(table(rows, left=(0, 2, 6, 7))))
-    if sys.stdout.isatty():
-        ranks, microbatches = GLANCE_SIZES
-        print(
-            "\nmemory: activation units on the fullest rank; bubble: idle share of rank-time; "
-            f"both at\np = {ranks}, m = {microbatches} (or the nearest), F = I = W, no latency.\n"
-            "'debubble schedules NAME' says all about one, and draws it."
-        )
+        row = [
+            entry.name,
+            str(entry.chunks or "any"),
+            number(round(float(glance.peak_activation.max()), 2)) if glance else "?",
+            percent(glance.bubble_ratio) if glance else "?",
+            entry.title,
+        ]
+        if more:
+            needs = "; ".join(constraint.text for constraint in entry.constraints)
+            row += [str(entry.year), _placement(entry), needs or "–", entry.source]
+        rows.append(row)
+    if width is not None:
+        fixed = sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:4])
+        rows = [[*row[:4], _cut(row[4], max(1, width - fixed))] for row in rows]
+    ranks, microbatches = GLANCE_SIZES
+    note = (
+        "memory: activation units on the fullest rank; bubble: idle share of rank-time; both at "
+        f"p = {ranks}, m = {microbatches} (or the nearest that works), F = I = W, no latency."
+    )
+    hint = "'debubble schedules NAME' says all about one, and draws it"
+    if width is not None:
+        hint += "; --wide lists what each needs, and where it is from"
+    lines = table(rows, left=(0, 4, 6, 7, 8))
+    return "\n".join([*lines, "", *wrap(note, width or PIPED), *wrap(f"{hint}.", width or PIPED)])
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """The words of a text that fit."""
+    return text if len(text) <= width else textwrap.shorten(text, width, placeholder=" …")
 
 
-app = command(schedules, ["schedules", "schedules dualpipe-v", "schedules --json"])
+app = command(
+    schedules, ["schedules", "schedules --wide", "schedules dualpipe-v", "schedules --json"]
+)

@@ -2,45 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
-from debubble.cli.output import print_json
+from debubble.cli.output import note, print_json, write_text
 from debubble.cli.progress import steps
+from debubble.core.errors import FormatError
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
+if TYPE_CHECKING:
+    from debubble.engine.action_table import ActionTable
+
+TIMES = ("start", "end", "duration")
+
+
+TERMINAL = "-"
+"""What ``--actions`` means without a file."""
+
 
 @with_setup
-def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None:
+def simulate(
+    schedule: ScheduleName,
+    setup: Setup,
+    as_json: AsJson = False,
+    actions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE]",
+            help="Start and end of every action: to the terminal, or a .csv or .json file.",
+        ),
+    ] = None,
+) -> None:
     """Simulate a schedule: time and memory.
 
     Closed forms of the schedule stand beside what the simulation says.
     """
     inputs = setup.read()
+    listed = actions == TERMINAL
+    if actions is not None and not listed and not actions.lower().endswith((".csv", ".json")):
+        raise FormatError(f"'{actions}': actions are written as .csv or .json")
     with steps(3) as step:
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
         step(f"simulating {len(made):,} actions")
         timeline = inputs.simulate(made, schedule)
         step("measuring")
-        text = "" if as_json else _text(timeline, inputs)
         data = _data(timeline, inputs) if as_json else {}
+        text = ""
+        if actions is not None:
+            step("listing actions")
+            table = timeline.actions()
+            if not listed:
+                write_text(actions, _written(table, timeline, actions))
+            elif as_json:
+                data["action_times"] = table.records()
+            else:
+                text = _listed(table, timeline)
+        if not as_json:
+            text = text or _text(timeline, inputs)
     if as_json:
         print_json(data)
     else:
         print(text)
+    if actions is not None and not listed:
+        note(f"wrote {actions}")
+
+
+def _listed(table: ActionTable, timeline: Timeline) -> str:
+    """The table for a terminal."""
+    from debubble.analysis.layout import table as aligned
+    from debubble.analysis.summary import heading
+    from debubble.core.units import number
+
+    unit = timeline.table.costs.time_unit
+    names = list(table.columns)
+    heads = [f"{name} [{unit}]" if unit and name in TIMES else name for name in names]
+    if timeline.schedule.slices == 1:
+        heads.remove("slice")
+    rows = [heads]
+    for row in table.rows():
+        cells = dict(zip(names, row, strict=True))
+        if timeline.schedule.slices == 1:
+            del cells["slice"]
+        rows.append(
+            [number(value) if name in TIMES else str(value) for name, value in cells.items()]
+        )
+    left = tuple(index for index, name in enumerate(heads) if name in ("action", "kind"))
+    return "\n".join([heading(timeline.schedule), "", *aligned(rows, left)])
+
+
+def _written(table: ActionTable, timeline: Timeline, path: str) -> str:
+    """The table for a file, in the format of its ending."""
+    if path.lower().endswith(".csv"):
+        return table.csv()
+    from debubble.analysis.metrics import units
+
+    head = {"schedule": timeline.schedule.name, "units": units(timeline.table.costs)}
+    lines = ",\n".join(json.dumps(record) for record in table.records())
+    return f'{json.dumps(head)[:-1]}, "actions": [\n{lines}\n]}}\n'
 
 
 def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     from debubble.analysis.summary import summary
 
-    data = summary(timeline, inputs.memory)
-    units = {"time_unit": inputs.time_unit, "memory_unit": inputs.memory_unit}
-    data["conventions"] |= {key: unit for key, unit in units.items() if unit}
+    data = summary(timeline)
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
     data["fits"] = not _above(timeline, inputs.memory) if inputs.memory is not None else None
@@ -48,19 +119,17 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
 
 
 def _text(timeline: Timeline, inputs: Inputs) -> str:
+    from debubble.analysis.layout import line_width, wrap
+    from debubble.analysis.metrics import amount_text
     from debubble.analysis.summary import report
 
-    lines = [report(timeline, time_unit=inputs.time_unit, limit=inputs.memory)]
+    width = line_width()
+    lines = [report(timeline, width=width)]
     if inputs.source:
-        lines.append(f"costs: {inputs.source}")
+        lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:
-        from debubble.analysis.metrics import limit_text
-
         above = _above(timeline, inputs.memory)
-        unit = inputs.memory_unit
-        if timeline.table.costs.activation is None:
-            unit = "activation units"
-        limit = f"memory limit {limit_text(inputs.memory)} {unit}".rstrip()
+        limit = f"memory limit {amount_text(inputs.memory, timeline.table.costs)}"
         lines.append(f"{limit}: {f'exceeded on {_ranks(above)}' if above else 'kept by all ranks'}")
     return "\n".join(lines)
 
@@ -90,6 +159,9 @@ app = command(
         "simulate 1f1b -p 8 -m 32",
         "simulate interleaved-1f1b -p 8 -m 32 -v 2 --rank-times F=2,I=2,W=2,p2p=0.1",
         "simulate 1f1b -p 8 -m 32 --recompute full --recompute-at with-backward",
+        "simulate 1f1b -p 4 -m 8 --actions",
+        "simulate 1f1b -p 4 -m 8 --actions actions.csv",
         "simulate zb-h1 --costs examples/zero-bubble/gpt-28.3b-m96.yaml --json",
     ],
+    bare={"--actions": TERMINAL},
 )

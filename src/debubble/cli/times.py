@@ -12,7 +12,9 @@ from debubble.core.errors import CostError, did_you_mean
 from debubble.interchange.text import LARGEST_COST, SMALLEST_BANDWIDTH
 
 NAMES = tuple(
-    spec.name for spec in fields(Costs) if spec.name not in ("basis", "chunks", *ENDS)
+    spec.name
+    for spec in fields(Costs)
+    if spec.name not in ("basis", "chunks", "time_unit", "memory_unit", *ENDS)
 ) + tuple(f"{part}.{key}" for part in ENDS for key in KEYS)
 SINGLE = (
     "O", "overlap_factor", "p2p", "message", "bandwidth", "host_bandwidth", "host_link_shared_by",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -23,7 +23,9 @@ PairTimes: TypeAlias = float | Mapping[tuple[int, int], float]
 
 BASES = ("action", "rank")
 _BANDWIDTHS = ("bandwidth", "host_bandwidth")
-_PLAIN = ("basis", "chunks")
+_UNITS = ("time_unit", "memory_unit")
+_PLAIN = ("basis", "chunks", *_UNITS)
+LONGEST_UNIT = 200
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ class Costs:
         number of chunks.
     chunks
         With the basis ``"rank"``, the divisor; the default is the schedule's own number of chunks.
+    time_unit, memory_unit
+        Names of the units of times and of `activation`, for instance ``"ms"`` and ``"bytes"``; for
+        display alone, costs that differ only here are equal.
 
     Raises
     ------
@@ -135,6 +140,8 @@ class Costs:
     host_link_shared_by: int = 1
     basis: str = "action"
     chunks: int | None = None
+    time_unit: str = field(default="", compare=False)
+    memory_unit: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -147,6 +154,10 @@ class Costs:
             object.__setattr__(self, spec.name, _checked(spec.name, value, allow_infinite))
         if self.basis not in BASES:
             raise CostError(f"basis is '{self.basis}'; use 'action' or 'rank'")
+        for name in _UNITS:
+            unit = getattr(self, name)
+            if not isinstance(unit, str) or not unit.isprintable() or len(unit) > LONGEST_UNIT:
+                raise CostError(f"{name} is {unit!r}; give the name of a unit, such as 'ms'")
         if self.chunks is not None and self.chunks < 1:
             raise CostError(f"chunks is {self.chunks}; it is at least 1")
         for name in _BANDWIDTHS:
@@ -190,6 +201,11 @@ class Costs:
         if not isinstance(self.p2p, float):
             return math.nan
         return self.p2p + self.message / self.bandwidth
+
+    @property
+    def activation_unit(self) -> str:
+        """Name of the unit of activation memory, empty for activation units and without a name."""
+        return "" if self.activation is None else self.memory_unit
 
     def scaled(self, factor: float) -> Costs:
         """The same costs with every time multiplied by `factor`; memory stays."""

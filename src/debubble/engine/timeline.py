@@ -28,6 +28,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import held, made_for
+from debubble.engine.action_table import ActionTable
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
@@ -258,6 +259,15 @@ class Timeline:
         on_path = np.zeros(len(self.graph.first), dtype=np.bool_)
         on_path[self._critical_nodes] = True
         return on_path[self.graph.node]
+
+    def actions(self) -> ActionTable:
+        """Start, end and duration of every action, as a table.
+
+        It has a column for each of rank, action, stage, kind, microbatch, slice, start, end and
+        duration: ``table.start`` is an array, ``for row in table`` gives named tuples,
+        ``pandas.DataFrame(table.columns)`` a data frame, and ``table.csv()`` text.
+        """
+        return ActionTable.of(self)
 
     def critical_path(self) -> list[Step]:
         """One longest chain of actions, first to last: its length is the makespan."""

@@ -107,7 +107,10 @@ def parse_costs(text: str, where: str) -> CostFile:
         key: getattr(model.memory, key) for key in _MEMORY if key in model.memory.model_fields_set
     }
     try:
-        costs = Costs(basis=model.basis, **times, **memory)
+        costs = Costs(
+            basis=model.basis, time_unit=model.time_unit, memory_unit=model.memory.unit, **times,
+            **memory,
+        )  # fmt: skip
     except CostError as error:
         raise FormatError(f"{where}: {error}") from None
     return CostFile(
@@ -126,7 +129,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     """
     if costs.chunks is not None:
         raise CostError(f"costs are divided by {costs.chunks} chunks; a cost file cannot say that")
-    values = {spec.name: getattr(costs, spec.name) for spec in fields(costs)}
+    values = {spec.name: getattr(costs, spec.name) for spec in fields(costs) if spec.compare}
     default = Costs()
     values = {
         name: value for name, value in values.items()
@@ -142,7 +145,10 @@ def costs_data(costs: Costs) -> dict[str, Any]:
             values[name] = part
     if isinstance(values.get("O"), Mapping):
         values["O"] = {f"{s},{t}": time for (s, t), time in values["O"].items()}
-    data = {"basis": costs.basis, "times": values, "memory": memory}
+    if costs.memory_unit:
+        memory["unit"] = costs.memory_unit
+    labels = {"time_unit": costs.time_unit} if costs.time_unit else {}
+    data = {"basis": costs.basis, **labels, "times": values, "memory": memory}
     plain: dict[str, Any] = json.loads(json.dumps(data))
     return plain
 

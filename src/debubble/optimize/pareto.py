@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.analysis.metrics import number, percent, table
+from debubble.analysis.layout import table
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.optimize.backward import relaxed
 from debubble.optimize.beside import beside

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.analysis.metrics import number, percent, ranges, recompute_text
+from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.core.units import percent, time
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline
 
@@ -84,12 +85,14 @@ class Result:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
-        bound = f"no schedule is faster than {number(self.lower_bound)}"
+        bound = f"no schedule is faster than {self._time(self.lower_bound)}"
+        found = self._time(self.makespan)
         if self.status == "optimal":
-            return f"{number(self.makespan)}, proven optimal"
-        return (
-            f"{number(self.makespan)}, {STATUSES[self.status]}; {bound} (gap {percent(self.gap)})"
-        )
+            return f"{found}, proven optimal"
+        return f"{found}, {STATUSES[self.status]}; {bound} (gap {percent(self.gap)})"
+
+    def _time(self, value: float) -> str:
+        return time(value, self.timeline.table.costs.time_unit)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
@@ -99,6 +102,7 @@ class Result:
         sizes = {name: getattr(schedule, name) for name in ("ranks", "microbatches", "chunks")}
         return {
             "headline": self.headline,
+            "units": units(self.timeline.table.costs),
             "makespan": self.makespan,
             "lower_bound": self.lower_bound,
             "gap": self.gap,

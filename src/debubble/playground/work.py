@@ -104,7 +104,7 @@ def simulate(state: State) -> dict[str, Any]:
         "places": places,
         "labels": [row.name for row in rows],
         "table": result.to_dict(),
-        "cards": [summary(timeline, state.memory) for timeline in timelines],
+        "cards": [summary(timeline) for timeline in timelines],
     }
 
 

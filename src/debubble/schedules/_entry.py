@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
+from debubble.schedules._formula import terms
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ class ClosedForm:
     Parameters
     ----------
     quantity
-        ``"makespan"``, ``"stage_time"`` (the largest over ranks) or ``"peak_activation"`` (of
-        every rank, or of the fullest when `value` gives one number).
+        ``"makespan"``, ``"stage_time"`` (the largest over ranks), ``"bubble_time"`` (the longest
+        idle time of a rank) or ``"peak_activation"`` (of every rank, or of the fullest when `value`
+        gives one number).
     text
         The formula for people, in per-action times F, I, W, B, O of whole microbatches, latency c,
         and p, m, v, s.
@@ -62,6 +65,34 @@ class ClosedForm:
     accuracy: str = "exact"
     holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
     condition: str = ""
+
+
+@dataclass(frozen=True)
+class FormValue:
+    """A closed form, evaluated.
+
+    Parameters
+    ----------
+    form, value
+        The formula, and what it gives.
+    terms
+        The terms of the sum that it is, each with its value; empty where it is none.
+    """
+
+    form: ClosedForm
+    value: float | list[float]
+    terms: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, form: ClosedForm, case: SimpleNamespace) -> FormValue:
+        """The value of a form for one case, with its terms."""
+        value = form.value(case)
+        if isinstance(value, list):
+            return cls(form, value)
+        numbers = {key: x for key, x in vars(case).items() if isinstance(x, int | float)}
+        found = terms(form.text, numbers)
+        told = math.isclose(math.fsum(x for _, x in found), value, rel_tol=1e-9)
+        return cls(form, value, tuple(found) if told and len(found) > 1 else ())
 
 
 @dataclass(frozen=True)

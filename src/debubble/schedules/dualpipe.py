@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -89,24 +89,66 @@ def meeting(
     )
 
 
-def _dualpipe_v_time(k: Any) -> float:
-    return float(
-        (k.p - 1) * k.F
-        + 2 * k.p * k.F
-        + (2 * (k.m - k.p) - 1) * k.O
-        + (k.p - 1) * k.O
-        + (2 * k.p - 1) * k.I
-        + k.W
-        + 2 * k.B
-        + k.F
-    )
+def _longest_idle(k: Any, depth: float) -> float:
+    """Idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
+    return float((depth - 1) * (k.O + k.F - 2 * k.W))
 
 
-def _even_thirds(k: Any) -> bool:
-    return bool(k.F == k.I == k.W and k.B <= k.O <= k.F + k.B)
+def _time(k: Any, depth: float, microbatches: float) -> float:
+    """That idle time, and the work of the rank: all but 2·depth + 1 pieces of either kind overlap.
+
+    `microbatches` are those that enter at one end.
+    """
+    pairs = 2 * microbatches - 2 * depth - 1
+    return float((2 * depth + 1) * (k.F + k.B) + pairs * k.O) + _longest_idle(k, depth)
 
 
-_FORMULA = "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B"
+def _in_order(k: Any) -> bool:
+    """Whether no wait is longer than those on the longest path of the formulas."""
+    return bool(k.W <= k.I <= k.F and max(k.F, k.B) <= k.O <= k.F + k.B)
+
+
+_IN_ORDER = "W ≤ I ≤ F and B, F ≤ O"
+
+
+def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> Iterator[ClosedForm]:
+    """Makespan and bubble time; `of` gives depth and microbatches of a case.
+
+    Notes
+    -----
+    Among the ranks that overlap most is one that is idle for (depth − 1)(O + F − 2W). With F = I
+    that is (depth − 1)(O + B − 3W), as published. On grids of costs the longest path is never
+    shorter, and no longer as long as W ≤ I ≤ F and max(F, B) ≤ O.
+    """
+
+    def exact(k: Any) -> bool:
+        return bool(k.c == 0 and _in_order(k))
+
+    def longest(k: Any) -> float:
+        return _longest_idle(k, of(k)[0])
+
+    def makespan(k: Any) -> float:
+        return _time(k, *of(k))
+
+    published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
+    for quantity, text, value, holds, condition in (
+        ("makespan", time, makespan, exact, ""),
+        ("bubble_time", published, longest,
+         lambda k: exact(k) and k.F == k.I, ", F = I"),
+        ("bubble_time", general, longest, lambda k: exact(k) and k.F != k.I, ""),
+    ):  # fmt: skip
+        yield ClosedForm(
+            quantity, text, value, holds=holds, condition=f"no latency, {_IN_ORDER}{condition}"
+        )
+    yield ClosedForm("makespan", time, makespan, "lower bound", holds=lambda k: not exact(k))
+    yield ClosedForm(
+        "bubble_time", published, longest, "lower bound",
+        holds=lambda k: not exact(k) and k.F == k.I, condition="F = I",
+    )  # fmt: skip
+    yield ClosedForm(
+        "bubble_time", general, longest, "lower bound",
+        holds=lambda k: not exact(k) and k.F != k.I,
+    )  # fmt: skip
 
 
 @register(
@@ -125,6 +167,11 @@ _FORMULA = "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B"
         ),
     ),
     forms=(
+        *_forms(
+            "p/2",
+            "(3p/2)F + (m − p/2 − 2)·O + (p − 1)I + W + 2B",
+            lambda k: (k.p / 2, k.m / 2),
+        ),
         ClosedForm("peak_activation", "p + 1", lambda k: (k.p + 1) * k.unit),
     ),
 )  # fmt: skip
@@ -177,20 +224,10 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
-            _FORMULA,
-            _dualpipe_v_time,
-            holds=lambda k: k.c == 0 and _even_thirds(k),
-            condition="no latency, F = I = W",
-        ),
-        ClosedForm(
-            "makespan",
-            _FORMULA,
-            _dualpipe_v_time,
-            accuracy="approximation",
-            holds=lambda k: k.c == 0 and not _even_thirds(k),
-            condition="no latency; the formula is derived for F = I = W",
+        *_forms(
+            "p",
+            "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B",
+            lambda k: (k.p, k.m),
         ),
         ClosedForm("peak_activation", "p + 1/2", lambda k: (2 * k.p + 1) * k.unit),
     ),

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.recompute import recompute_share
-from debubble.schedules._entry import ClosedForm, Constraint, Entry, Option
+from debubble.schedules._entry import ClosedForm, Constraint, Entry, FormValue, Option
 from debubble.schedules._recomputed import with_recompute
 
 if TYPE_CHECKING:
+    from debubble.core.cost_table import CostTable
     from debubble.lowering.recompute import RecomputeAt, Stages
 
 __all__ = [
@@ -43,6 +44,12 @@ LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
 }  # fmt: skip
 MAX_ACTIONS = 200_000_000
+MADE_FOR = "costs"
+"""Key under which a schedule remembers the costs it was made for."""
+
+TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
+"""What closed forms say about time."""
+
 NEAREST_SEARCH = 5000
 """How far from a refused value the nearest valid one is looked for."""
 
@@ -335,14 +342,6 @@ def repeat_with_flush(
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True)
-class FormValue:
-    """A closed form, evaluated."""
-
-    form: ClosedForm
-    value: float | list[float]
-
-
 def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[FormValue]:
     """The closed forms of a schedule that hold for these costs.
 
@@ -364,11 +363,33 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     entry = find(schedule.name)
     if entry.uses_costs and (schedule.made_for != costs or recompute_share(schedule).any()):
         return []
+    case = form_case(schedule, costs, transfer)
+    forms = with_recompute(entry.forms, case, schedule, case.table)
+    known = TIME_QUANTITIES | {"peak_activation"}
+    if case.table.kv.any():
+        # Keys and values are beside the activations that formulas count.
+        known -= {"peak_activation"}
+    if exchanges(schedule, case.table):
+        # Formulas know nothing of what replicas exchange.
+        known -= TIME_QUANTITIES
+    forms = tuple(form for form in forms if form.quantity in known)
+    return [FormValue.of(form, case) for form in forms if form.holds(case)]
+
+
+def exchanges(schedule: Schedule, table: CostTable) -> bool:
+    """Whether data-parallel replicas take time to exchange weights or gradients."""
+    return bool(
+        table.collective.any() and np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any()
+    )
+
+
+def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
+    """What the formulas of a registered schedule are about, see :class:`ClosedForm`."""
     table = costs.table(schedule)
     F, I, W, B, S, T = (
         float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)
     )
-    case = entry.case(**schedule.options)
+    case = find(schedule.name).case(**schedule.options)
     vars(case).update(
         ranks=schedule.ranks, microbatches=schedule.microbatches, chunks=schedule.chunks,
         p=schedule.ranks, m=schedule.microbatches, v=schedule.chunks,
@@ -377,13 +398,4 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
         copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
     )  # fmt: skip
-    forms = with_recompute(entry.forms, case, schedule, table)
-    known = {"makespan", "stage_time", "peak_activation"}
-    if table.kv.any():
-        # Keys and values are beside the activations that formulas count.
-        known -= {"peak_activation"}
-    if table.collective.any() and np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
-        # Formulas know nothing of what replicas exchange.
-        known -= {"makespan", "stage_time"}
-    forms = tuple(form for form in forms if form.quantity in known)
-    return [FormValue(form, form.value(case)) for form in forms if form.holds(case)]
+    return case

@@ -96,7 +96,7 @@ def plot(
     legend
         Whether there is a legend of the kinds above the axes.
     time_unit
-        Unit of the costs' times, for instance ``"ms"``.
+        Unit of times; the default is that of the costs.
 
     Notes
     -----
@@ -113,7 +113,7 @@ def plot(
             ax, bars, span=timeline.makespan, memory=memory, labels=labels, critical=critical,
             limit=limit, fullest=_fullest([bars], limit),
         )  # fmt: skip
-        add_time_axis(ax, _time_label(time_unit))
+        add_time_axis(ax, _time_label(time_unit, [timeline]))
         name = title or f"{words.name(timeline)}: {setting(timeline)}"
         lines = [name, words.result(timeline, time_unit)]
         ax.set_title(
@@ -167,7 +167,9 @@ def figure(
     fullest = _fullest(panels, limit)
     small = textwrap.wrap("  ·  ".join(words.conventions(timelines)), 205) if notes else []
 
-    time = "time / ideal (work of the busiest rank)" if normalise else _time_label(time_unit)
+    time = _time_label(time_unit, timelines)
+    if normalise:
+        time = "time / ideal (work of the busiest rank)"
 
     # All places are in inches from the lower left corner of the figure.
     row = _row_height(panels, memory)
@@ -209,8 +211,9 @@ def figure(
     return drawing
 
 
-def _time_label(unit: str) -> str:
-    return f"time ({words.printable(unit, 24) or 'unit of the costs'})"
+def _time_label(unit: str, timelines: Sequence[Timeline]) -> str:
+    name = words.printable(unit or words.units(timelines)[0], 24)
+    return f"time ({name or 'unit of the costs'})"
 
 
 def _fullest(panels: Sequence[Bars], limit: Limit | None) -> float:

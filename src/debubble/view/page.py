@@ -10,7 +10,9 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 import debubble
-from debubble.analysis.metrics import MEASURES, number, percent
+from debubble.analysis.layout import html_table
+from debubble.analysis.metrics import MEASURES
+from debubble.analysis.results import result_columns
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, words
@@ -73,7 +75,7 @@ def page(
         style=_asset("page.css").template,
         timeline=_timeline(timelines, "page keys", f"<noscript>{static}</noscript>", **options),
         script=component.script(),
-        table=table_html or table(timelines),
+        table=table_html or table(timelines, options.get("limit")),
         conventions="\n".join(lines),
     )
 
@@ -98,33 +100,17 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     )
 
 
-def table(timelines: Sequence[Timeline]) -> str:
+def table(timelines: Sequence[Timeline], limit: float | None = None) -> str:
     """The results of timelines as an HTML table, a row each."""
     fastest = min(timeline.makespan for timeline in timelines)
-    head = (
-        "schedule", "makespan", "vs fastest", "bubble ratio", "overhead", "peak activation",
-        "setting",
-    )  # fmt: skip
-    rows = []
-    for timeline in timelines:
-        slower = timeline.makespan / fastest - 1 if fastest > 0 else 0.0
-        rows.append(
-            (
-                words.name(timeline),
-                number(timeline.makespan),
-                f"+{percent(slower)}" if slower > 0 else "fastest",
-                percent(timeline.bubble_ratio),
-                percent(timeline.overhead),
-                number(float(timeline.peak_activation.max())),
-                words.setting(timeline),
-            )
+    return html_table(
+        result_columns(
+            [words.name(timeline) for timeline in timelines],
+            timelines,
+            ratios=[timeline.makespan / fastest for timeline in timelines] if fastest else None,
+            limit=limit,
         )
-    header = "".join(f'<th scope="col">{name}</th>' for name in head)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td>{html.escape(value)}</td>" for value in row) + "</tr>"
-        for row in rows
     )
-    return f"<table>\n<thead><tr>{header}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _timeline(

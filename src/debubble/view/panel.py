@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import limit_text, number
+from debubble.analysis.metrics import limit_text
 from debubble.core.actions import COPY_KINDS, Kind
+from debubble.core.units import number
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
@@ -127,16 +128,18 @@ def _memory(
         )  # fmt: skip
     if ranks > _MOST_LABELLED:
         return
+    written = words.memory_scale([timeline], limit)
     for rank, peak in enumerate(timeline.peak_activation.tolist()):
         over = limits is not None and peak > limits[rank] * (1 + 1e-9)
         ax.annotate(
-            number(peak), (1.0, rank + 0.3), (5, 0), fontsize=7,
+            written.text(peak), (1.0, rank + 0.3), (5, 0), fontsize=7,
             xycoords=ax.get_yaxis_transform(), textcoords="offset points",
             va="center", color=LIMIT if over else FAINT, annotation_clip=False,
         )  # fmt: skip
     ax.annotate(
-        "peak", (1.0, 1.0), (5, 2), xycoords="axes fraction", textcoords="offset points",
-        fontsize=7, color=FAINT, va="bottom", annotation_clip=False,
+        f"peak [{written.unit}]" if written.unit else "peak", (1.0, 1.0), (5, 2),
+        xycoords="axes fraction", textcoords="offset points", fontsize=7, color=FAINT, va="bottom",
+        annotation_clip=False,
     )  # fmt: skip
 
 
@@ -229,7 +232,7 @@ def add_legend(
         names.append("activation memory")
     if memory and limit is not None:
         handles.append(Line2D([], [], color=LIMIT, linewidth=1.0))
-        names.append(f"limit {limit_text(limit)}")
+        names.append(f"limit {limit_text(limit, panels[0].timeline.table.costs)}")
     if critical:
         handles.append(Patch(facecolor="none", edgecolor=INK, linewidth=1.3))
         names.append("critical path")

@@ -15,9 +15,9 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import number
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
+from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
@@ -43,7 +43,7 @@ def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit:
     file
         Where to print; the default is standard output.
     time_unit
-        Unit of the costs' times, for instance ``"ms"``.
+        Unit of times; the default is that of the costs.
     """
     out = file or sys.stdout
     color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -86,7 +86,7 @@ def draw(
     true_color
         24-bit colours instead of the 256 that nearly every terminal has.
     time_unit
-        Unit of the costs' times, for instance ``"ms"``.
+        Unit of times; the default is that of the costs.
 
     Raises
     ------

@@ -89,15 +89,18 @@ def encode(
     limit
         Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
     time_unit
-        What times are in.
+        What times are in; the default is the unit of the costs.
     """
+    memory = words.memory_scale(timelines, limit)
     return {
         "format": FORMAT,
-        "time_unit": time_unit,
-        "limit": list(limit) if isinstance(limit, Sequence) else limit,
+        "time_unit": time_unit or words.units(timelines)[0],
+        "memory_unit": memory.unit,
+        "memory_size": memory.size,
+        "limit": limit,
         "causes": list(CAUSES),
         "kinds": [_kind(kind) for kind in Kind],
-        "timelines": [_encoded(timeline, limit) for timeline in timelines],
+        "timelines": [_encoded(timeline) for timeline in timelines],
     }
 
 
@@ -119,9 +122,9 @@ def _color(kind: Kind, index: int, count: int) -> str:
     return shade(kind, index, count) if kind in NAMES else STREAM_COLOR
 
 
-def _encoded(timeline: Timeline, limit: Limit | None) -> dict[str, Any]:
+def _encoded(timeline: Timeline) -> dict[str, Any]:
     schedule = timeline.schedule
-    found = bubbles(timeline, limit)
+    found = bubbles(timeline)
     order, counts = _rows(timeline)
     styles, style = _styles(timeline, order)
     tick, exact = _tick(timeline)

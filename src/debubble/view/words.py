@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from debubble.analysis.metrics import (
     MEASURES,
     MODES,
     VOCABULARY,
     memory_text,
-    number,
     offload_text,
-    percent,
     recompute_text,
     recompute_words,
     slices_text,
     times_text,
 )
 from debubble.core.actions import Kind
+from debubble.core.units import Scale, amount, percent, time
+from debubble.core.units import memory_scale as scale_of
+from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 
 MAX_NAME = 60
@@ -53,11 +56,31 @@ def setting(timeline: Timeline) -> str:
 
 def result(timeline: Timeline, time_unit: str = "") -> str:
     """The numbers under a title."""
-    makespan = f"{number(timeline.makespan)} {time_unit}".rstrip()
-    peak = number(float(timeline.peak_activation.max()))
+    makespan = time(timeline.makespan, time_unit or units([timeline])[0])
+    peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
     return (
         f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
         f"peak activation {peak}"
+    )
+
+
+def units(timelines: Sequence[Timeline]) -> tuple[str, str]:
+    """Units of times and of activation memory, empty where timelines differ or have none."""
+    costs = [timeline.table.costs for timeline in timelines]
+    times = {cost.time_unit for cost in costs}
+    memory = {cost.activation_unit for cost in costs}
+    return (times.pop() if len(times) == 1 else "", memory.pop() if len(memory) == 1 else "")
+
+
+def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> Scale:
+    """The unit for all amounts of activation memory in one picture.
+
+    Its name is empty for activation units, and where the costs name none.
+    """
+    peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
+    return scale_of(
+        units(timelines)[1],
+        float(np.max([*peaks, *np.atleast_1d(0.0 if limit is None else limit)])),
     )
 
 

@@ -162,7 +162,7 @@ class DebubbleTimeline extends HTMLElement {
 
   caption(run) {
     const unit = this.data.unit ? ` ${this.data.unit}` : "";
-    const makespan = `makespan ${number(run.makespan)}${unit} · bubble ratio ${percent(run.bubble_ratio)}`, peak = number(run.fullest);
+    const makespan = `makespan ${number(run.makespan)}${unit} · bubble ratio ${percent(run.bubble_ratio)}`, peak = this.amount(run.fullest);
     return this.view.right > 50 ? `${run.setting} · ${makespan} · peak activation ${peak}` : `${makespan} · peak ${peak}`;
   }
 
@@ -221,7 +221,7 @@ class DebubbleTimeline extends HTMLElement {
         const share = 1 - run.busy[rank] / run.makespan, limit = limitOf(this.data.limit, rank);
         const over = limit != null && run.peak[rank] > limit * (1 + 1e-6);
         const side = make("div", { class: "side" }, make("span", {}, percent(Math.max(0, share))),
-          make("span", { class: over ? "over" : "", title: "peak activation" }, number(run.peak[rank])));
+          make("span", { class: over ? "over" : "", title: `peak activation ${this.amount(run.peak[rank])}` }, this.level(run.peak[rank])));
         side.style.top = top;
         items.push(side);
       }
@@ -242,7 +242,7 @@ class DebubbleTimeline extends HTMLElement {
       items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${shares.map(percent).join(" | ")}` });
     });
     if (this.layers.memory) items.push({ color: theme.memory, text: "activation memory" });
-    if (this.layers.memory && this.data.limit != null) items.push({ color: theme.limit, text: `limit ${[this.data.limit].flat().map(number).join("/")}` });
+    if (this.layers.memory && this.data.limit != null) items.push({ color: theme.limit, text: `limit ${[this.data.limit].flat().map((limit) => this.amount(limit)).join(" / ")}` });
     return items;
   }
 

@@ -5,7 +5,7 @@ const WHOLE = 0, UPPER = 1, LOWER = 2;
 const FILL = 0, DRAIN = 1, DATA = 2, P2P = 3, MEMORY = 4;
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array, f4: Float32Array };
 
-/** The payload as {runs, kinds, causes, limit, unit}. */
+/** The payload as {runs, kinds, causes, limit, unit, memory}. */
 async function decode(payload) {
   if (payload.format !== 1) throw new Error(`this is format ${payload.format} of a timeline, not 1`);
   const runs = [];
@@ -14,7 +14,8 @@ async function decode(payload) {
     runs.push(new Run(meta, columns, payload.kinds));
   }
   const { kinds, causes, limit, time_unit: unit } = payload;
-  return { runs, kinds, causes, limit, unit };
+  const memory = { unit: payload.memory_unit, size: payload.memory_size };
+  return { runs, kinds, causes, limit, unit, memory };
 }
 
 /** The memory limit of a rank, null for none; a list has one for each. */

@@ -155,6 +155,12 @@ Object.assign(DebubbleTimeline.prototype, {
     details.replaceChildren(...(content ?? []));
   },
 
+  /** An amount of activation memory, in the unit of all of them: without its name, and with it. */
+  level(value) {
+    const { size } = this.data.memory;
+    return number(size > 1 ? Number((value / size).toPrecision(4)) : value);
+  },
+  amount(value) { return `${this.level(value)} ${this.data.memory.unit}`.trim(); },
   time(value) { return `${number(value)}${this.data.unit ? ` ${this.data.unit}` : ""}`; },
 
   fields(title, pairs) {
@@ -185,7 +191,7 @@ Object.assign(DebubbleTimeline.prototype, {
       ["slack", `${this.time(run.slack(i))}${run.critical[i] ? ", on the critical path" : ""}`],
       ["idle before", waited || "no"],
       ["waits for", listed(run.needs(i))], ["waited for by", listed(run.neededBy(i))],
-      ["memory", `${number(run.level[i])} while it runs`],
+      ["memory", `${this.amount(run.level[i])} while it runs`],
     ]);
   },
 
@@ -204,7 +210,7 @@ Object.assign(DebubbleTimeline.prototype, {
     return this.fields(`${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
       ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", found.causes.map(share).join(", ") || "never"],
-      ["peak activation", number(found.memory)],
+      ["peak activation", this.amount(found.memory)],
     ]);
   },
 });

@@ -1,0 +1,116 @@
+"""How numbers are written: times and amounts of memory with their units, and shares."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("bytes", "kB", "MB", "GB", "TB", "PB")
+_NAMES = {
+    **{name.lower(): (_BINARY, power) for power, name in enumerate(_BINARY)},
+    **{name.lower(): (_DECIMAL, power) for power, name in enumerate(_DECIMAL) if power},
+    "b": (_BINARY, 0),
+    "byte": (_BINARY, 0),
+}
+"""Units of memory that larger ones are known for, and their places in their family."""
+
+
+class Scale(NamedTuple):
+    """A unit to write values in."""
+
+    unit: str
+    """Its name, empty when it has none."""
+    size: float = 1.0
+    """What values are divided by."""
+
+    def text(self, value: float, digits: int = 4) -> str:
+        """A value in this unit, without its name; `digits` significant ones when converted."""
+        return number(value) if self.size == 1 else number(value / self.size, digits)
+
+
+def memory_scale(unit: str, largest: float) -> Scale:
+    """The unit in which amounts up to `largest` are read best.
+
+    Bytes, and multiples of them, become the largest multiple of their family (KiB, MiB, … or kB,
+    MB, …) that `largest` has one of, but none below the given unit. Other units stay.
+
+    Parameters
+    ----------
+    unit
+        Unit of the values, for instance ``"bytes"`` or ``"GB"``.
+    largest
+        The largest of the values that are to be written in one unit.
+
+    Examples
+    --------
+    >>> memory_scale("bytes", 3_334_144), memory_scale("GB", 0.6), memory_scale("tokens", 1e9)
+    (Scale(unit='MiB', size=1048576.0), Scale(unit='GB', size=1.0), Scale(unit='tokens', size=1.0))
+    """
+    if unit.strip().lower() not in _NAMES:
+        return Scale(unit)
+    family, power = _NAMES[unit.strip().lower()]
+    step = 1024.0 if family is _BINARY else 1000.0
+    size = 1.0
+    while power + 1 < len(family) and abs(largest) >= size * step:
+        power, size = power + 1, size * step
+    return Scale(family[power] if size > 1 else unit, size)
+
+
+def amount(value: float, unit: str, digits: int = 4) -> str:
+    """An amount of memory with its unit.
+
+    Examples
+    --------
+    >>> amount(3_334_144, "bytes"), amount(81_920, "MiB"), amount(0.6, "GB"), amount(12, "")
+    ('3.18 MiB', '80 GiB', '0.6 GB', '12')
+    """
+    scale = memory_scale(unit, value)
+    return f"{scale.text(value, digits)} {scale.unit}".rstrip()
+
+
+def time(value: float, unit: str) -> str:
+    """A time with its unit, if that has a name.
+
+    Examples
+    --------
+    >>> time(2356.835, "ms"), time(33.0, "")
+    ('2,356.84 ms', '33')
+    """
+    return f"{number(value)} {unit}".rstrip()
+
+
+def number(value: float, digits: int = 6) -> str:
+    """A number for people: six digits, thousands apart, no trailing zeros.
+
+    Examples
+    --------
+    >>> number(33.0), number(0.1 + 0.2), number(1234567.8), number(-0.0)
+    ('33', '0.3', '1,234,568', '0')
+    """
+    if 10**digits <= abs(value) < 1e15:
+        return f"{value + 0.0:,.0f}"
+    return f"{value + 0.0:,.{digits}g}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two decimals; rounding never shows a minus zero.
+
+    Examples
+    --------
+    >>> percent(1.0), percent(0.27272727), percent(-1e-17)
+    ('100.00 %', '27.27 %', '0.00 %')
+    """
+    return f"{round(share * 100, 2) + 0.0:.2f} %"
+
+
+def plain(value: float) -> float:
+    """A number without digits that only rounding has put there; others are as they are.
+
+    Examples
+    --------
+    >>> plain(58.900000000000006), plain(1 / 3)
+    (58.9, 0.3333333333333333)
+    """
+    short = f"{value:.12g}"
+    mantissa = short.partition("e")[0].lstrip("-0.").replace(".", "").rstrip("0")
+    return float(short) if len(mantissa) <= 10 else value

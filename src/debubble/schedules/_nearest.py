@@ -1,0 +1,167 @@
+"""Closed forms that do not hold for a schedule's costs: why, and what they give for the nearest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+
+from debubble.core.actions import Kind
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.core.units import number
+from debubble.engine.recompute import recompute_share
+from debubble.schedules._entry import ClosedForm
+from debubble.schedules._recomputed import with_recompute
+from debubble.schedules.registry import (
+    MADE_FOR,
+    TIME_QUANTITIES,
+    FormValue,
+    closed_forms,
+    entries,
+    exchanges,
+    find,
+    form_case,
+)
+
+
+@dataclass(frozen=True)
+class NearestForm:
+    """A closed form that does not hold.
+
+    Parameters
+    ----------
+    found
+        The formula, and its value for the nearest costs for which it holds.
+    reason
+        Why it does not hold, in words.
+    nearest
+        What the value is for, in words that follow it: ``"without latency"``.
+    """
+
+    found: FormValue
+    reason: str
+    nearest: str
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One thing in the way of formulas, and the words for a case without it."""
+
+    reason: str
+    nearest: str
+
+
+def nearest_forms(
+    schedule: Schedule, costs: Costs, transfer: float, in_the_way: tuple[tuple[str, str], ...] = ()
+) -> list[NearestForm]:
+    """The closed forms that would hold for simpler costs.
+
+    Left out are those of quantities that an exact form is known of, and those that are about other
+    sizes or options.
+
+    Parameters
+    ----------
+    schedule, costs, transfer
+        As for :func:`debubble.schedules.registry.closed_forms`.
+    in_the_way
+        What else forms of times do not count: the reason, and the words for a case without it.
+    """
+    if schedule.name not in entries():
+        return []
+    entry = find(schedule.name)
+    always: list[_Step] = []
+    if schedule.iterations > 1:
+        always.append(_Step(f"there are {schedule.iterations} iterations", "for one of them"))
+    if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
+        always.append(_Step("the order was made for other costs", "for an order made for these"))
+    plain = replace(costs, head=None) if schedule.vocabulary else costs
+    if not plain.uniform:
+        if schedule.vocabulary:
+            return []
+        always.append(_Step("the costs of stages or ranks differ", "for their mean"))
+        costs, transfer = _mean(schedule, costs)
+    case = form_case(schedule, costs, transfer)
+    known = with_recompute(entry.forms, case, schedule, case.table)
+    recomputes = bool(recompute_share(schedule).any())
+    if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
+        always.append(_Step("forwards are recomputed", "without recompute"))
+        known = entry.forms
+    timed = [_Step(*words) for words in in_the_way]
+    if exchanges(schedule, case.table):
+        timed.append(_Step("replicas exchange weights and gradients", "without that"))
+    held = [_Step("keys and values are held, too", "without them")] if case.table.kv.any() else []
+
+    holding = () if always else closed_forms(schedule, costs, transfer)
+    if timed:
+        holding = [item for item in holding if item.form.quantity not in TIME_QUANTITIES]
+    told = {item.form.quantity for item in holding if item.form.accuracy == "exact"}
+    seen = {(item.form.quantity, item.form.text) for item in holding}
+    found = []
+    for form in known:
+        steps = always + (timed if form.quantity in TIME_QUANTITIES else held)
+        near = _nearest(form, case)
+        if form.quantity in told or (form.quantity, form.text) in seen or near is None:
+            continue
+        simpler, more = near
+        if not steps and not more:
+            continue
+        seen.add((form.quantity, form.text))
+        steps = steps + more
+        found.append(
+            NearestForm(
+                FormValue.of(form, simpler),
+                ", ".join(step.reason for step in steps),
+                ", ".join(step.nearest for step in steps),
+            )
+        )
+    return found
+
+
+def _nearest(form: ClosedForm, case: SimpleNamespace) -> tuple[SimpleNamespace, list[_Step]] | None:
+    """The nearest case for which a form holds; None when it is about other sizes or options."""
+    third = (case.F + case.I + case.W) / 3
+    pair = case.O / (case.F + case.B) if case.F + case.B else 1.0
+    equal = {"F": third, "I": third, "W": third, "B": 2 * third, "O": 3 * third * pair}
+    no_latency = _Step(f"a transfer takes {number(case.c)}", "without latency")
+    differ = _Step("F, I and W differ", "for F = I = W of the same sum")
+    for changes, steps in (
+        ({}, []),
+        ({"c": 0.0}, [no_latency]),
+        (equal, [differ]),
+        ({"c": 0.0, **equal}, [no_latency, differ]),
+    ):
+        if "c" in changes and case.c == 0:
+            continue
+        changed = SimpleNamespace(**vars(case) | changes)
+        if form.holds(changed):
+            return changed, steps
+    return None
+
+
+def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
+    """Costs that are the same everywhere, the means of given ones, and the time of a transfer."""
+    table = costs.table(schedule)
+    whole = table.duration.reshape(len(Kind), schedule.slices, -1).sum(axis=1).mean(axis=1)
+    held = table.activation.reshape(schedule.slices, -1).sum(axis=0)
+    activation = None if costs.activation is None else float(held.mean())
+    total = float(table.activation.sum())
+    links = table.link[table.link > 0]
+    transfer = float(links.mean()) if len(links) else 0.0
+    pair = costs.O
+    if isinstance(pair, Mapping):
+        pair = math.fsum(pair.values()) / len(pair)
+    elif pair is not None and costs.basis == "rank":
+        pair = pair / (costs.chunks or schedule.chunks)
+    F, I, W, B, R = (float(whole[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R))
+    return (
+        Costs(
+            F=F, I=I, W=W, B=B, R=R, O=pair, overlap_factor=costs.overlap_factor, p2p=transfer,
+            activation=activation,
+            kept_for_weight=float(np.clip(table.kept.sum() / total, 0, 1)) if total else 1.0,
+        ),
+        transfer,
+    )  # fmt: skip
