@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, with_setup
 from debubble.cli.output import print_json
 from debubble.cli.progress import steps
 from debubble.engine.memory import Limit, memory_limits
@@ -15,7 +15,9 @@ from debubble.engine.timeline import Timeline
 
 
 @with_setup
-def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None:
+def simulate(
+    schedule: ScheduleName, setup: Setup, as_json: AsJson = False, late: Late = False
+) -> None:
     """Simulate a schedule: time and memory.
 
     Closed forms of the schedule stand beside what the simulation says.
@@ -25,7 +27,7 @@ def simulate(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> N
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
         step(f"simulating {len(made):,} actions")
-        timeline = inputs.simulate(made, schedule)
+        timeline = inputs.simulate(made, schedule, late=late)
         step("measuring")
         text = "" if as_json else _text(timeline, inputs)
         data = _data(timeline, inputs) if as_json else {}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import debubble
 from debubble.analysis.metrics import MEASURES, number, percent
+from debubble.analysis.ranking import differences
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, words
@@ -99,11 +100,12 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
 
 
 def table(timelines: Sequence[Timeline]) -> str:
-    """The results of timelines as an HTML table, a row each."""
+    """The results of timelines as an HTML table, a row each; the fastest if they do one work."""
     fastest = min(timeline.makespan for timeline in timelines)
+    ranked = len(timelines) > 1 and not differences(timelines)
     head = (
-        "schedule", "makespan", "vs fastest", "bubble ratio", "overhead", "peak activation",
-        "setting",
+        "schedule", "makespan", *(["vs fastest"] if ranked else []), "bubble ratio", "overhead",
+        "peak activation", "setting",
     )  # fmt: skip
     rows = []
     for timeline in timelines:
@@ -112,7 +114,7 @@ def table(timelines: Sequence[Timeline]) -> str:
             (
                 words.name(timeline),
                 number(timeline.makespan),
-                f"+{percent(slower)}" if slower > 0 else "fastest",
+                *([f"+{percent(slower)}" if slower > 0 else "fastest"] if ranked else []),
                 percent(timeline.bubble_ratio),
                 percent(timeline.overhead),
                 number(float(timeline.peak_activation.max())),
