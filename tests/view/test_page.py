@@ -130,9 +130,9 @@ def test_a_table_of_ones_own_replaces_the_default():
 
 
 def test_the_table_compares_with_the_fastest():
-    words = re.sub(r"<[^>]+>", " ", table([run("1f1b", 4, 8), run("gpipe", 2, 8)])).split()
+    words = re.sub(r"<[^>]+>", " ", table([run("1f1b", 4, 8), run("zb-h1", 4, 8)])).split()
     assert "fastest" in words
-    text = table([run("1f1b", 4, 8), run("gpipe", 2, 8)])
+    text = table([run("1f1b", 4, 8), run("zb-h1", 4, 8)])
     assert "<td>33</td><td>+22.22 %</td><td>27.27 %</td><td>37.50 %</td><td>4</td>" in text
     assert "<td>27</td><td>fastest</td>" in text
 
@@ -199,3 +199,8 @@ def test_a_notebook_that_is_not_trusted_shows_an_image_and_says_what_to_do():
     hint = "This timeline has 24,000 actions; trust this notebook to see it."
     assert Document(large).words.strip() == hint
     assert "svg" not in Document(small).tags
+
+
+def test_the_table_calls_none_fastest_where_the_work_differs():
+    assert "fastest" not in table([run("1f1b", 4, 8), run("gpipe", 2, 8)])
+    assert "fastest" not in table([run("1f1b", 4, 8)])
