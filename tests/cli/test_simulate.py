@@ -279,3 +279,11 @@ def test_a_function_in_a_file_is_simulated(run: Run, tmp_path: Path) -> None:
     words = ["-p", 4, "-m", 8, "--option", "gap=3", "--json"]
     data = run("simulate", f"{tmp_path}/mine.py:order", *words).data
     assert (data["schedule"], data["makespan"]) == ("order", 33.0)
+
+
+def test_forwards_as_late_as_possible(run: Run) -> None:
+    words = ("simulate", "1f1b", "-p", 4, "-m", 8, "--times", "F=1,B=2")
+    late = run(*words, "--as-late-as-possible", "--json").data
+    assert late["makespan"] == run(*words, "--json").data["makespan"] == 33.0
+    assert late["conventions"]["forwards"].startswith("as late as possible")
+    assert "forwards: as late as possible" in run(*words, "--as-late-as-possible").out

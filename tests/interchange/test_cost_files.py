@@ -311,3 +311,16 @@ def test_costs_of_sequence_slices(tmp_path: Path) -> None:
     path.write_text("times: {F: 1, B: 2, attention: 1.5}\n")
     with pytest.raises(FormatError, match=r"attention is 1\.5; it is a share between 0 and 1"):
         load_costs(path)
+
+
+def test_a_limit_for_each_rank() -> None:
+    from debubble.interchange.cost_files import parse_costs
+
+    text = "ranks: 2\ntimes: {F: 1}\nmemory: {limit: [4, 3.5]}\n"
+    assert parse_costs(text, "a.yaml").memory_limit == (4.0, 3.5)
+    for limit, message in (
+        ("[4, 3, 2]", "memory.limit has 3 values for 2 ranks"), ("[4, 0]", "memory.limit"),
+        ("[]", "give one number, or a list with one per rank"),
+    ):  # fmt: skip
+        with pytest.raises(db.FormatError, match=message):
+            parse_costs(text.replace("[4, 3.5]", limit), "a.yaml")

@@ -201,3 +201,8 @@ def test_a_notebook_that_is_not_trusted_shows_an_image_and_says_what_to_do():
     hint = "This timeline has 24,000 actions; trust this notebook to see it."
     assert Document(large).words.strip() == hint
     assert "svg" not in Document(small).tags
+
+
+def test_the_table_calls_none_fastest_where_the_work_differs():
+    assert "fastest" not in table([run("1f1b", 4, 8), run("gpipe", 2, 8)])
+    assert "fastest" not in table([run("1f1b", 4, 8)])

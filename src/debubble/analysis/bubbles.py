@@ -78,6 +78,12 @@ def bubbles(timeline: Timeline) -> Bubbles:
     begin, end = timeline.start[busy], timeline.end[busy]
     free = np.where(opening, 0.0, np.concatenate([[0.0], end])[: len(busy)])
     computed = np.clip(_computed(timeline)[busy], free, begin)
+    if timeline.late is not None:
+        # Forwards that could have started sooner wait no longer for a transfer than it takes.
+        needs = inputs_of(schedule)[busy]
+        source = np.searchsorted(schedule.offsets, needs, side="right") - 1
+        journey = np.where(needs < 0, 0.0, timeline.table.link[source, rank])
+        computed = np.clip(np.maximum(computed, begin - journey), free, begin)
 
     cause = np.where(opening, FILL, DATA)
     parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]

@@ -116,6 +116,9 @@ VOCABULARY = (
 """What S and T are, by the schedule's `vocabulary`."""
 
 
+LATE = "as late as possible: just before what waits for them, all else as soon as possible"
+
+
 def conventions(timeline: Timeline) -> dict[str, str]:
     """What the numbers of a timeline mean: times, transfers, memory and every measure."""
     costs = timeline.table.costs
@@ -134,6 +137,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         **({"slices": slices} if slices else {}),
         **({"vocabulary": vocabulary} if vocabulary else {}),
         "p2p": p2p,
+        **({} if timeline.late is None else {"forwards": LATE}),
         **steps,
         "memory": memory_text(costs, schedule),
         **recompute_words(schedule),

@@ -32,8 +32,8 @@ ROUNDING = 1e-9
 """Share of a value below which a difference from its formula is rounding."""
 
 _SHOWN = (
-    "times", "slices", "vocabulary", "optimizer", "p2p", "memory", "recompute", "replicas",
-    "offload",
+    "times", "slices", "vocabulary", "optimizer", "p2p", "forwards", "memory", "recompute",
+    "replicas", "offload",
 )  # fmt: skip
 """Conventions that stand below a text report."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import ScheduleNames, Setup, with_setup
+from debubble.cli.options import Late, ScheduleNames, Setup, with_setup
 from debubble.cli.output import note
 from debubble.cli.progress import steps
 
@@ -23,6 +23,7 @@ def draw(
     title: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Title of a picture in a file.")
     ] = None,
+    late: Late = False,
     critical: Annotated[
         bool, typer.Option("--critical", help="Outline the critical path of a picture in a file.")
     ] = False,
@@ -40,7 +41,7 @@ def draw(
             step(f"making {name}")
             made = inputs.schedule(name)
             step(f"simulating {name}, {len(made):,} actions")
-            timelines.append(inputs.simulate(made, name))
+            timelines.append(inputs.simulate(made, name, late=late))
         step("drawing")
         if output is not None:
             from debubble.view.files import save

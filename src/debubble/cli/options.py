@@ -40,6 +40,13 @@ ScheduleNames = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+Late = Annotated[
+    bool,
+    typer.Option(
+        "--as-late-as-possible", help="Start forwards as late as nothing else is delayed."
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -382,8 +389,8 @@ class Inputs:
         nothing: dict[str, Any] = dict.fromkeys(LOWERINGS)
         return replace(self, **nothing)
 
-    def simulate(self, schedule: Schedule, target: str) -> Timeline:
-        """The timeline of a schedule with these costs.
+    def simulate(self, schedule: Schedule, target: str, *, late: bool = False) -> Timeline:
+        """The timeline of a schedule with these costs, forwards as late as possible if so asked.
 
         Raises
         ------
@@ -402,7 +409,8 @@ class Inputs:
                 raise ScheduleError(
                     f"{target}: {report.problems[0]}\n'debubble check' lists every problem of it"
                 )
-        return simulate(schedule, self.costs, self.mode)
+        timeline = simulate(schedule, self.costs, self.mode)
+        return timeline.as_late_as_possible() if late else timeline
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, with_setup
 from debubble.cli.output import note, print_json, write_text
 from debubble.cli.progress import steps
 from debubble.core.errors import FormatError
@@ -38,6 +38,7 @@ def simulate(
             help="Start and end of every action: to the terminal, or a .csv or .json file.",
         ),
     ] = None,
+    late: Late = False,
 ) -> None:
     """Simulate a schedule: time and memory.
 
@@ -51,7 +52,7 @@ def simulate(
         step(f"making {schedule}")
         made = inputs.schedule(schedule)
         step(f"simulating {len(made):,} actions")
-        timeline = inputs.simulate(made, schedule)
+        timeline = inputs.simulate(made, schedule, late=late)
         step("measuring")
         data = _data(timeline, inputs) if as_json else {}
         text = ""

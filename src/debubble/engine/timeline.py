@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,10 @@ class Timeline:
     costs
         The cost vector of the graph.
     node_end
-        End time of every node of the graph.
+        End time of every node of the graph, as soon as it can be.
+    late
+        End time of every node with forwards as late as possible, None where they are not; see
+        :meth:`as_late_as_possible`.
 
     Notes
     -----
@@ -77,6 +80,7 @@ class Timeline:
     table: CostTable
     costs: NDArray[np.float64]
     node_end: NDArray[np.float64]
+    late: NDArray[np.float64] | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -102,7 +106,7 @@ class Timeline:
     @cached_property
     def end(self) -> NDArray[np.float64]:
         """End time of every action, shape ``(n,)``."""
-        return self.node_end[self.graph.node]
+        return (self.node_end if self.late is None else self.late)[self.graph.node]
 
     @cached_property
     def start(self) -> NDArray[np.float64]:
@@ -142,10 +146,7 @@ class Timeline:
                 end -= 1
             if begin == end:
                 continue
-            nodes = self.graph.node[[begin, end - 1]]
-            times = self.node_end[nodes]
-            first[rank] = times[0] - self.costs[self.graph.cost[nodes[0]]]
-            last[rank] = times[1]
+            first[rank], last[rank] = self.start[begin], self.end[end - 1]
         return first, last
 
     @property
@@ -183,7 +184,7 @@ class Timeline:
         use = measure_memory(self.schedule, self.table)
         if not self.graph.has_copies:
             return use
-        return held.measure_over_time(self.schedule, use, self._begin, self.end)
+        return held.measure_over_time(self.schedule, use, self._shown_begin, self.end)
 
     @cached_property
     def _begin(self) -> NDArray[np.float64]:
@@ -195,6 +196,11 @@ class Timeline:
         )
 
     @property
+    def _shown_begin(self) -> NDArray[np.float64]:
+        """The same with the delay of forwards that are as late as possible."""
+        return self._begin + (self.end - self.node_end[self.graph.node])
+
+    @property
     def peak_activation(self) -> NDArray[np.float64]:
         """Largest activation memory of every rank, shape ``(ranks,)``."""
         return self.memory.peak
@@ -203,7 +209,7 @@ class Timeline:
         """Times at which a rank's memory changes, and the memory from each time on."""
         schedule = self.schedule
         if self.graph.has_copies:
-            times, deltas = held.changes(schedule, self.memory, self._begin, self.end, rank)
+            times, deltas = held.changes(schedule, self.memory, self._shown_begin, self.end, rank)
             return times, np.cumsum(deltas)
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         added, freed = self.memory.deltas(schedule, rank)
@@ -235,7 +241,7 @@ class Timeline:
             self.makespan,
             latest,
         )
-        return (latest - self.node_end)[graph.node]
+        return latest[graph.node] - self.end
 
     @cached_property
     def _critical_nodes(self) -> NDArray[np.int64]:
@@ -317,6 +323,34 @@ class Timeline:
         counts += np.bincount(graph.lag[nodes][by_data], minlength=len(self.costs))
         names = graph.cost_names()
         return {names[i]: int(counts[i]) for i in np.flatnonzero(counts) if i > 0}
+
+    def as_late_as_possible(self) -> Timeline:
+        """The same timeline with every forward as late as it can be without delaying anything else.
+
+        The order on every rank and the times of all other actions stay, and with them the makespan
+        and the critical path. Activations are held for a shorter time; as ranks keep their order,
+        the largest memory is the same. Forwards of overlapped pairs stay where they are.
+
+        Examples
+        --------
+        >>> import debubble as db
+        >>> soon = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
+        >>> late = soon.as_late_as_possible()
+        >>> soon.makespan, late.makespan, soon.start[1:4].tolist(), late.start[1:4].tolist()
+        (33.0, 33.0, [1.0, 2.0, 3.0], [2.0, 5.0, 8.0])
+        """
+        graph, actions = self.graph, self.schedule.actions
+        # Transfers of forwards move with them, be they actions or nodes of the graph alone.
+        movable = graph.order < 0
+        kinds = np.isin(kinds_of(actions), (Kind.F, Kind.SEND_F, Kind.RECV_F))
+        movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
+        movable[0] = False
+        late = np.empty(len(graph.first))
+        walk.delayed_ends.run(
+            len(late), graph.first, graph.second, graph.lag, graph.cost, self.costs, self.node_end,
+            movable, late,
+        )  # fmt: skip
+        return replace(self, late=late)
 
     def __repr__(self) -> str:
         return (

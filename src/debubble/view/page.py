@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import debubble
 from debubble.analysis.layout import html_table
 from debubble.analysis.metrics import MEASURES
+from debubble.analysis.ranking import differences
 from debubble.analysis.results import result_columns
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -100,14 +101,15 @@ def cell(timelines: Sequence[Timeline], **options: Any) -> str:
     )
 
 
-def table(timelines: Sequence[Timeline], limit: float | None = None) -> str:
-    """The results of timelines as an HTML table, a row each."""
+def table(timelines: Sequence[Timeline], limit: Limit | None = None) -> str:
+    """The results of timelines as an HTML table, a row each; with ratios if they do one work."""
     fastest = min(timeline.makespan for timeline in timelines)
+    ranked = fastest > 0 and not differences(timelines)
     return html_table(
         result_columns(
             [words.name(timeline) for timeline in timelines],
             timelines,
-            ratios=[timeline.makespan / fastest for timeline in timelines] if fastest else None,
+            ratios=[timeline.makespan / fastest for timeline in timelines] if ranked else None,
             limit=limit,
         )
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from debubble.engine.jit import Array, kernel
 
 
@@ -67,6 +69,31 @@ def latest_ends(
         start -= costs[lag[n]]
         if start < latest[second[n]]:
             latest[second[n]] = start
+
+
+@kernel(writes=("late",))
+def delayed_ends(
+    first: Array,
+    second: Array,
+    lag: Array,
+    cost: Array,
+    costs: Array,
+    end: Array,
+    movable: Array,
+    late: Array,
+) -> None:
+    """Latest end of every movable node that delays no other one; the others keep theirs."""
+    for n in range(len(first)):
+        late[n] = math.inf if movable[n] else end[n]
+    for n in range(len(first) - 1, 0, -1):
+        if late[n] == math.inf or late[n] < end[n]:
+            late[n] = end[n]
+        start = late[n] - costs[cost[n]]
+        if movable[first[n]] and start < late[first[n]]:
+            late[first[n]] = start
+        start -= costs[lag[n]]
+        if movable[second[n]] and start < late[second[n]]:
+            late[second[n]] = start
 
 
 @kernel(writes=("path",))
