@@ -15,6 +15,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "serve",
+    "costs",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 

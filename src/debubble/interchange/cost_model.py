@@ -63,8 +63,10 @@ MEMORY_KEYS = {
         " unit of activation, in activation units where that is left out",
     ),
     **{
-        name: FileKey("one number", "0", f"activation of the {name}, on top of its stage's")
-        for name in ENDS
+        name: FileKey("one number", "0", f"activation of {words}, on top of its stage's")
+        for name, words in (
+            ("embedding", "the embedding"), ("head", "the head"), ("mtp", "multi-token prediction"),
+        )
     },
 }  # fmt: skip
 """Keys of ``memory`` that are no costs of their own."""
