@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from debubble.analysis.check import TOLERANCE, check
 from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
-from debubble.core.costs import Costs
+from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -97,6 +97,7 @@ def compare(
     >>> [(row.name, row.makespan, row.peak_activation, row.fits) for row in result.rows]
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
+    check_costs(costs)
     costs = costs or Costs()
     if memory is not None and not memory > 0:
         raise ParameterError(f"memory is {memory}; a limit is a positive number")

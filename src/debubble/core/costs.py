@@ -13,7 +13,7 @@ import numpy as np
 from debubble.core.cost_fields import COST_FIELDS, WrongCostError, check_cost
 from debubble.core.cost_table import CostTable, Value
 from debubble.core.ends import ENDS, Part
-from debubble.core.errors import CostError, did_you_mean
+from debubble.core.errors import CostError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 
@@ -212,6 +212,11 @@ class Costs:
         :class:`debubble.core.schedule.Schedule`.
         """
         return CostTable.of(self, placement, slicing, vocabulary)
+
+
+def check_costs(costs: object) -> None:
+    """Refuse an argument that should be costs, or None for the default ones."""
+    check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
 
 
 def check_names(values: Mapping[str, Any]) -> None:
