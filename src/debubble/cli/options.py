@@ -15,6 +15,7 @@ import typer
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -62,7 +63,7 @@ class Setup:
         str | None,
         typer.Option(
             metavar="TIMES",
-            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; one per stage: F=1/1/2/1.",
+            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
         ),
     ] = None
     rank_times: Annotated[
@@ -228,10 +229,7 @@ def read_stages(text: str) -> str | list[int]:
 def _limit(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = math.nan
+    limit = read_number(text)
     if not 0 < limit < math.inf:
         raise ParameterError(f"--memory is '{text}'; the limit is a positive number")
     return limit

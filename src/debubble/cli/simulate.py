@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -59,7 +63,20 @@ def _text(timeline: Timeline, inputs: Inputs) -> str:
             unit = "activation units"
         limit = f"memory limit {inputs.memory:g} {unit}".rstrip()
         lines.append(f"{limit}: {f'exceeded on {_ranks(above)}' if above else 'kept by all ranks'}")
-    return "\n".join(lines)
+    return _wrapped("\n".join(lines))
+
+
+def _wrapped(text: str) -> str:
+    """The text with the conventions behind the last table broken at a terminal's width."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return text
+    width = max(40, shutil.get_terminal_size().columns)
+    tables, gap, words = text.rpartition("\n\n")
+    lines = [
+        line for part in words.split("\n")
+        for line in textwrap.wrap(part, width, subsequent_indent="  ", break_long_words=False)
+    ]  # fmt: skip
+    return tables + gap + "\n".join(lines)
 
 
 def _above(timeline: Timeline, limit: float | None) -> list[int]:
