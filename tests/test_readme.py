@@ -48,8 +48,8 @@ def test_commands_run_in_order(
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html", "zbv.csv",
-        "run.json.gz",
+        "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html",
+        "zbv.csv", "run.json.gz",
     }  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def test_python_runs(
     finally:
         registry._ENTRIES.pop("mine", None)
     printed = capsys.readouterr().out
-    assert printed.startswith("56.6, 11.0% idle, [4. 4. 4. 4.]\n")
+    assert printed.startswith("56.6, 11.7% idle, [4. 4. 4. 4.]\n")
     assert "mine is fastest: 37.2, 1.6 % less time than 1f1b" in printed
     assert (tmp_path / "zb-v.png").stat().st_size > 10_000
 

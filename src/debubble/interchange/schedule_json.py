@@ -73,7 +73,8 @@ def from_json(text: str, where: str) -> Schedule:
         Orders that cannot run are read; :func:`debubble.check` says what is wrong with them.
     """
     data = parse_json(text, where)
-    if isinstance(data, list) or (isinstance(data, Mapping) and "traceEvents" in data):
+    events = data.get("traceEvents") if isinstance(data, Mapping) else data
+    if isinstance(events, list) and events and isinstance(events[0], Mapping):
         raise FormatError(f"{where} is {A_TRACE}")
     if isinstance(data, Mapping) and "format" not in data and "times" in data:
         raise FormatError(
