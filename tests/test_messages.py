@@ -94,6 +94,11 @@ def test_files_that_are_no_schedules_say_what_they_are(tmp_path: Path) -> None:
         ("optimize -p 2 -m 2 --workers -1", "--workers is '-1'; give a whole number from 1 to 256"),
         ("optimize -p 2 -m 2 --workers 0", "--workers is '0'; give a whole number from 1 to 256"),
         ("optimize -p 2 -m 2 --effort 1_0", "--effort is '1_0'; it is a positive number"),
+        ("export 1f1b -p 2 -m 2 --to json -o x.csv", "-o 'x.csv': --to json writes .json"),
+        (
+            "export 1f1b -p 2 -m 2 --to torch-csv -o x.json",
+            "-o 'x.json': --to torch-csv writes .csv",
+        ),
         ("run 1f1b -p 2 -m 2 --sleep 1e9", "--sleep is '1e9'; give a number of milliseconds above"),
         ("run 1f1b -p 2 -m 2 --timeout 1e6", "--timeout is '1e6'; give a number of seconds above"),
         ("run 1f1b -p 2 -m 2 --steps ٣", "--steps is '٣'; give a whole number from 0 to 999,999"),
