@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PROFILE := examples/zero-bubble/gpt-28.3b-m96.yaml
+PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick explore browser lint format bench clean
@@ -20,7 +20,12 @@ $(VENV)/.dev: $(BIN)/debubble pyproject.toml
 	@touch $@
 
 demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
-	$(BIN)/debubble compare 1f1b interleaved-1f1b zb-h1 zb-v dualpipe-v --costs $(PROFILE) --memory 36 -o demo.png
+	$(BIN)/debubble compare 1f1b zb-h1 zb-v --costs $(PROFILE) -m 16 --memory 8 -o demo.png
+	@printf '\n%s\n' 'demo.png shows them. The program is $(BIN)/debubble. Next, type:' \
+		'  . $(BIN)/activate                      puts debubble on the path of this shell' \
+		'  debubble draw zb-v -p 4 -m 8               a schedule in the terminal' \
+		'  debubble costs --init -o costs.yaml        the costs of your own model' \
+		'  debubble compare 1f1b zb-v --costs costs.yaml'
 
 # Pages are tested in a real browser; without one these tests are skipped.
 browser:  ## Chromium for the tests of pages, where apt has it

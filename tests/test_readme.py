@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import debubble as db
 from debubble.cli.app import app
+from debubble.interchange.cost_files import load_costs
 from debubble.optimize import cache
 from debubble.schedules import registry
 
@@ -31,7 +33,7 @@ SHOWN = [
 
 def test_the_recipes_are_found() -> None:
     assert {line.split()[1] for line in COMMANDS} == {
-        "compare", "simulate", "draw", "optimize", "export", "check", "run",
+        "compare", "simulate", "draw", "optimize", "export", "check", "run", "costs",
     }  # fmt: skip
 
 
@@ -46,8 +48,8 @@ def test_commands_run_in_order(
         result = CliRunner().invoke(app, shlex.split(line)[1:])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "examples", "compare.html", "faster.csv", "interleaved.svg", "timeline.html", "zbv.csv",
-        "run.json.gz",
+        "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html",
+        "zbv.csv", "run.json.gz",
     }  # fmt: skip
 
 
@@ -69,8 +71,32 @@ def test_python_runs(
         exec(compile(code.group(1), "README.md", "exec"), {})
     finally:
         registry._ENTRIES.pop("mine", None)
-    assert "1f1b is fastest: 33, the same time as mine" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed.startswith("56.6, 11.7% idle, [4. 4. 4. 4.]\n")
+    assert "mine is fastest: 37.2, 1.6 % less time than 1f1b" in printed
     assert (tmp_path / "zb-v.png").stat().st_size > 10_000
+
+
+def test_the_own_schedule_is_one_forward_ahead_of_1f1b() -> None:
+    code = re.search(r"```python\n(.*?)```", TEXT, re.S)
+    assert code is not None
+    own = code.group(1)[code.group(1).index("@db.register") :].partition("\n\n\n")[0]
+    head = "import debubble as db\nfrom debubble.core.sequence import *\n"
+    try:
+        exec(compile(head + own, "README.md", "exec"), {})
+        mine = db.make("mine", ranks=4, microbatches=8)
+    finally:
+        registry._ENTRIES.pop("mine", None)
+    assert db.check(mine).ok
+    warm_up = [str(program).partition("B")[0].count("F") for program in mine.rows()]
+    assert warm_up == [5, 4, 3, 2]
+
+
+def test_the_demo_is_what_the_readme_says() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "examples/zero-bubble/gpt-6.2b-m24.yaml" in recipe
+    assert "$(BIN)/activate" in recipe
+    assert "8 A100s" in load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").name
 
 
 def test_files_that_are_linked_exist() -> None:

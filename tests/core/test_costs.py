@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from debubble import CostError, Costs, Kind, Placement
+from debubble.core.cost_fields import COST_FIELDS
 
 V = Placement.v(2)
 
@@ -85,19 +89,52 @@ def test_scaled_times_leave_memory_alone() -> None:
     ("values", "message"),
     [
         ({"F": -1}, "F is -1; costs are not negative"),
-        ({"F": math.nan}, "F is nan; give a number"),
+        ({"F": math.nan}, "F is nan; give a finite number"),
         ({"W": math.inf}, "W is inf; give a finite number"),
         ({"I": "2"}, "I is '2'; give a number"),
         ({"F": True}, "F is True; give a number"),
         ({"F": [1, -2]}, r"F\[1\] is -2"),
-        ({"F": []}, "F is an empty list"),
+        ({"F": []}, r"F is \[\]; give a number, a list with one per stage"),
         ({"kept_for_weight": 1.5}, "kept_for_weight is 1.5; it is a share between 0 and 1"),
         ({"kept_for_weight": {0: 0, 1: 2}}, "share between 0 and 1"),
-        ({"recompute_kept": [0, 1.5]}, "recompute_kept is .* share between 0 and 1"),
+        (
+            {"recompute_kept": [0, 1.5]},
+            r"recompute_kept\[1\] is 1.5; it is a share",
+        ),
         ({"bandwidth": 0}, "bandwidth is 0"),
         ({"p2p": [[0, -1], [0, 0]]}, r"p2p\[0\]\[1\] is -1"),
         ({"basis": "stage"}, "use 'action' or 'rank'"),
-        ({"chunks": 0}, "chunks is 0"),
+        ({"basis": 3}, "basis is 3; use 'action' or 'rank'"),
+        ({"chunks": 0}, "chunks is 0; give a whole number from 1 up"),
+        ({"chunks": 1.5}, "chunks is 1.5; give a whole number"),
+        ({"chunks": math.nan, "basis": "rank"}, "chunks is nan; give a whole number"),
+        ({"chunks": "2"}, "chunks is '2'; give a whole number"),
+        ({"p2p": [0.1, 0.2]}, r"p2p is \[0.1, 0.2\]; give a number, or a square matrix"),
+        ({"p2p": [[0, 1], [1]]}, r"p2p\[1\] has 1 numbers; give 2, one per receiving rank"),
+        ({"p2p": [[0, 1], 1]}, r"p2p\[1\] is 1; give 2 numbers"),
+        ({"p2p": {0: 1}}, r"p2p is \{0: 1\}; give a number, or a square matrix"),
+        ({"p2p": []}, r"p2p is \[\]; give a number"),
+        ({"p2p": None}, "p2p is None; give a number"),
+        ({"message": [1]}, r"message is \[1\]; give a number"),
+        ({"bandwidth": [1]}, r"bandwidth is \[1\]; give a number"),
+        ({"host_bandwidth": 1e-200}, "host_bandwidth is 1e-200; give a positive number"),
+        ({"host_link_shared_by": 3}, "host_link_shared_by is 3; a link to the host serves 1 or 2"),
+        ({"F": [[1, 2]]}, r"F\[0\] is \[1, 2\]; give a number"),
+        ({"F": 10**400}, "F is 1000.*; give a finite number"),
+        ({"F": 1e308, "I": 1e308}, r"F is 1e\+308; costs go to 1e\+100; use another unit"),
+        ({"F": b"2"}, "F is b'2'; give a number, a list with one per stage, or a mapping"),
+        ({"F": {1, 2}}, r"F is \{1, 2\}; give a number"),
+        ({"F": object()}, "F is <object .*>; give a number"),
+        ({"F": np.True_}, "F is True; give a number"),
+        ({"F": {2: 1.5}}, r"F has no value for stage 0; .*\{default: 1, 2: 1.5\}"),
+        ({"F": {"x": 1}}, "F has the key 'x'; keys are stages 0, 1, 2, … and 'default'"),
+        ({"F": {True: 1}}, "F has the key True; keys are stages"),
+        ({"F": {-1: 1}}, "F has the key -1; keys are stages"),
+        ({"F": {0: 1, "0": 2}}, "F has the key '0'; it is there twice"),
+        ({"O": {}}, r"O is \{\}; give a number, a list with one per stage, or a mapping"),
+        ({"O": {(0, 1, 2): 1}}, r"O has the key \(0, 1, 2\); keys are stages of the forward"),
+        ({"O": {(0, "x"): 1}}, r"O has the key \(0, 'x'\); keys are stages of the forward"),
+        ({"OPT": {0: 1, 9: 1}}, "OPT has no value for rank 1"),
     ],
 )
 def test_bad_values_are_refused_by_name(values: dict[str, Any], message: str) -> None:
@@ -108,9 +145,16 @@ def test_bad_values_are_refused_by_name(values: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        (Costs(F=[1, 2]), "F has 2 values for 4 stages; give one number, or one per stage"),
+        (Costs(F=[1, 2, 3]), "F has 3 values for 4 stages; give one number, or one per stage"),
+        (Costs(F=[1, 2.5]), "F has 2 values for 4 stages; for one per rank write 1/2.5/2.5/1"),
         (Costs.per_rank(F=[1, 2, 3]), "F has 3 values for 2 ranks"),
-        (Costs(F={0: 1, 1: 1, 3: 1}), "F has no value for stage 2; give 0..3"),
+        (Costs(F={0: 1, 1: 1}), "F has no value for stage 2; give 0..3, or one for all others"),
+        (Costs(F={"default": 1, 7: 2}), "F names stage 7; stages go to 3"),
+        (Costs.per_rank(F={"default": 1, 2: 2}), "F names rank 2; ranks go to 1"),
+        (Costs(O={(0, 99): 9}), "O names the pair 0,99; stages go to 3"),
+        (Costs(O={9: 9}), "O names stage 9; stages go to 3"),
+        (Costs(O=[1, 2, 3]), "O has 3 values for 4 stages"),
+        (Costs(OPT={"default": 1, 2: 1}), "OPT names rank 2; ranks go to 1"),
         (Costs(F={0: 1, 1: 1, 2: 1, 3: 1, 4: 1}), "F names stage 4; stages go to 3"),
         (Costs(OPT=[1, 2, 3]), "OPT has 3 values for 2 ranks"),
         (Costs(p2p=[[0, 1, 2]] * 3), "p2p is 3 × 3; for 2 ranks give 2 × 2"),
@@ -124,3 +168,74 @@ def test_values_that_do_not_fit_the_placement_are_refused(costs: Costs, message:
 def test_misspelt_names_get_a_hint() -> None:
     with pytest.raises(CostError, match="unknown cost 'p2pp'; did you mean 'p2p'"):
         Costs.per_rank(p2pp=1)
+
+
+def test_values_for_some_stages_stand_over_a_default() -> None:
+    assert durations(Costs(F={"default": 1, 2: 1.5}), Kind.F) == [1, 1, 1.5, 1]
+    assert durations(Costs(F={"default": 1}), Kind.F) == [1, 1, 1, 1]
+    assert durations(Costs(F={"3": 4, "default": 1}), Kind.F) == [1, 1, 1, 4]
+    assert durations(Costs.per_rank(F={"default": 2, 1: 6}), Kind.F) == [1, 3, 3, 1]
+    assert Costs(OPT={"default": 1, 0: 2}).resolve(V).optimizer.tolist() == [2, 1]
+    assert Costs(F={"default": 1, 2: 1.5}).scaled(2).F == {"default": 2, 2: 3}
+
+
+def test_overlapped_time_by_stage_of_the_forward() -> None:
+    table = Costs(F=1, B=2, O=[2.5, 2.6, 2.7, 2.8]).resolve(V)
+    assert [table.pair((0, s), (3, 3 - s)) for s in range(4)] == [2.5, 2.6, 2.7, 2.8]
+    table = Costs(F=1, B=2, O={1: 2.6, "0,3": 2.9, (3, 0): 2.8}).resolve(V)
+    assert table.pair((0, 1), (3, 2)) == 2.6
+    assert table.pair((0, 0), (3, 3)) == 2.9
+    assert table.pair((0, 3), (3, 0)) == 2.8
+    assert table.pair((0, 0), (3, 2)) == table.pair((0, 2), (3, 1)) == 3  # the sum of their parts
+    table = Costs(F=1, B=2, O={"default": 2.5, 1: 2.6, (1, 2): 2.7}).resolve(V)
+    assert [table.pair((0, s), (3, 2)) for s in range(4)] == [2.5, 2.7, 2.5, 2.5]
+    assert table.pair((0, 1), (3, 3)) == 2.6
+
+
+def test_overlapped_time_of_ranks_follows_the_placement() -> None:
+    table = Costs.per_rank(F=2, B=4, O=[5, 5.5]).resolve(V)
+    assert [table.pair((0, s), (3, 3 - s)) for s in range(4)] == [2.5, 2.75, 2.75, 2.5]
+    # Stages of a second copy run the other way round.
+    both = Costs.per_rank(F=2, B=4, O=[5, 5.5]).resolve(Placement.bidirectional(2))
+    assert [both.pair((0, place), (3, place)) for place in range(4)] == [5, 5.5, 5.5, 5]
+
+
+def test_overlapped_times_per_stage_decide_the_makespan() -> None:
+    import debubble as db
+
+    schedule = db.make("1f1b-overlap", ranks=4, microbatches=8)
+    by_stage = Costs(F=1, B=2, O=[2.5, 2.6, 2.7, 2.8])
+    by_pair = Costs(F=1, B=2, O={(0, 0): 2.5, (1, 1): 2.6, (2, 2): 2.7, (3, 3): 2.8})
+    assert db.simulate(schedule, by_stage).makespan == pytest.approx(31.6)
+    assert db.simulate(schedule, by_pair).makespan == pytest.approx(31.6)
+
+
+class Rude:
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary()
+    | st.just(10**400) | st.builds(Rude) | st.sampled_from([np.float32(2), np.array([1, 2.0])]),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.tuples(inner, inner)
+    | st.dictionaries(
+        st.integers(-1, 4) | st.sampled_from(["default", "0", "0,3", "F", (0, 3), True, 1.5]),
+        inner, max_size=5,
+    ),
+    max_leaves=9,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from([*COST_FIELDS, "basis", "chunks"]), ANYTHING, max_size=4))
+def test_anything_is_refused_or_simulates_to_numbers(
+    values: dict[str, Any],
+) -> None:
+    import debubble as db
+
+    schedule = db.make("dualpipe-v", ranks=2, microbatches=4, iterations=1)
+    with suppress(CostError):
+        timeline = db.simulate(schedule, Costs(**values))
+        assert math.isfinite(timeline.makespan)
+        assert np.isfinite(timeline.peak_activation).all()

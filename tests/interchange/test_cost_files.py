@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import debubble as db
+from debubble.core.cost_fields import COST_FIELDS
 from debubble.core.errors import FormatError
-from debubble.interchange.cost_files import load_costs
-from debubble.interchange.cost_model import CostModel, validate
+from debubble.interchange.cost_files import costs_data, load_costs, parse_costs
+from debubble.interchange.cost_model import TOP_KEYS, validate
 
 YAML = """
 name: GPT 28.3B on A100
@@ -139,23 +140,34 @@ REFUSED = {
         "times.F is a number with more than 60 digits; give a finite number"
     ),
     'times: {F: "1"}': (
-        "times.F is '1'; give a number, a list of numbers, or a mapping from stages to numbers"
-    ),
-    "times: {F: true}": (
-        "times.F is true; give a number, a list of numbers, or a mapping from stages to numbers"
-    ),
-    "times:\n  F:\n": (
-        "times.F is null; give a number, a list of numbers, or a mapping from stages to numbers"
-    ),
-    "times: {F: []}": (
-        "times.F is an empty list; give a number, a list of numbers, or a mapping from stages to "
+        "times.F is '1'; give a number, a list with one per stage, or a mapping from stages to "
         "numbers"
     ),
+    "times: {F: true}": (
+        "times.F is true; give a number, a list with one per stage, or a mapping from stages to "
+        "numbers"
+    ),
+    "times:\n  F:\n": (
+        "times.F is null; give a number, a list with one per stage, or a mapping from stages to "
+        "numbers"
+    ),
+    "times: {F: []}": (
+        "times.F is an empty list; give a number, a list with one per stage, or a mapping from "
+        "stages to numbers"
+    ),
     "times: {F: [1, [2]]}": "times.F[1] is a list; give a number",
-    "times: {F: {0: 1, 2: 3}}": "times.F has no value for stage 1; give one from 0 on for all",
-    "times: {F: {}}": "times.F has no value for stage 0; give one from 0 on for all",
-    "times: {F: {0: 1, a: 3}}": "times.F: a key is 'a'; keys are stages: 0, 1, 2, …",
-    'times: {F: {0: 1, "0": 3}}': "times.F: a key is '0'; the same stage is there twice",
+    "times: {F: {0: 1, 2: 3}}": (
+        "times.F has no value for stage 1; give all from 0 on, or one for all others: "
+        "{default: 1, 2: 1.5}"
+    ),
+    "times: {F: {}}": (
+        "times.F has no value for stage 0; give all from 0 on, or one for all others: "
+        "{default: 1, 2: 1.5}"
+    ),
+    "times: {F: {0: 1, a: 3}}": (
+        "times.F has the key 'a'; keys are stages 0, 1, 2, … and 'default' for all others"
+    ),
+    'times: {F: {0: 1, "0": 3}}': "times.F has the key '0'; it is there twice; remove one",
     "times: {F: {0: -1}}": "times.F[0] is -1; costs are not negative",
     "times: {F: [1, 2], I: [1, 2, 3]}": (
         "times.I has 3 values and times.F 2; both have one per stage"
@@ -165,15 +177,23 @@ REFUSED = {
     ),
     "times: {F: [1, 2]}\nranks: 4\nbasis: rank": "times.F has 2 values for 4 ranks",
     "times: {F: 1, OPT: [1, 2]}\nranks: 4": "times.OPT has 2 values for 4 ranks",
-    'times: {F: 1, O: {"0": 1}}': (
-        'times.O: a key is \'0\'; keys are "forward stage,backward stage": "0,3"'
+    'times: {F: 1, O: {"0-1": 1}}': (
+        "times.O has the key '0-1'; keys are stages of the forward: 3, pairs with the stage of the "
+        "backward: \"0,3\", and 'default' for all others"
     ),
     'times: {F: 1, O: {"0,1": x}}': "times.O[0,1] is 'x'; give a number",
-    "times: {F: 1, O: [1]}": (
-        'times.O is a list; give a number, or a mapping from pairs of stages: {"0,3": 2.5}'
+    "times: {F: 1, O: []}": (
+        "times.O is an empty list; give a number, a list with one per stage, or a mapping: "
+        '{3: 2.5, "0,3": 2.6}'
+    ),
+    "times: {F: 1, p2p: [1]}": (
+        "times.p2p is a list; give a number, or a square matrix with one row per sending rank"
+    ),
+    "times: {F: 1, host_bandwidth: 1e-200}": (
+        "times.host_bandwidth is 1e-200; give a positive number"
     ),
     "times: {F: 1, p2p: [[0, 1], [1]]}": (
-        "times.p2p[1] is a list; give 2 numbers, one per receiving rank"
+        "times.p2p[1] has 1 numbers; give 2, one per receiving rank"
     ),
     "times: {F: 1, p2p: [[0, 1], [1, x]]}": "times.p2p[1][1] is 'x'; give a number",
     "times: {F: 1, bandwidth: 0}": "times.bandwidth is 0; give a positive number",
@@ -187,7 +207,7 @@ REFUSED = {
         r"name is 'a\x1bb'; give text on one line, at most 200 characters"
     ),
     "times: {F: 1}\nmemory: {recompute_kept: [0, 2]}": (
-        "memory.recompute_kept is 2.0; it is a share between 0 and 1"
+        "memory.recompute_kept[1] is 2; it is a share between 0 and 1"
     ),
     "times: {F: 1}\nmemory: {kept_for_weight: 1.5}": (
         "memory.kept_for_weight is 1.5; it is a share between 0 and 1"
@@ -234,7 +254,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
         ("x.toml", "times = {F = nan}", "x.toml: times.F is nan; give a finite number"),
         ("x.json", '{"a": 1, "a": 2}', "x.json: the key 'a' is there twice; remove one"),
         ("x.json", '{"times": {"F": NaN}}', "x.json: NaN is not a number"),
-        ("x.json", '{"times": {"\\ud800": 1}}', "x.json: times is no key; keys are text"),
+        ("x.json", '{"times": {"\\ud800": 1}}', "x.json: times.'\\ud800' is no key; keys are text"),
         ("x.csv", "F,1", "x.csv' is no cost file; they end in .yaml, .json or .toml"),
     ],
 )
@@ -251,7 +271,7 @@ def test_long_lists_and_prose_are_no_long_keys(tmp_path: Path) -> None:
     assert read(tmp_path, text, "x.toml").costs == db.Costs(F=[1.5] * 64)
 
 
-KEYS = [*CostModel.model_fields, "else"]
+KEYS = [*TOP_KEYS, "else"]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3)
@@ -263,7 +283,7 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_any_data_is_valid_or_refused(data: dict[str, Any]) -> None:
     with suppress(FormatError):
-        assert validate(data, "x.yaml").times.model_fields_set
+        assert validate(data, "x.yaml").times
 
 
 @given(st.text(alphabet='times: {F1,}[]-&*!"\n#?|>%@e.', max_size=40))
@@ -324,3 +344,60 @@ def test_a_limit_for_each_rank() -> None:
     ):  # fmt: skip
         with pytest.raises(db.FormatError, match=message):
             parse_costs(text.replace("[4, 3.5]", limit), "a.yaml")
+
+
+def test_values_for_some_stages_stand_over_a_default(tmp_path: Path) -> None:
+    wanted = db.Costs(F={"default": 1, 2: 1.5}, B=2, O={"default": 2.5, 1: 2.6, (0, 3): 2.7})
+    yaml_text = """times: {F: {default: 1, 2: 1.5}, B: 2, O: {default: 2.5, 1: 2.6, "0,3": 2.7}}"""
+    assert read(tmp_path, yaml_text).costs == wanted
+    toml = """[times]
+B = 2
+F = {default = 1, 2 = 1.5}
+O = {default = 2.5, 1 = 2.6, "0,3" = 2.7}
+"""
+    assert read(tmp_path, toml, "x.toml").costs == wanted
+    assert read(tmp_path, "times: {F: [1, 2], B: {default: 2, 1: 4}}").costs.B == {
+        "default": 2, 1: 4,
+    }  # fmt: skip
+    assert read(tmp_path, "times: {F: 1, O: [2, 3]}").costs.O == (2, 3)
+
+
+NUMBERS = st.floats(0, 1e6)
+PER_STAGE = (
+    NUMBERS
+    | st.lists(NUMBERS, min_size=3, max_size=3)
+    | st.dictionaries(st.integers(0, 2) | st.just("default"), NUMBERS).map(
+        lambda found: {"default": 1.0} | found
+    )
+)  # fmt: skip
+PAIRS = st.tuples(st.integers(0, 2), st.integers(0, 2))
+VALUES_OF = {
+    "stage": PER_STAGE,
+    "rank": PER_STAGE,
+    "pair": PER_STAGE | st.dictionaries(PAIRS | st.integers(0, 2), NUMBERS, min_size=1),
+    "link": NUMBERS | st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=3, max_size=3),
+    "number": NUMBERS,
+    "rate": st.floats(1e-3, 1e6),
+    "sharing": st.sampled_from([1, 2]),
+    "part": st.dictionaries(st.sampled_from(["F", "B", "activation"]), NUMBERS, min_size=1),
+}
+SHARES = st.floats(0, 1) | st.lists(st.floats(0, 1), min_size=3, max_size=3)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"basis": st.sampled_from(["action", "rank"])},
+        optional={
+            name: SHARES if spec.share else VALUES_OF[spec.shape]
+            for name, spec in COST_FIELDS.items()
+        },
+    )
+)
+def test_costs_come_back_from_their_data(values: dict[str, Any]) -> None:
+    costs = db.Costs(**values)
+    assert parse_costs(json.dumps(costs_data(costs)), "x.json").costs == costs
+
+
+def test_costs_without_a_forward_come_back() -> None:
+    for costs in (db.Costs(B=2), db.Costs(), db.Costs.per_rank(B=2)):
+        assert parse_costs(json.dumps(costs_data(costs)), "x.json").costs == costs

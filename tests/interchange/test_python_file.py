@@ -118,7 +118,7 @@ def test_registered_functions_are_made_with_their_placement_and_constraints(path
         (":", "which function of '{0}'? write {0}:function"),
         (":a-b", "'a-b' is not a function's name; write {0}:function"),
         (":array", "{0} has no function 'array'; did you mean 'arrays'?"),
-        (":value", "{0} has no function 'value'; known: "),
+        (":value", "{0} has no function 'value'; the nearest are "),
         (":fails", "{0}:fails failed: ZeroDivisionError: division by zero (line 37)"),
         (":picky", "{0}:picky needs 'must'; give --option must=VALUE"),
         (":misplaced", "{0}:misplaced failed: TypeError: Placement.v() takes 2 positional arg"),

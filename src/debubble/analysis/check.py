@@ -31,8 +31,8 @@ from debubble.core.actions import (
     Kind,
     pack,
 )
-from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.costs import Costs, check_costs
+from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
@@ -99,7 +99,9 @@ def check(
     """
     told = p2p_mode is not None
     p2p_mode = p2p_mode or "overlapped"
-    if p2p_mode not in P2P_MODES:
+    check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
+    check_costs(costs)
+    if not isinstance(p2p_mode, str) or p2p_mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
     costs = costs or Costs()
     limits = memory_limits(memory, schedule.ranks)

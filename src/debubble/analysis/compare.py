@@ -13,7 +13,7 @@ from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
 from debubble.analysis.ranking import Measure, differences, ranked
 from debubble.analysis.results import keeps
-from debubble.core.costs import Costs
+from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
@@ -117,6 +117,7 @@ def compare(
     >>> [(row.name, row.makespan, row.peak_activation, row.fits) for row in result.rows]
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
+    check_costs(costs)
     if costs is None:
         costs = DEFAULT_COSTS
     costs = replace(

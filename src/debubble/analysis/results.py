@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from debubble.analysis.check import TOLERANCE
 from debubble.analysis.layout import Column
 from debubble.analysis.metrics import p2p_volume, parameter_copies
 from debubble.core.units import memory_scale, number, percent

@@ -16,6 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "serve",
+    "costs",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 
@@ -55,15 +56,20 @@ class Commands(TyperGroup):
         """Run a command and write out what it printed."""
         with clean_exit():
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            _flush()
             return result
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
         with clean_exit():
             code = super().main(*args, **extra | {"standalone_mode": False})
-            sys.stdout.flush()
+            _flush()
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None where the caller closed it
+        sys.stdout.flush()
 
 
 def command(

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import typer
 
+from debubble.cli import INTERRUPTED
 from debubble.core.errors import DebubbleError
 
 BAD_INPUT = 2
 INTERNAL = 70
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 

@@ -45,6 +45,7 @@ def export(
     """
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
+    _check_ending(to, output)
     inputs = setup.read()
     settings: list[str] = []
     with steps(3) as step:
@@ -65,6 +66,21 @@ def export(
         note(f"wrote {output}")
     if settings:
         note("\n".join(["", "torchtitan runs it with", "", *settings]))
+
+
+ENDINGS = {
+    "torch-csv": (".csv",), "torch-csv-comms": (".csv",), "json": (".json",),
+    "chrome-trace": (".json", ".json.gz"),
+}  # fmt: skip
+"""How the names of files end that other programs, and debubble itself, read again."""
+
+
+def _check_ending(to: str, output: str) -> None:
+    """Refuse the ending of another format, under which nobody could read the file."""
+    ours = ENDINGS.get(to, ())
+    others = {ending for endings in ENDINGS.values() for ending in endings} - set(ours)
+    if not output.lower().endswith(ours) and output.lower().endswith(tuple(others)):
+        raise ParameterError(f"-o '{output}': --to {to} writes {' or '.join(ours) or 'text'}")
 
 
 def _settings(schedule: Schedule, output: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from debubble.cli.draw import check_picture
 from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
 from debubble.cli.output import json_text, note, print_json
 from debubble.core.errors import ParameterError
+from debubble.interchange.text import read_number
 
 SWEEP = "sweep"
 
@@ -91,7 +93,7 @@ def optimize(
         "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
         "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
-        "seed": _count("--seed", seed), "workers": _count("--workers", workers),
+        "seed": _count("--seed", seed), "workers": _count("--workers", workers, 1, 256),
         "cache": not no_cache, "layers": None if layers is None else _count("--layers", layers),
     }  # fmt: skip
     if options["chunks"] is None:
@@ -132,19 +134,21 @@ def _limits(text: str) -> float | list[float]:
 
 
 def _number(flag: str, text: str, more: str = "") -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
+    number = read_number(text)
     if not 0 < number < float("inf"):
         raise ParameterError(f"{flag} is '{text}'; it is a positive number{more}")
     return number
 
 
-def _count(flag: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number")
-    return int(text)
+LARGEST = 999_999_999
+"""Largest whole number of an option that has no limit of its own."""
+
+
+def _count(flag: str, text: str, least: int = 0, most: int = LARGEST) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
+    if not least <= number <= most:
+        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
 
 
 def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:

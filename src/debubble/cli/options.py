@@ -15,6 +15,7 @@ import typer
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -70,7 +71,7 @@ class Setup:
         str | None,
         typer.Option(
             metavar="TIMES",
-            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; one per stage: F=1/1/2/1.",
+            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
         ),
     ] = None
     rank_times: Annotated[
@@ -257,10 +258,7 @@ def read_limit(text: str, more: str = "") -> Limit:
 
 def _positive(text: str) -> float:
     """The positive number in a text, 0 where it is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return 0.0
+    number = read_number(text)
     return number if 0 < number < math.inf else 0.0
 
 

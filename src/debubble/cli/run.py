@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +13,7 @@ from debubble.cli.output import note, print_json
 from debubble.cli.progress import steps as progress
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
     from debubble.runtime.report import RunReport
@@ -70,10 +71,10 @@ def run(
         model=model,
         verify=not no_verify,
         steps=_steps(steps),
-        sleep=None if sleep is None else _number("--sleep", sleep) / 1e3,
+        sleep=None if sleep is None else _number("--sleep", sleep, "milliseconds", 10**9) / 1e3,
         costs=inputs.costs,
         runtime=runtime,
-        timeout=_number("--timeout", timeout),
+        timeout=_number("--timeout", timeout, "seconds", 10**6),
         device=device,
     )
     if trace is not None:
@@ -98,19 +99,18 @@ def run(
         raise typer.Exit(NOT_EQUAL)
 
 
-def _number(flag: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ParameterError(f"{flag} is '{text}'; give a positive number")
+def _number(flag: str, text: str, unit: str, most: int) -> float:
+    number = read_number(text)
+    if not 0 < number < most:
+        raise ParameterError(
+            f"{flag} is '{text}'; give a number of {unit} above 0 and below {most:,}"
+        )
     return number
 
 
 def _steps(text: str) -> int:
-    if not text.strip().isdecimal() or len(text) > 6:
-        raise ParameterError(f"--steps is '{text}'; give a whole number from 0 up")
+    if not re.fullmatch(r"[0-9]{1,6}", text.strip(" ")):
+        raise ParameterError(f"--steps is '{text}'; give a whole number from 0 to 999,999")
     return int(text)
 
 

@@ -38,6 +38,10 @@ def serve(
         ) from None
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port is {port}; ports go from 0 to 65535")
+    if not host.strip():
+        raise ParameterError(
+            "--host is empty; give 127.0.0.1 for this computer alone, or 0.0.0.0 for everybody"
+        )
     listener = _listen(host, port)
     found = listener.getsockname()[1]
     address = f"http://{f'[{host}]' if ':' in host else host}:{found}/"

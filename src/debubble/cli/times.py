@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+import re
 from typing import Any
 
+from debubble.core.cost_fields import COST_FIELDS, DEFAULT, WrongCostError, check_cost
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS, KEYS
 from debubble.core.errors import CostError, did_you_mean
-from debubble.interchange.text import LARGEST_COST, SMALLEST_BANDWIDTH
+from debubble.interchange.text import read_number
 
-NAMES = tuple(
-    spec.name
-    for spec in fields(Costs)
-    if spec.name not in ("basis", "chunks", "time_unit", "memory_unit", *ENDS)
-) + tuple(f"{part}.{key}" for part in ENDS for key in KEYS)
-SINGLE = (
-    "O", "overlap_factor", "p2p", "message", "bandwidth", "host_bandwidth", "host_link_shared_by",
-    *NAMES[-len(ENDS) * len(KEYS) :],
-)  # fmt: skip
-"""Costs that are one number here; a cost file can say more."""
+NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part") + tuple(
+    f"{part}.{key}" for part in ENDS for key in KEYS
+)
+SPREAD = tuple(
+    name for name, spec in COST_FIELDS.items() if spec.shape in ("stage", "rank", "pair")
+)
+"""Costs that may have one value per stage or rank."""
+
+_PLACE = re.compile(r"(\w+)\.([0-9]{1,9})")
 
 
 def parse_times(text: str, flag: str) -> Costs:
-    """Costs from a text such as ``F=1,I=1,W=1/2,p2p=0.1``.
+    """Costs from a text such as ``F=1,F.2=1.5,I=1,W=1/2,p2p=0.1``.
 
     Parameters
     ----------
     text
         Name and value of every cost, apart by commas; a value is one number, or one per stage
-        (per rank with ``--rank-times``) apart by slashes. ``embedding.F=1`` adds to the first
-        stage, ``head.F=1`` and ``mtp.F=1`` to the last.
+        (per rank with ``--rank-times``) apart by slashes. ``F=1,F.2=1.5`` is 1 and on stage 2 1.5.
+        ``embedding.F=1`` adds to the first stage, ``head.F=1`` and ``mtp.F=1`` to the last.
     flag
         ``"--times"`` or ``"--rank-times"``.
 
@@ -42,39 +42,72 @@ def parse_times(text: str, flag: str) -> Costs:
     """
     owner = "rank" if flag == "--rank-times" else "stage"
     found: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
+    exceptions: dict[str, dict[int, float]] = {}
+    parts: dict[str, dict[str, float]] = {}
+    seen = set()
+    for piece in text.split(","):
+        name, equals, value = (word.strip() for word in piece.partition("="))
         if not equals:
-            raise CostError(f"{flag}: '{part}' has no value; write {flag} F=1,I=1,W=1")
-        if name not in NAMES:
+            raise CostError(f"{flag}: '{piece}' has no value; write {flag} F=1,I=1,W=1")
+        place = _PLACE.fullmatch(name)
+        base = place[1] if place and place[1] in SPREAD else name
+        if base not in NAMES:
             raise CostError(f"{flag}: unknown cost '{name}'; {did_you_mean(name, NAMES)}")
-        if name in found:
+        if name in seen:
             raise CostError(f"{flag}: {name} is there twice; give it once")
-        numbers = tuple(_number(piece, name, flag, owner) for piece in value.split("/"))
-        if len(numbers) > 1 and name in SINGLE:
-            more = "it is for one stage" if "." in name else "for more use a cost file"
-            raise CostError(f"{flag}: {name} is one number; {more}")
-        found[name] = numbers if len(numbers) > 1 else numbers[0]
-    for name in [name for name in found if "." in name]:
-        part, _, key = name.partition(".")
-        found.setdefault(part, {})[key] = found.pop(name)
+        seen.add(name)
+        several = base in SPREAD and base == name
+        number = _numbers(value, name, flag, owner, several)
+        if base != name:
+            assert place is not None, "only names with a place differ from their base"
+            exceptions.setdefault(base, {})[int(place[2])] = number
+        elif "." in name:
+            part, _, key = name.partition(".")
+            parts.setdefault(part, {})[key] = number
+        else:
+            found[name] = number
+    for name, places in exceptions.items():
+        found[name] = _with_exceptions(name, found.get(name), places, flag, owner)
+    found |= parts
     try:
-        return Costs(basis="rank" if owner == "rank" else "action", **found)
-    except CostError as error:
-        raise CostError(f"{flag}: {error}") from None
+        for name, value in found.items():
+            check_cost(name, value)
+    except WrongCostError as error:
+        raise CostError(f"{flag}: {error.text(_shown)}") from None
+    return Costs(basis="rank" if owner == "rank" else "action", **found)
 
 
-def _number(text: str, name: str, flag: str, owner: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
+def _with_exceptions(
+    name: str, usual: Any, places: dict[int, float], flag: str, owner: str
+) -> dict[Any, float]:
+    """One value for all stages, and others for some; O without one leaves that to the parts."""
+    first, value = next(iter(places.items()))
+    if isinstance(usual, tuple):
         raise CostError(
-            f"{flag}: {name} is '{text}'; give a number, or one per {owner}: {name}=1/1/2/1"
+            f"{flag}: {name} has one value per {owner} already; put {value:g} there, at {owner} "
+            f"{first}, and leave {name}.{first} out"
         )
-    if not 0 <= number <= LARGEST_COST:
-        raise CostError(f"{flag}: {name} is {text}; costs go from 0 to {LARGEST_COST:g}")
-    if name == "bandwidth" and number < SMALLEST_BANDWIDTH:
-        raise CostError(f"{flag}: bandwidth is {text}; give a positive number")
-    return number
+    if usual is None and COST_FIELDS[name].shape != "pair":
+        raise CostError(
+            f"{flag}: {name}.{first} is for one {owner}; give the others, too: "
+            f"{name}=1,{name}.{first}={value:g}"
+        )
+    return ({} if usual is None else {DEFAULT: usual}) | places
+
+
+def _numbers(text: str, name: str, flag: str, owner: str, several: bool) -> Any:
+    """The number in a text, or several of them apart by slashes."""
+    numbers = tuple(read_number(piece) for piece in text.split("/"))
+    if len(numbers) > 1 and not several:
+        more = "a cost file takes a matrix" if name == "p2p" else "it is for one stage"
+        more = more if "." in name or name == "p2p" else "there is one for all"
+        raise CostError(f"{flag}: {name} is one number; {more}")
+    for piece, number in zip(text.split("/"), numbers, strict=True):
+        if math.isnan(number):
+            more = f", or one per {owner}: {name}=1/1/2/1" if several else ""
+            raise CostError(f"{flag}: {name} is '{piece.strip()}'; give a number{more}")
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)

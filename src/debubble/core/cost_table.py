@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.cost_fields import DEFAULT
 from debubble.core.ends import ENDS, ends_of
 from debubble.core.errors import CostError
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 
 if TYPE_CHECKING:
-    from debubble.core.costs import Costs
+    from debubble.core.costs import Costs, PairTimes
 
-Value: TypeAlias = float | Sequence[float] | Mapping[int, float]
-"""One number for all stages, one per stage (or rank), or a mapping that names every one."""
+Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
+"""One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
+
+_LISTED_STAGES = 64
+"""Most stages whose values a message spells out."""
 
 TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 """Kinds with a time for every stage."""
@@ -59,6 +64,11 @@ class CostTable:
         Memory of one microbatch in each shard of the head, from S to T; 0 where it is not sharded.
     costs, placement, slicing
         What the table was made from.
+    pairs
+        Times of overlapped pairs by (stage of the forward, stage of the backward), where said.
+    overlap
+        Time of every other pair by the place of its forward, NaN where its parts say it; shape
+        ``(copies * stages,)``.
     """
 
     duration: NDArray[np.float64]
@@ -77,6 +87,8 @@ class CostTable:
     costs: Costs
     placement: Placement
     slicing: Slicing
+    pairs: Mapping[tuple[int, int], float]
+    overlap: NDArray[np.float64]
 
     @classmethod
     def of(
@@ -124,16 +136,17 @@ class CostTable:
         duration = ends.copy()
         for kind, values in zip(TIMED_KINDS, times, strict=True):
             duration[kind] += values / divisor
-        optimizer = _spread_ranks(costs.OPT, placement.ranks)
+        optimizer = spread.ranks(costs.OPT, "OPT")
         collective = np.array(
             [spread(costs.unshard, "unshard", 0.0), spread(costs.reduce_grad, "reduce_grad", 0.0)]
         )
         collective /= divisor
         link = _links(costs, placement.ranks, message)
+        pairs, overlap = _pair_times(costs.O, spread, divisor)
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention, optimizer, collective,
             link, excess, ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
-            slicing,
+            slicing, pairs, overlap,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
@@ -175,19 +188,14 @@ class CostTable:
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""
         stages = self.placement.stages
-        O = self.costs.O
-        divisor = 1
-        if self.costs.basis == "rank":
-            divisor = self.costs.chunks or self.placement.chunks
+        time = self.pairs.get((first[1] % stages, second[1] % stages))
+        if time is None:
+            time = float(self.overlap[first[1] % len(self.overlap)])
         factor = self.costs.overlap_factor
+        if math.isnan(time):
+            return float(self.duration[first] + self.duration[second]) * factor
         ends = float(self.ends[first] + self.ends[second]) * factor
-        if isinstance(O, float):
-            return O / divisor * self._share_of_pair(first, second) + ends
-        if O is not None:
-            key = (first[1] % stages, second[1] % stages)
-            if key in O:
-                return O[key] / divisor * self._share_of_pair(first, second) + ends
-        return float(self.duration[first] + self.duration[second]) * factor
+        return time * self._share_of_pair(first, second) + ends
 
     def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """What two slices take apart, as a share of what their whole microbatches take."""
@@ -237,37 +245,68 @@ class _Spread:
         if isinstance(value, float):
             return np.full(copies * stages, value)
         owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
-        if isinstance(value, Mapping):
-            missing = [key for key in range(count) if key not in value]
-            extra = [key for key in value if not 0 <= key < count]
-            if missing:
-                raise CostError(
-                    f"{name} has no value for {owner} {missing[0]}; give 0..{count - 1}"
-                )
-            if extra:
-                raise CostError(f"{name} names {owner} {extra[0]}; {owner}s go to {count - 1}")
-            array = np.array([value[key] for key in range(count)], dtype=float)
-        else:
-            array = np.array(value, dtype=float)
-            if len(array) != count:
-                raise CostError(
-                    f"{name} has {len(array)} values for {count} {owner}s; "
-                    f"give one number, or one per {owner}"
-                )
+        array = self._numbers(value, name, owner, count)
         if self.basis == "rank":
             return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
         return np.tile(array, copies)
 
+    def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
+        """One number per rank, whatever the basis."""
+        if isinstance(value, float):
+            return np.full(self.placement.ranks, value)
+        return self._numbers(value, name, "rank", self.placement.ranks)
 
-def _spread_ranks(value: Value, ranks: int) -> NDArray[np.float64]:
-    if isinstance(value, float):
-        return np.full(ranks, value)
-    numbers = [value[r] for r in sorted(value)] if isinstance(value, Mapping) else list(value)
-    if len(numbers) != ranks:
-        raise CostError(
-            f"OPT has {len(numbers)} values for {ranks} ranks; give one number, or one per rank"
-        )
-    return np.array(numbers)
+    def _numbers(
+        self, value: Sequence[float] | Mapping[Any, float], name: str, owner: str, count: int
+    ) -> NDArray[np.float64]:
+        """One number for each of `count` stages or ranks."""
+        if isinstance(value, Mapping):
+            keys = [key for key in value if key != DEFAULT]
+            if keys and max(keys) >= count:
+                raise CostError(f"{name} names {owner} {max(keys)}; {owner}s go to {count - 1}")
+            if DEFAULT not in value and len(keys) < count:
+                raise CostError(
+                    f"{name} has no value for {owner} {len(keys)}; give 0..{count - 1}, or one for "
+                    f"all others: {{{DEFAULT}: 1, 2: 1.5}}"
+                )
+            other = value.get(DEFAULT, 0.0)
+            return np.array([value.get(key, other) for key in range(count)], dtype=float)
+        if len(value) != count:
+            raise CostError(
+                f"{name} has {len(value)} values for {count} {owner}s; "
+                f"{self._instead(value) or f'give one number, or one per {owner}'}"
+            )
+        return np.array(value, dtype=float)
+
+    def _instead(self, value: Sequence[float]) -> str:
+        """What to write for values that are one per rank, where stages were expected."""
+        placement = self.placement
+        if self.basis == "rank" or len(value) != placement.ranks or placement.copies > 1:
+            return ""
+        if placement.stages > _LISTED_STAGES:
+            return f"give one per stage, or rank costs, {placement.chunks} times as large"
+        numbers = "/".join(f"{value[rank]:g}" for rank in placement.table[0])
+        return f"for one per rank write {numbers}"
+
+
+def _pair_times(
+    O: PairTimes | None, spread: _Spread, divisor: int
+) -> tuple[dict[tuple[int, int], float], NDArray[np.float64]]:
+    """Times of the pairs of stages that `O` names, and of all others by the place of the forward.
+
+    NaN stands for pairs that take what their parts take.
+    """
+    last, pairs = spread.placement.stages - 1, {}
+    if isinstance(O, Mapping):
+        for key, time in O.items():
+            if not isinstance(key, tuple):
+                continue
+            if max(key) > last:
+                raise CostError(f"O names the pair {key[0]},{key[1]}; stages go to {last}")
+            pairs[key] = time / divisor
+        stages = {key: time for key, time in O.items() if not isinstance(key, tuple)}
+        return pairs, spread({DEFAULT: math.nan} | stages, "O", math.nan) / divisor
+    return pairs, spread(O, "O", math.nan) / divisor
 
 
 def _links(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from debubble.core.cost_fields import COST_FIELDS, WrongCostError, check_cost
 from debubble.core.cost_table import CostTable, Value
-from debubble.core.ends import ENDS, Part, check_part
-from debubble.core.errors import CostError, did_you_mean
+from debubble.core.ends import ENDS, Part
+from debubble.core.errors import CostError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
 
-PairTimes: TypeAlias = float | Mapping[tuple[int, int], float]
-"""Time of every overlapped pair, or of each (stage of the forward, stage of the backward)."""
+PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, int], float]
+"""Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 BASES = ("action", "rank")
-_BANDWIDTHS = ("bandwidth", "host_bandwidth")
-_UNITS = ("time_unit", "memory_unit")
-_PLAIN = ("basis", "chunks", *_UNITS)
 LONGEST_UNIT = 200
 
 
@@ -33,7 +32,8 @@ class Costs:
     """Costs of a schedule's actions, in any unit of time and of memory.
 
     Every value is per action (one stage, one microbatch) unless made by :meth:`per_rank`. A value
-    is one number, a sequence with one number per stage, or a mapping from every stage to one.
+    is one number, a sequence with one number per stage, or a mapping from stages to numbers, whose
+    key ``"default"`` is for the stages that it does not name: ``F={"default": 1, 2: 1.5}``.
 
     Where a schedule cuts microbatches into slices, each slice has its share of everything but
     `p2p`: its share of the tokens, for attention its share of the causal area. All slices together
@@ -46,9 +46,11 @@ class Costs:
     B
         Full backward; the default is I + W. Given without I and W, each of them is half of it.
     O
-        An overlapped pair; one number or ``{(forward stage, backward stage): time}``. The default
-        is `overlap_factor` times the sum of its two parts. A number is for the stages themselves:
-        what embedding, head and mtp add comes on top, times `overlap_factor`.
+        An overlapped pair; one number, one per stage of its forward, or a mapping with keys
+        ``forward stage``, ``(forward stage, backward stage)`` and ``"default"``, of which the most
+        specific counts. The default is `overlap_factor` times the sum of the two parts. A time is
+        that of the stages themselves: what embedding, head and mtp add comes on top, times
+        `overlap_factor`.
     overlap_factor
         Share of a pair's summed time that it takes when `O` does not say, 1 for no gain.
     R
@@ -110,7 +112,8 @@ class Costs:
     Raises
     ------
     CostError
-        When a value is negative, not a finite number, or not there for every stage.
+        When a value is negative, not a finite number, above 1e100, of another shape than said
+        here, or not there for every stage.
     """
 
     F: Value | None = None
@@ -144,36 +147,28 @@ class Costs:
     memory_unit: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if spec.name in _PLAIN or value is None:
+        defaults = {spec.name: spec.default for spec in fields(self)}
+        for name in COST_FIELDS:
+            value = getattr(self, name)
+            if value is None and defaults[name] is None:
                 continue
-            if spec.name in ENDS:
-                check_part(spec.name, value)
-            allow_infinite = spec.name in _BANDWIDTHS
-            object.__setattr__(self, spec.name, _checked(spec.name, value, allow_infinite))
-        if self.basis not in BASES:
-            raise CostError(f"basis is '{self.basis}'; use 'action' or 'rank'")
-        for name in _UNITS:
+            try:
+                object.__setattr__(self, name, check_cost(name, value))
+            except WrongCostError as error:
+                raise CostError(error.text()) from None
+        if not isinstance(self.basis, str) or self.basis not in BASES:
+            raise CostError(f"basis is {reprlib.repr(self.basis)}; use 'action' or 'rank'")
+        for name in ("time_unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or not unit.isprintable() or len(unit) > LONGEST_UNIT:
-                raise CostError(f"{name} is {unit!r}; give the name of a unit, such as 'ms'")
-        if self.chunks is not None and self.chunks < 1:
-            raise CostError(f"chunks is {self.chunks}; it is at least 1")
-        for name in _BANDWIDTHS:
-            if getattr(self, name) == 0:
-                raise CostError(f"{name} is 0; give a positive number")
-        for name in ("kept_for_weight", "recompute_kept", "attention", "offload_share"):
-            share = getattr(self, name)
-            if np.any(
-                np.asarray(list(share.values()) if isinstance(share, Mapping) else share) > 1
-            ):
-                raise CostError(f"{name} is {share}; it is a share between 0 and 1")
-        if self.host_link_shared_by not in (1, 2):
-            raise CostError(
-                f"host_link_shared_by is {self.host_link_shared_by}; a link serves 1 or 2 ranks"
-            )
-        object.__setattr__(self, "host_link_shared_by", int(self.host_link_shared_by))
+                shown = reprlib.repr(unit)
+                raise CostError(f"{name} is {shown}; give the name of a unit, such as 'ms'")
+        if self.chunks is not None:
+            whole = isinstance(self.chunks, int | np.integer) and not isinstance(self.chunks, bool)
+            if not whole or self.chunks < 1:
+                shown = reprlib.repr(self.chunks)
+                raise CostError(f"chunks is {shown}; give a whole number from 1 up")
+            object.__setattr__(self, "chunks", int(self.chunks))
 
     @classmethod
     def per_rank(cls, *, chunks: int | None = None, **values: Any) -> Costs:
@@ -209,16 +204,16 @@ class Costs:
 
     def scaled(self, factor: float) -> Costs:
         """The same costs with every time multiplied by `factor`; memory stays."""
-        timed = ("F", "I", "W", "B", "O", "R", "OPT", "p2p", "exchange", "unshard", "reduce_grad")
-        changes = {name: _times(getattr(self, name), factor) for name in timed}
-        for name in ENDS:
-            part = getattr(self, name)
-            if part is not None:
-                memory = {key: part[key] for key in part if key == "activation"}
-                changes[name] = _times(part, factor) | memory
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)} | changes
-        values |= {name: getattr(self, name) / factor for name in _BANDWIDTHS}
-        return Costs(**values)
+        changes: dict[str, Any] = {}
+        for name, spec in COST_FIELDS.items():
+            value = getattr(self, name)
+            if spec.timed:
+                changes[name] = _times(value, factor)
+            elif spec.shape == "rate":
+                changes[name] = value / factor
+            if spec.shape == "part" and value is not None:
+                changes[name] |= {key: value[key] for key in value if key == "activation"}
+        return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
         """Costs of every (kind, stage) of a schedule, for every slice of a microbatch."""
@@ -233,6 +228,11 @@ class Costs:
         :class:`debubble.core.schedule.Schedule`.
         """
         return CostTable.of(self, placement, slicing, vocabulary)
+
+
+def check_costs(costs: object) -> None:
+    """Refuse an argument that should be costs, or None for the default ones."""
+    check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
 
 
 def check_names(values: Mapping[str, Any]) -> None:
@@ -251,30 +251,3 @@ def _times(value: Any, factor: float) -> Any:
     if isinstance(value, tuple):
         return tuple(_times(item, factor) for item in value)
     return value * factor
-
-
-def _checked(name: str, value: Any, allow_infinite: bool) -> Any:
-    """The value with plain floats and tuples inside, or an error that names the bad number."""
-    if isinstance(value, Mapping):
-        return {
-            key: _checked(f"{name}[{key}]", item, allow_infinite) for key, item in value.items()
-        }
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if not value:
-            raise CostError(f"{name} is an empty list; give one number, or one per stage")
-        return tuple(
-            _checked(f"{name}[{index}]", item, allow_infinite) for index, item in enumerate(value)
-        )
-    try:
-        number = float(value) if not isinstance(value, bool | str) else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
-    if math.isnan(number):
-        raise CostError(f"{name} is {value!r}; give a number")
-    if number < 0:
-        raise CostError(f"{name} is {value!r}; costs are not negative")
-    if math.isinf(number) and not allow_infinite:
-        raise CostError(f"{name} is {value!r}; give a finite number")
-    return number

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
-from debubble.core.errors import CostError, did_you_mean
 from debubble.core.placement import Placement
 
 FIRST, LAST = 0, -1
@@ -20,17 +19,6 @@ KEYS = (*TIMES, "activation")
 
 Part = Mapping[str, float]
 """Costs of one part: times F, I, W, B, R, and the memory ``activation``; what is missing is 0."""
-
-
-def check_part(name: str, part: object) -> None:
-    """Refuse a part that is no mapping from the names of costs."""
-    if not isinstance(part, Mapping):
-        raise CostError(f"{name} is {part!r}; give a mapping, for instance {{'F': 1, 'I': 1}}")
-    for key in part:
-        if key not in KEYS:
-            raise CostError(f"{name} has an unknown cost '{key}'; {did_you_mean(str(key), KEYS)}")
-        if isinstance(part[key], Sequence | Mapping):
-            raise CostError(f"{name}[{key}] is {part[key]!r}; give one number: it is for one stage")
 
 
 def times_of(part: Part) -> NDArray[np.float64]:

@@ -15,7 +15,9 @@ Messages name the value, the limit and the fix. Broken invariants of the library
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class DebubbleError(ValueError):
@@ -51,17 +53,40 @@ class ScheduleError(DebubbleError):
         self.chain = chain
 
 
-def did_you_mean(value: str, candidates: Iterable[str]) -> str:
-    """A hint that ends an error message: the nearest candidates, or all when none is near.
+FEW = 8
+"""How many candidates a message lists when none of them is near."""
+
+
+def did_you_mean(value: object, candidates: Iterable[str]) -> str:
+    """A hint that ends an error message: the nearest candidates, or all when they are few.
 
     Examples
     --------
     >>> did_you_mean("zbv", ["1f1b", "zb-v"])
     "did you mean 'zb-v'?"
+    >>> did_you_mean("x", ["1f1b", "zb-v"])
+    'known: 1f1b, zb-v'
     """
     names = sorted(set(candidates))
     folded = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(value.lower(), list(folded), n=3, cutoff=0.6)
+    wanted = str(value).lower()
+    near = difflib.get_close_matches(wanted, list(folded), n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(f"'{folded[name]}'" for name in near) + "?"
-    return "known: " + ", ".join(names)
+    if len(names) <= FEW:
+        return "known: " + ", ".join(names)
+    near = difflib.get_close_matches(wanted, list(folded), n=3, cutoff=0.0)
+    first, second, third = (folded[name] for name in near)
+    return f"the nearest are '{first}', '{second}' and '{third}'"
+
+
+def check_type(name: str, value: Any, kind: type | tuple[type, ...], advice: str) -> None:
+    """Refuse an argument of a wrong type; `advice` says what to give.
+
+    Raises
+    ------
+    ParameterError
+        With the name and the value.
+    """
+    if not isinstance(value, kind):
+        raise ParameterError(f"{name} is {reprlib.repr(value)}; {advice}")

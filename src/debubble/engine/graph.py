@@ -262,7 +262,7 @@ def compile_graph(
         When the order cannot run; the message shows the shortest chain of actions that wait for
         each other.
     """
-    if mode not in P2P_MODES:
+    if not isinstance(mode, str) or mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
     # The arrays are kept, not the graph: it points back at the schedule, and a circle of the two
     # would hold on to memory until the garbage collector happens to come by.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -119,7 +120,14 @@ def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | Non
     """
     if memory is None:
         return None
-    limits = np.atleast_1d(np.asarray(memory, dtype=np.float64))
+    try:
+        given = np.asarray(memory)
+    except ValueError:  # lists of different lengths
+        given = np.array(None)
+    if given.dtype.kind not in "iuf":
+        shown = reprlib.repr(memory)
+        raise ParameterError(f"memory is {shown}; give a positive number, or one per rank")
+    limits = np.atleast_1d(given.astype(np.float64))
     if limits.shape not in ((1,), (ranks,)):
         raise ParameterError(
             f"memory has {limits.size} limits for {ranks} ranks; give one number, or one per rank"

@@ -24,8 +24,8 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.cost_table import CostTable
-from debubble.core.costs import Costs
-from debubble.core.errors import ScheduleError
+from debubble.core.costs import Costs, check_costs
+from debubble.core.errors import ScheduleError, check_type
 from debubble.core.schedule import Schedule
 from debubble.engine import held, made_for
 from debubble.engine.action_table import ActionTable
@@ -404,6 +404,8 @@ def simulate(
     >>> db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=10, B=18)).makespan
     308.0
     """
+    check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
+    check_costs(costs)
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
     if made_for.unaware(schedule) and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)

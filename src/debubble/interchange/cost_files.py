@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from debubble.core.cost_fields import COST_FIELDS, DEFAULT
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.errors import CostError, FormatError
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 """Most bytes of a cost file."""
 
-_SPREAD = ("F", "I", "W", "B", "R", "attention", "exchange", "unshard", "reduce_grad")
-_MEMORY = ("activation", "kept_for_weight", "recompute_kept", "offload_share", "kv")
+_MEMORY = tuple(name for name, spec in COST_FIELDS.items() if spec.section == "memory")
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,9 @@ def load_costs(path: str | Path) -> CostFile:
             times: {F: 10.419, I: 10.207, W: 7.715, p2p: 0.408}
             memory: {unit: GB, activation: 0.6, kept_for_weight: 0.4, limit: 40}
 
-        ``times`` has F, I, W, B, O, R, OPT, overlap_factor, p2p, message, bandwidth, attention,
-        exchange, unshard, reduce_grad, host_bandwidth and host_link_shared_by, as in
-        :class:`debubble.Costs`: a number, a list or mapping with one per stage (per rank with the
-        basis ``rank``), for O also ``{"0,3": time}`` and for p2p a matrix. What only the first or
-        last stage does stands under
-        ``embedding``, ``head`` and ``mtp``: ``head: {F: 4, B: 8}`` among the times, ``head: 0.2``
-        in the memory section. ``memory`` has activation, kept_for_weight, recompute_kept,
-        offload_share, kv, and the limit and name of their unit.
+        ``docs/costs.md`` and ``debubble costs`` list every key. A cost is a number, a list with one
+        per stage (per rank with the basis ``rank``), or a mapping from stages to numbers:
+        ``F: {default: 1, 2: 1.5}``.
 
     Raises
     ------
@@ -101,21 +96,14 @@ def parse_costs(text: str, where: str) -> CostFile:
     model = validate(data, where)
     _check_sizes(model, where)
     _check_limit(model, where)
-    times = {key: getattr(model.times, key) for key in model.times.model_fields_set}
-    times |= _parts(model)
-    memory = {
-        key: getattr(model.memory, key) for key in _MEMORY if key in model.memory.model_fields_set
-    }
-    try:
-        costs = Costs(
-            basis=model.basis, time_unit=model.time_unit, memory_unit=model.memory.unit, **times,
-            **memory,
-        )  # fmt: skip
-    except CostError as error:
-        raise FormatError(f"{where}: {error}") from None
+    memory = {key: model.memory[key] for key in _MEMORY if key in model.memory}
+    costs = Costs(
+        basis=model.basis, time_unit=model.time_unit, memory_unit=model.memory.get("unit", ""),
+        **{**model.times, **_parts(model), **memory},
+    )  # fmt: skip
     return CostFile(
-        costs, model.ranks, model.microbatches, model.chunks, model.memory.limit, model.name,
-        model.source, model.time_unit, model.memory.unit, dict(model.expected),
+        costs, model.ranks, model.microbatches, model.chunks, model.memory.get("limit"),
+        model.name, model.source, model.time_unit, model.memory.get("unit", ""), model.expected,
     )  # fmt: skip
 
 
@@ -133,9 +121,8 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     default = Costs()
     values = {
         name: value for name, value in values.items()
-        if value != getattr(default, name) or name == "F"
+        if name != "basis" and value != getattr(default, name)
     }  # fmt: skip
-    values.pop("basis", None)
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
     for name in ENDS:
         part = dict(values.pop(name, {}))
@@ -144,11 +131,15 @@ def costs_data(costs: Costs) -> dict[str, Any]:
         if part:
             values[name] = part
     if isinstance(values.get("O"), Mapping):
-        values["O"] = {f"{s},{t}": time for (s, t), time in values["O"].items()}
+        values["O"] = {
+            ",".join(map(str, key)) if isinstance(key, tuple) else key: time
+            for key, time in values["O"].items()
+        }
     if costs.memory_unit:
         memory["unit"] = costs.memory_unit
     labels = {"time_unit": costs.time_unit} if costs.time_unit else {}
-    data = {"basis": costs.basis, **labels, "times": values, "memory": memory}
+    # A file needs a time; that of a transfer is what it is by default.
+    data = {"basis": costs.basis, **labels, "times": values or {"p2p": 0.0}, "memory": memory}
     plain: dict[str, Any] = json.loads(json.dumps(data))
     return plain
 
@@ -157,9 +148,9 @@ def _parts(model: CostModel) -> dict[str, dict[str, float]]:
     """Embedding, head and further predictions, from both sections of the file."""
     parts: dict[str, dict[str, float]] = {}
     for name in ENDS:
-        times, memory = getattr(model.times, name), getattr(model.memory, name)
-        part = {} if times is None else times.model_dump(exclude_unset=True)
-        part |= {} if memory is None else {"activation": memory}
+        part = dict(model.times.get(name, {}))
+        if name in model.memory:
+            part["activation"] = model.memory[name]
         if part:
             parts[name] = part
     return parts
@@ -167,31 +158,38 @@ def _parts(model: CostModel) -> dict[str, dict[str, float]]:
 
 def _check_sizes(model: CostModel, where: str) -> None:
     """Refuse lists of different lengths, and lists that do not fit the number of ranks."""
-    values = {f"times.{key}": getattr(model.times, key) for key in _SPREAD}
-    values |= {f"memory.{key}": getattr(model.memory, key) for key in _MEMORY}
-    sizes = {key: len(v) for key, v in values.items() if isinstance(v, tuple | Mapping)}
-    by_rank = {"times.OPT": model.times.OPT, "times.p2p": model.times.p2p,
-               "memory.limit": model.memory.limit}  # fmt: skip
-    per_rank = {key: len(v) for key, v in by_rank.items() if isinstance(v, tuple | Mapping)}
-    owner = "stages"
+    by_stage: dict[str, int] = {}
+    by_rank: dict[str, int] = {}
+    for section, values in (("times", model.times), ("memory", model.memory)):
+        for name, value in values.items():
+            shape = COST_FIELDS[name].shape if name in COST_FIELDS else ""
+            complete = isinstance(value, tuple) or (
+                isinstance(value, Mapping) and shape != "pair" and DEFAULT not in value
+            )
+            if name == "limit" and isinstance(value, tuple):
+                by_rank["memory.limit"] = len(value)
+            if complete and shape in ("stage", "pair", "rank", "link"):
+                group = by_stage if shape in ("stage", "pair") else by_rank
+                group[f"{section}.{name}"] = len(value)
+    owner = "stage"
     if model.basis == "rank":
-        owner, per_rank = "ranks", sizes | per_rank
-    for key, size in per_rank.items():
+        owner, by_rank = "rank", by_stage | by_rank
+    for key, size in by_rank.items():
         if model.ranks is not None and size != model.ranks:
             raise FormatError(f"{where}: {key} has {size} values for {model.ranks} ranks")
-    for group, noun in ((sizes, owner), (per_rank, "ranks")):
+    for group, noun in ((by_stage, owner), (by_rank, "rank")):
         (first, wanted), *rest = group.items() or [("", 0)]
         for key, size in rest:
             if size != wanted:
                 raise FormatError(
                     f"{where}: {key} has {size} values and {first} {wanted}; both have one per "
-                    f"{noun[:-1]}"
+                    f"{noun}"
                 )
 
 
 def _check_limit(model: CostModel, where: str) -> None:
     """Refuse a limit below one activation: it is in another unit than the activation."""
-    limit, activation = model.memory.limit, model.memory.activation
+    limit, activation = model.memory.get("limit"), model.memory.get("activation")
     if limit is None or activation is None:
         return
     values = activation.values() if isinstance(activation, Mapping) else activation

@@ -1,240 +1,99 @@
-"""The schema of cost files, and error messages that name file, key and value.
+"""What a cost file may say: its keys, and error messages that name file, key and value.
 
-Imported only when a cost file is read: pydantic takes longer to import than most simulations run.
+Values are checked by :func:`debubble.core.cost_fields.check_cost`, as they are everywhere else.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
-
+from debubble.core.cost_fields import COST_FIELDS, WrongCostError, check_cost, check_number
 from debubble.core.costs import BASES
-from debubble.core.ends import ENDS
+from debubble.core.ends import ENDS, TIMES
 from debubble.core.errors import FormatError, did_you_mean
-from debubble.interchange.text import (
-    LARGEST_COST,
-    SHOWN,
-    SMALLEST_BANDWIDTH,
-    check_label,
-    shown,
-)
+from debubble.interchange.text import SHOWN, check_label, shown
 from debubble.schedules.registry import LIMITS
 
-_PAIR = re.compile(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*")
-_STAGE = re.compile(r"[0-9]{1,9}")
+
+@dataclass(frozen=True)
+class FileKey:
+    """A key of a cost file that is no cost.
+
+    Parameters
+    ----------
+    shape
+        What its value may be, in words.
+    example
+        A value as YAML.
+    text
+        What it is, in one line.
+    default
+        What counts where the key is missing.
+    """
+
+    shape: str
+    example: str
+    text: str
+    default: Any = None
 
 
-class _WrongError(ValueError):
-    """A value that cannot be used, and what is wrong with it after the key that has it."""
-
-    def __init__(self, value: Any, advice: str, inside: str = "") -> None:
-        super().__init__(f"{inside} is {shown(value)}; {advice}")
-
-
-def _number(value: Any, advice: str = "give a number", inside: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _WrongError(value, advice, inside)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise _WrongError(value, "give a finite number", inside)
-    if number < 0:
-        raise _WrongError(value, "costs are not negative", inside)
-    if number > LARGEST_COST:
-        raise _WrongError(value, f"costs go to {LARGEST_COST:g}; use another unit", inside)
-    return number
-
-
-def _per_stage(value: Any) -> Any:
-    advice = "give a number, a list of numbers, or a mapping from stages to numbers"
-    if isinstance(value, Mapping):
-        found = {}
-        for key, item in value.items():
-            stage = int(key) if isinstance(key, str) and _STAGE.fullmatch(key) else key
-            if type(stage) is not int or stage < 0:
-                raise _WrongError(key, "keys are stages: 0, 1, 2, …", ": a key")
-            if stage in found:
-                raise _WrongError(key, "the same stage is there twice", ": a key")
-            found[stage] = _number(item, inside=f"[{stage}]")
-        missing = next((stage for stage in range(len(found)) if stage not in found), None)
-        if missing is not None or not found:
-            raise ValueError(f" has no value for stage {missing or 0}; give one from 0 on for all")
-        return found
-    if isinstance(value, list):
-        if not value:
-            raise _WrongError(value, advice)
-        return tuple(_number(item, inside=f"[{index}]") for index, item in enumerate(value))
-    return _number(value, advice)
-
-
-def _share_per_stage(value: Any) -> Any:
-    found = _per_stage(value)
-    items = found.values() if isinstance(found, dict) else found
-    for item in items if not isinstance(found, float) else (found,):
-        if item > 1:
-            raise _WrongError(item, "it is a share between 0 and 1")
-    return found
-
-
-def _pairs(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return _number(value, 'give a number, or a mapping from pairs of stages: {"0,3": 2.5}')
-    found = {}
-    for key, item in value.items():
-        match = _PAIR.fullmatch(key) if isinstance(key, str) else None
-        if match is None:
-            raise _WrongError(key, 'keys are "forward stage,backward stage": "0,3"', ": a key")
-        found[int(match[1]), int(match[2])] = _number(item, inside=f"[{match[1]},{match[2]}]")
-    return found
-
-
-def _link(value: Any) -> Any:
-    if not isinstance(value, list):
-        return _number(value, "give a number, or a square matrix: one row per sending rank")
-    rows = []
-    for index, row in enumerate(value):
-        if not isinstance(row, list) or len(row) != len(value):
-            raise _WrongError(
-                row, f"give {len(value)} numbers, one per receiving rank", f"[{index}]"
-            )
-        rows.append(
-            tuple(_number(item, inside=f"[{index}][{column}]") for column, item in enumerate(row))
-        )
-    if not rows:
-        raise _WrongError(value, "give a number")
-    return tuple(rows)
-
-
-def _positive(value: Any) -> float:
-    number = _number(value)
-    if number < SMALLEST_BANDWIDTH:
-        raise _WrongError(value, "give a positive number")
-    return number
-
-
-def _limit(value: Any) -> float | tuple[float, ...]:
-    if not isinstance(value, list):
-        return _positive(value)
-    if not value:
-        raise _WrongError(value, "give one number, or a list with one per rank")
-    return tuple(_positive(item) for item in value)
-
-
-def _count(name: str) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        largest = LIMITS[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            raise _WrongError(value, f"give a whole number from 1 to {largest:,}")
-        return value
-
-    return check
-
-
-def _sharing(value: Any) -> int:
-    if isinstance(value, bool) or value not in (1, 2):
-        raise _WrongError(value, "a link to the host serves 1 or 2 ranks")
-    return int(value)
-
-
-def _label(value: Any) -> str:
-    try:
-        return check_label(value, "")
-    except FormatError:
-        raise _WrongError(value, "give text on one line, at most 200 characters") from None
-
-
-def _basis(value: Any) -> str:
-    if value not in BASES:
-        raise _WrongError(value, "use 'action' or 'rank'")
-    return str(value)
-
-
-PerStage = Annotated[Any, BeforeValidator(_per_stage)]
-Share = Annotated[Any, BeforeValidator(_share_per_stage)]
-Number = Annotated[Any, BeforeValidator(_number)]
-Positive = Annotated[Any, BeforeValidator(_positive)]
-Label = Annotated[Any, BeforeValidator(_label)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PartTimes(_Strict):
-    """Times of a part of the model that lives on one stage."""
-
-    F: Number = None
-    I: Number = None
-    W: Number = None
-    B: Number = None
-    R: Number = None
-
-
-class Times(_Strict):
-    """Times of actions and transfers."""
-
-    F: PerStage = None
-    I: PerStage = None
-    W: PerStage = None
-    B: PerStage = None
-    O: Annotated[Any, BeforeValidator(_pairs)] = None
-    R: PerStage = None
-    OPT: PerStage = None
-    overlap_factor: Number = None
-    attention: Share = None
-    exchange: PerStage = None
-    unshard: PerStage = None
-    reduce_grad: PerStage = None
-    p2p: Annotated[Any, BeforeValidator(_link)] = None
-    message: Number = None
-    bandwidth: Positive = None
-    host_bandwidth: Positive = None
-    host_link_shared_by: Annotated[Any, BeforeValidator(_sharing)] = None
-    embedding: PartTimes | None = None
-    head: PartTimes | None = None
-    mtp: PartTimes | None = None
-
-
-class Memory(_Strict):
-    """Memory of activations."""
-
-    unit: Label = ""
-    activation: PerStage = None
-    kept_for_weight: Share = None
-    recompute_kept: Share = None
-    offload_share: Share = None
-    kv: PerStage = None
-    limit: Annotated[Any, BeforeValidator(_limit)] = None
-    embedding: Number = None
-    head: Number = None
-    mtp: Number = None
-
-
-class CostModel(_Strict):
-    """A cost file."""
-
-    name: Label = ""
-    source: Label = ""
-    ranks: Annotated[Any, BeforeValidator(_count("ranks"))] = None
-    microbatches: Annotated[Any, BeforeValidator(_count("microbatches"))] = None
-    chunks: Annotated[Any, BeforeValidator(_count("chunks"))] = None
-    basis: Annotated[Any, BeforeValidator(_basis)] = "action"
-    time_unit: Label = ""
-    times: Times
-    memory: Memory = Memory()
-    expected: dict[str, Any] = {}
-
-
-_SECTIONS: dict[tuple[str, ...], type[_Strict]] = {
-    (): CostModel, ("times",): Times, ("memory",): Memory,
-    **{("times", part): PartTimes for part in ENDS},
+TOP_KEYS = {
+    "name": FileKey("text", "my model", "what was measured, for titles", ""),
+    "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from", ""),
+    "ranks": FileKey("whole number", "8", "pipeline ranks, unless -p says otherwise"),
+    "microbatches": FileKey("whole number", "32", "microbatches, unless -m says otherwise"),
+    "chunks": FileKey("whole number", "2", "stages per rank, unless -v says otherwise"),
+    "basis": FileKey(
+        "action or rank", "rank", "whether values are per action (one stage, one microbatch), or of"
+        " a rank's whole share and divided by its chunks", "action",
+    ),
+    "time_unit": FileKey("text", "ms", "unit of all times", ""),
+    "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
+    "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
+    "expected": FileKey("mapping", "{}", "anything; debubble's own tests keep results here"),
 }  # fmt: skip
+"""Keys of the file itself."""
+
+MEMORY_KEYS = {
+    "unit": FileKey("text", "GB", "unit of activation, kv and limit", ""),
+    "limit": FileKey(
+        "one number or a list", "8", "activation memory of a rank, or of each, unless --memory says"
+        " otherwise; in the unit of activation, in activation units where that is left out",
+    ),
+    **{
+        name: FileKey("one number", "0", f"activation of {words}, on top of its stage's")
+        for name, words in (
+            ("embedding", "the embedding"), ("head", "the head"), ("mtp", "multi-token prediction"),
+        )
+    },
+}  # fmt: skip
+"""Keys of ``memory`` that are no costs of their own."""
+
+
+def keys_of(section: str) -> dict[str, Any]:
+    """All keys of a section of the file, ``""`` for the file itself, and what is known of them."""
+    if not section:
+        return dict(TOP_KEYS)
+    costs = {name: spec for name, spec in COST_FIELDS.items() if spec.section == section}
+    return costs | (MEMORY_KEYS if section == "memory" else {})
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The checked content of a cost file; `times` and `memory` have what the file has."""
+
+    times: Mapping[str, Any]
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    source: str = ""
+    ranks: int | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    basis: str = "action"
+    time_unit: str = ""
+    expected: Mapping[str, Any] = field(default_factory=dict)
 
 
 def validate(data: Any, where: str) -> CostModel:
@@ -248,30 +107,108 @@ def validate(data: Any, where: str) -> CostModel:
     if not isinstance(data, Mapping):
         raise FormatError(f"{where}: {shown(data)} is no cost file; it needs times: {{F: 1, B: 2}}")
     try:
-        model = CostModel.model_validate(data)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        # A misspelt key is the reason when another is missing.
-        first = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
-        raise FormatError(f"{where}: {_message(first)}") from None
-    if not model.times.model_fields_set:
-        raise FormatError(f"{where}: times is empty; give at least F and B, or F, I and W")
-    return model
+        return _model(data)
+    except FormatError as error:
+        raise FormatError(f"{where}: {error}") from None
 
 
-def _message(error: Any) -> str:
-    place = tuple(str(part) for part in error["loc"])
-    key = ".".join(place)
-    kind, value = error["type"], error["input"]
-    if kind == "value_error":
-        return f"{key}{error['ctx']['error']}"
-    if kind == "extra_forbidden":
-        known = _SECTIONS[place[:-1]].model_fields
-        return f"unknown key {shown(key)}; {did_you_mean(place[-1][:SHOWN], known)}"
-    if kind == "missing":
-        return f"{key} is missing; give times: {{F: 1, B: 2}}"
-    if kind in ("invalid_key", "string_unicode"):
-        return f"{key or 'a key'} is no key; keys are text"
-    if kind in ("model_type", "dict_type"):
-        return f"{key} is {shown(value)}; give a mapping"
-    return f"{key or 'a key'} is {shown(value)}; {error['msg']}"
+def _model(data: Mapping[Any, Any]) -> CostModel:
+    sections = {name: data.get(name, {}) for name in ("times", "memory", "expected")}
+    _check_keys(data, "")
+    if "times" not in data:
+        raise FormatError("times is missing; give times: {F: 1, B: 2}")
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise FormatError(f"{name} is {shown(section)}; give a mapping")
+        if name != "expected":
+            _check_keys(section, name)
+        elif not all(isinstance(key, str) for key in section):
+            raise FormatError("expected has a key that is no text; keys are text")
+    if not sections["times"]:
+        raise FormatError("times is empty; give at least F and B, or F, I and W")
+    times = {name: _cost(name, value, "times") for name, value in sections["times"].items()}
+    memory = {name: _memory(name, value) for name, value in sections["memory"].items()}
+    top = {
+        name: _CHECKS[name](data[name], name) for name in TOP_KEYS
+        if name in data and name not in sections
+    }  # fmt: skip
+    return CostModel(times, memory, expected=dict(sections["expected"]), **top)
+
+
+def _check_keys(data: Mapping[Any, Any], section: str) -> None:
+    """Refuse keys that do not exist, those inside embedding, head and mtp included."""
+    known = keys_of(section)
+    prefix = f"{section}." if section else ""
+    for key, value in data.items():
+        if not isinstance(key, str) or not key.isprintable():
+            raise FormatError(f"{prefix}{shown(key)} is no key; keys are text")
+        if key not in known:
+            hint = did_you_mean(key[:SHOWN], known)
+            raise FormatError(f"unknown key {shown(prefix + key)}; {hint}")
+        if section == "times" and key in ENDS and isinstance(value, Mapping):
+            for inner in value:
+                if inner not in TIMES:
+                    hint = did_you_mean(str(inner)[:SHOWN], TIMES)
+                    raise FormatError(f"unknown key {shown(f'{prefix}{key}.{inner}')}; {hint}")
+
+
+def _cost(name: str, value: Any, section: str) -> Any:
+    try:
+        return check_cost(name, value)
+    except WrongCostError as error:
+        raise FormatError(f"{section}.{error.text(shown)}") from None
+
+
+def _memory(name: str, value: Any) -> Any:
+    if name in COST_FIELDS and COST_FIELDS[name].section == "memory":
+        return _cost(name, value, "memory")
+    if name == "unit":
+        return _label(value, "memory.unit")
+    if name == "limit":
+        return _limit(value)
+    return _number(value, f"memory.{name}")
+
+
+def _limit(value: Any) -> float | tuple[float, ...]:
+    if isinstance(value, list) and not value:
+        advice = "give one number, or a list with one per rank"
+        raise FormatError(f"memory.limit is {shown(value)}; {advice}")
+    many = value if isinstance(value, list) else [value]
+    limits = tuple(_number(item, "memory.limit") for item in many)
+    if not all(limits):
+        raise FormatError(f"memory.limit is {shown(value)}; give a positive number")
+    return limits if isinstance(value, list) else limits[0]
+
+
+def _number(value: Any, key: str) -> float:
+    try:
+        return check_number(value, key)
+    except WrongCostError as error:
+        raise FormatError(error.text(shown)) from None
+
+
+def _label(value: Any, key: str) -> str:
+    try:
+        return check_label(value, "")
+    except FormatError:
+        advice = "give text on one line, at most 200 characters"
+        raise FormatError(f"{key} is {shown(value)}; {advice}") from None
+
+
+def _count(value: Any, key: str) -> int:
+    largest = LIMITS[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        raise FormatError(f"{key} is {shown(value)}; give a whole number from 1 to {largest:,}")
+    return value
+
+
+def _basis(value: Any, key: str) -> str:
+    if not isinstance(value, str) or value not in BASES:
+        raise FormatError(f"{key} is {shown(value)}; use 'action' or 'rank'")
+    return value
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "name": _label, "source": _label, "time_unit": _label, "basis": _basis, "ranks": _count,
+    "microbatches": _count, "chunks": _count,
+}  # fmt: skip

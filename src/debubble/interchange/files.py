@@ -15,6 +15,7 @@ from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
+from debubble.interchange.text import A_TRACE
 from debubble.schedules import registry
 from debubble.schedules.registry import Option
 
@@ -206,6 +207,7 @@ def resolve(
 
         made = python_file.make_from_file(*python_file.split_target(target), given, options)
         return made if sync is None else replace(made, sync=sync)
+    _refuse_other_files(target)
     entry = registry.find(target)
     if entry.chunks is not None:
         given["chunks"] = chunks
@@ -213,6 +215,18 @@ def resolve(
         if given[key] is None:
             raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
     return registry.make(entry.name, **given, sync=sync, **(storage or {}), **options)
+
+
+def _refuse_other_files(target: str) -> None:
+    """Say what to do with a file that is no schedule."""
+    name = target.lower()
+    if name.endswith((".yaml", ".yml", ".toml")):
+        raise ParameterError(
+            f"'{target}' is a cost file, not a schedule; name a schedule, and give it as --costs "
+            f"{target}"
+        )
+    if name.endswith(".json.gz"):
+        raise ParameterError(f"'{target}' is {A_TRACE}")
 
 
 _HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
@@ -255,12 +269,10 @@ def _honest(schedule: Schedule) -> Schedule:
     entry = registry.entries().get(schedule.name)
     if entry is None:
         return schedule
-    from debubble.interchange.options import fits
-
     declared = {option.name: option for option in (*entry.options, _MEMORY)}
     options = {key: value for key, value in schedule.options.items() if key not in _RECOMPUTE}
     recompute = {key: schedule.options[key] for key in _RECOMPUTE if key in schedule.options}
-    if all(key in declared and fits(value, declared[key]) for key, value in options.items()):
+    if all(key in declared and declared[key].fits(value) for key, value in options.items()):
         if entry.uses_costs or recompute.get("recompute_at") == "bubbles":
             return schedule
         steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.interchange.text import shown
+from debubble.interchange.text import read_number, shown
 from debubble.schedules.registry import Option
 
 ANY_TYPE = "int | float | bool | str"
@@ -16,17 +17,9 @@ ANY_TYPE = "int | float | bool | str"
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
-def types_of(option: Option) -> tuple[str, ...]:
-    """Names of the types an option takes, for instance ``("int", "None")``."""
-    text = option.type.removeprefix("<class '").removesuffix("'>")
-    return tuple(part.strip() for part in text.split("|"))
-
-
 def fits(value: Any, option: Option) -> bool:
-    """Whether a value has one of the types an option takes; a whole number is a float, too."""
-    names = types_of(option)
-    name = "None" if value is None else type(value).__name__
-    return name in names or (name == "int" and "float" in names)
+    """Whether an option takes a value; a whole number is a float, too."""
+    return option.fits(value)
 
 
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
@@ -60,7 +53,7 @@ def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str
 
 
 def _value(text: str, option: Option) -> Any:
-    names = types_of(option)
+    names = option.types
     for name, read in _READERS.items():
         if name in names:
             try:
@@ -78,12 +71,18 @@ def _truth(text: str) -> bool:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    number = read_number(text)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[-+]?[0-9]{1,40}", text):
+        raise ValueError
+    return int(text)
+
+
 _READERS: dict[str, Callable[[str], Any]] = {
-    "int": int, "float": _finite, "bool": _truth, "str": str,
+    "int": _whole, "float": _finite, "bool": _truth, "str": str,
 }  # fmt: skip

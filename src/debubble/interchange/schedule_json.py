@@ -23,7 +23,7 @@ from debubble.core.schedule import (
 )
 from debubble.core.slicing import check_cut
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
-from debubble.interchange.text import check_keys, check_label, shown
+from debubble.interchange.text import A_TRACE, check_keys, check_label, shown
 
 REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
 OPTIONAL = (
@@ -73,6 +73,14 @@ def from_json(text: str, where: str) -> Schedule:
         Orders that cannot run are read; :func:`debubble.check` says what is wrong with them.
     """
     data = parse_json(text, where)
+    events = data.get("traceEvents") if isinstance(data, Mapping) else data
+    if isinstance(events, list) and events and isinstance(events[0], Mapping):
+        raise FormatError(f"{where} is {A_TRACE}")
+    if isinstance(data, Mapping) and "format" not in data and "times" in data:
+        raise FormatError(
+            f"{where} is a cost file, not a schedule; name a schedule, and give it as --costs "
+            f"{where}"
+        )
     if not isinstance(data, Mapping) or "format" not in data:
         raise FormatError(f'{where}: not a schedule file; it has no "format": "{FORMAT}"')
     if data["format"] != FORMAT:

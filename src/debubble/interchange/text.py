@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ SHOWN = 60
 MAX_NAME = 200
 """Characters of a name or a unit that a file may give."""
 
-LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
-"""What costs may be in files and on the command line, so that no sum of them is infinite."""
+A_TRACE = (
+    "a trace, not a schedule; open it in 'debubble serve' or in ui.perfetto.dev, and name a "
+    "schedule here"
+)
+"""What to do with a trace where a schedule is needed: the end of a message."""
 
 _LISTED = 2000
 
@@ -89,6 +94,20 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 10**SHOWN:
         return "a number with more than 60 digits"
     return plain(repr(value))
+
+
+_DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
+def read_number(text: str) -> float:
+    """A number as cost files write it, ``1.5`` or ``1e-3``; NaN for every other text.
+
+    Examples
+    --------
+    >>> read_number(" 1e3 "), read_number("1_0"), read_number("٣"), read_number("inf")
+    (1000.0, nan, nan, nan)
+    """
+    return float(text) if _DECIMAL.fullmatch(text.strip(" ")) else math.nan
 
 
 def plain(text: str) -> str:

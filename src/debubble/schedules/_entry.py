@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import inspect
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from debubble.core.actions import Program
+from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.schedules._formula import terms
+
+PLAIN = {"int", "float", "bool", "str", "None"}
+"""Names of types that texts and files can have values of."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +33,15 @@ class Constraint:
         The constraint as a sentence, for instance "microbatches is a multiple of ranks".
     holds
         Whether a case (a namespace of all parameters) meets it.
+    instead
+        What to use for a case that does not meet it, if there is something: the end of a sentence
+        that starts with "or use".
     """
 
     parameter: str
     text: str
     holds: Callable[[Any], bool]
+    instead: Callable[[Any], str] = lambda case: ""  # noqa: ARG005 - the trivial default
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,25 @@ class Option:
     name: str
     type: str
     default: Any
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Names of the types it takes, for instance ``("int", "None")``."""
+        text = self.type.removeprefix("<class '").removesuffix("'>")
+        return tuple(part.strip() for part in text.split("|"))
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value has one of these types; a whole number is a float, too."""
+        name = "None" if value is None else type(value).__name__
+        return name in self.types or (name == "int" and "float" in self.types)
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of another type, where the types are plain ones."""
+        plain = value.item() if isinstance(value, np.generic) else value
+        if set(self.types) <= PLAIN and not self.fits(plain):
+            kinds = " or ".join(name for name in self.types if name != "None")
+            shown = reprlib.repr(value)
+            raise ParameterError(f"option {self.name} is {shown}; give a value of type {kinds}")
 
 
 @dataclass(frozen=True)

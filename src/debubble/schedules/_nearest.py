@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -152,9 +152,10 @@ def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
     links = table.link[table.link > 0]
     transfer = float(links.mean()) if len(links) else 0.0
     pair = costs.O
-    if isinstance(pair, Mapping):
-        pair = math.fsum(pair.values()) / len(pair)
-    elif pair is not None and costs.basis == "rank":
+    if isinstance(pair, Mapping | Sequence):
+        times = pair.values() if isinstance(pair, Mapping) else pair
+        pair = math.fsum(times) / len(pair)
+    if pair is not None and costs.basis == "rank":
         pair = pair / (costs.chunks or schedule.chunks)
     F, I, W, B, R = (float(whole[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R))
     return (

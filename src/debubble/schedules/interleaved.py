@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from debubble.core.actions import Program
@@ -46,18 +47,39 @@ def in_flight(case: Any, rank: int, extra: int = 0) -> float:
     return float(min(warm_up + 1, case.m * case.v) * case.unit)
 
 
-CONSTRAINTS = (
-    Constraint(
-        "group_size",
-        "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
-        lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
-    ),
-    Constraint(
-        "microbatches",
-        "microbatches in groups of group_size, with none or at least `ranks` left over",
-        lambda k: full_groups(k) or k.microbatches % group(k) >= k.ranks,
-    ),
-)
+def _whole_groups(case: Any) -> bool:
+    left_over = int(case.microbatches) % group(case)
+    return left_over == 0 or left_over >= int(case.ranks)
+
+
+def _other_group(case: Any) -> str:
+    """The smallest group size that suits the microbatches, as text; empty when there is none."""
+    sizes = range(case.ranks, min(case.microbatches, 4 * case.ranks) + 1)
+    left_over = ((size, case.microbatches % size) for size in sizes)
+    fits = next((size for size, left in left_over if left == 0 or left >= case.ranks), None)
+    return f"--group-size {fits}" if fits else ""
+
+
+def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
+    """What groups need; `any_group` names a schedule that takes groups of any size."""
+
+    def instead(case: Any) -> str:
+        return " or ".join(text for text in (_other_group(case), any_group) if text)
+
+    return (
+        Constraint(
+            "group_size",
+            "a group_size (microbatches a chunk handles in a row) from ranks to microbatches",
+            lambda k: k.group_size is None or k.ranks <= k.group_size <= k.microbatches,
+            lambda k: any_group,  # noqa: ARG005 - the same for every case
+        ),
+        Constraint(
+            "microbatches",
+            "microbatches in groups of group_size, with none or at least `ranks` left over",
+            _whole_groups,
+            instead,
+        ),
+    )
 
 
 def _short_group_runs(case: Any) -> bool:
@@ -75,13 +97,13 @@ def _short_group_runs(case: Any) -> bool:
     )
 
 
+CONSTRAINTS = _constraints("'flexible-interleaved'")
 RELAXED = (
     CONSTRAINTS[0],
-    Constraint(
-        "microbatches",
-        "microbatches in groups of group_size, with none or at least `ranks` left over (some "
-        "others run with the option short_last_group=true; flexible-interleaved takes any)",
-        lambda k: CONSTRAINTS[1].holds(k) or (k.short_last_group and _short_group_runs(k)),
+    replace(
+        CONSTRAINTS[1],
+        text=f"{CONSTRAINTS[1].text} (some others run with the option short_last_group=true)",
+        holds=lambda k: _whole_groups(k) or (k.short_last_group and _short_group_runs(k)),
     ),
 )
 """Those of Megatron-LM, which an option loosens."""
@@ -167,7 +189,7 @@ def _overlapped_time(k: Any) -> float:
     placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved-1f1b-overlap",),
-    constraints=CONSTRAINTS,
+    constraints=_constraints(),
     forms=(
         ClosedForm(
             "makespan",

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, kinds_of, pack
-from debubble.core.costs import Costs
+from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm, Constraint, Entry, FormValue, Option
 from debubble.schedules._recomputed import with_recompute
@@ -160,9 +161,9 @@ def find(name: str) -> Entry:
     wanted = str(name).strip().lower().replace("_", "-")
     wanted = _ALIASES.get(wanted, wanted)
     if wanted not in known:
-        raise ParameterError(
-            f"unknown schedule '{name}'; {did_you_mean(str(name), [*known, *_ALIASES])}"
-        )
+        hint = did_you_mean(name, [*known, *_ALIASES])
+        hint += "" if hint.endswith("?") else "; 'debubble schedules' lists all"
+        raise ParameterError(f"unknown schedule '{name}'; {hint}")
     return known[wanted]
 
 
@@ -224,14 +225,17 @@ def make(
         if key not in known:
             hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
             raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
+    for option in entry.options:
+        if option.name in options:
+            option.check(options[option.name])
     for key, value in (
         ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
         ("iterations", iterations), ("slices", options.get("slices")),
     ):  # fmt: skip
         if value is not None:
             _check_count(key, value)
-    if memory is not None and not np.all(np.asarray(memory, dtype=np.float64) > 0):
-        raise ParameterError(f"memory is {memory}; a limit is a positive number")
+    memory_limits(memory, ranks)
+    check_costs(costs)
     if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
         raise ParameterError(
             f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
@@ -268,6 +272,8 @@ def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
         value = getattr(case, constraint.parameter)
         near = nearest(entry, case, constraint.parameter)
         hint = f"; the nearest that works is {near}" if near is not None else ""
+        instead = constraint.instead(case)
+        hint += f"{',' if hint else ';'} or use {instead}" if instead else ""
         raise ParameterError(
             f"'{entry.name}' needs {constraint.text}; {constraint.parameter} is {value}{hint}"
         )

@@ -1,0 +1,161 @@
+"""``debubble costs``: what a cost file says, every key there is, and one to fill in."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.options import AsJson
+from debubble.cli.output import note, print_json
+from debubble.core.errors import ParameterError
+
+WIDTH = 79
+
+
+def costs(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="A .yaml, .json or .toml file.")
+    ] = None,
+    init: Annotated[
+        bool, typer.Option("--init", help="Print a commented cost file to fill in.")
+    ] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="With --init, where to.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a cost file, start a new one, or list its keys.
+
+    With FILE, checks it and says what it means; with --init, writes one that 'debubble simulate
+    --costs' takes as it is; without either, explains every key.
+    """
+    if file is not None and init:
+        raise ParameterError("--init writes a new file; leave FILE out, and name it with -o")
+    if output is not None and not init:
+        raise ParameterError("-o is for --init; add it, or leave -o out")
+    if init:
+        _write(output)
+    elif file is not None:
+        _summarise(file, as_json)
+    else:
+        _explain(as_json)
+
+
+def _write(output: str | None) -> None:
+    from debubble.interchange.cost_template import template
+
+    if output is None:
+        print(template(), end="")
+        return
+    if not output.lower().endswith((".yaml", ".yml")):
+        raise ParameterError(f"-o '{output}': the new file is YAML; end it in .yaml")
+    if Path(output).exists():
+        raise ParameterError(f"'{output}' is there already; give another name, or remove it first")
+    from debubble.interchange.files import write_text
+
+    write_text(output, template())
+    note(f"wrote {output}; try: debubble simulate 1f1b --costs {output}")
+
+
+def _summarise(path: str, as_json: bool) -> None:
+    from debubble.analysis.metrics import memory_text, times_text
+    from debubble.interchange.cost_files import costs_data, load_costs
+
+    file = load_costs(path)
+    sizes = {key: getattr(file, key) for key in ("ranks", "microbatches", "chunks")}
+    data = costs_data(file.costs)
+    if file.memory_limit is not None:
+        data["memory"]["limit"] = file.memory_limit
+    labels = {"name": file.name, "source": file.source, "time_unit": file.time_unit}
+    if as_json:
+        if file.memory_unit:
+            data["memory"]["unit"] = file.memory_unit
+        given = {key: value for key, value in (labels | sizes).items() if value}
+        print_json(given | data)
+        return
+    rows = [("name", file.name), ("source", file.source)]
+    rows += [("sizes", ", ".join(f"{size:,} {key}" for key, size in sizes.items() if size))]
+    rows += [
+        ("times", f"{_values(data['times'], file.time_unit)}\n{times_text(file.costs)}"),
+        ("memory", f"{_values(data['memory'], file.memory_unit)}\n{memory_text(file.costs)}"),
+    ]
+    print(f"ok: {path}")
+    for key, text in rows:
+        lines = [line for part in text.split("\n") for line in textwrap.wrap(part, WIDTH - 10)]
+        for first, line in _labelled(key, lines):
+            print(f"{first:<8}  {line}")
+
+
+def _labelled(key: str, lines: list[str]) -> list[tuple[str, str]]:
+    return [(key if index == 0 else "", line) for index, line in enumerate(lines)]
+
+
+def _values(values: dict[str, Any], unit: str) -> str:
+    """Costs on one line, with the unit of those that are amounts."""
+    from debubble.core.cost_fields import COST_FIELDS
+
+    texts = []
+    for name, value in values.items():
+        spec = COST_FIELDS.get(name)
+        if spec is None:
+            measured = True
+        elif spec.section == "memory":
+            measured = not spec.share
+        else:
+            measured = spec.timed
+        texts.append(f"{name} {_value(value)}{f' {unit}' if unit and measured else ''}")
+    return ", ".join(texts)
+
+
+def _value(value: Any) -> str:
+    from debubble.core.units import number
+
+    if isinstance(value, dict):
+        return " ".join(f"{key}: {_value(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
+        if isinstance(value[0], list) or len(value) > 16:
+            return f"{number(min(flat))} to {number(max(flat))}"
+        return "/".join(map(_value, value))
+    return number(value)
+
+
+def _explain(as_json: bool) -> None:
+    from debubble.interchange.cost_template import SECTIONS, reference
+
+    found = {section: reference(section) for section in SECTIONS}
+    if as_json:
+        print_json(
+            [
+                {"section": section, "key": key, "value": shape, "text": text}
+                for section, rows in found.items()
+                for key, shape, text in rows
+            ]
+        )
+        return
+    for section, rows in found.items():
+        print(f"{section}:" if section else "A cost file in YAML, JSON or TOML has\n")
+        for key, shape, text in rows:
+            indent = "  " if section else ""
+            lines = textwrap.wrap(f"{text}. {shape[0].upper()}{shape[1:]}.", WIDTH - 22)
+            for first, line in _labelled(f"{indent}{key}", lines):
+                print(f"{first:<21} {line}")
+        print()
+    print(
+        "One per stage is a list, or a mapping such as {default: 1, 2: 1.5}. The smallest file is\n"
+        "times: {F: 1, B: 2}; 'debubble costs --init -o costs.yaml' writes one with every key."
+    )
+
+
+app = command(
+    costs,
+    [
+        "costs --init -o costs.yaml",
+        "costs examples/zero-bubble/gpt-28.3b-m96.yaml",
+        "costs",
+    ],
+)
