@@ -92,6 +92,28 @@ def test_microbatches_are_written_only_where_they_fit():
     assert "10" not in line
 
 
+@pytest.mark.parametrize("width", [60, 80, 96])
+@pytest.mark.parametrize(
+    "timeline",
+    [
+        run("1f1b", 4, 16),
+        db.simulate(db.make("zb-v", ranks=4, microbatches=8)),
+        db.simulate(db.make("dualpipe-v", ranks=4, microbatches=8)),
+        db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2.1, p2p=0.05)),
+    ],
+    ids=["1f1b", "zb-v", "dualpipe-v", "p2p"],
+)
+def test_without_colours_every_action_has_its_name(timeline, width):
+    schedule = timeline.schedule
+    lines = rows(draw(timeline, width=width, color=False))
+    paired = any("OVERLAP" in cell for row in schedule.rows() for cell in row)
+    count = schedule.ranks * (1 + paired)
+    # The parts of a row one behind the other.
+    texts = ["".join(lines[row::count]) for row in range(count)]
+    found = re.findall(r"[A-Za-z]\d+", " ".join(texts))
+    assert len(found) == len(timeline.schedule)
+
+
 @given(
     st.sampled_from(["1f1b", "gpipe", "eager-1f1b"]),
     st.integers(1, 12),

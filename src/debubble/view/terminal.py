@@ -32,6 +32,9 @@ _ANSI = re.compile("\x1b\\[[0-9;]*m")
 _ENOUGH = 0.9
 """Share of bars that must get a column of their own; else columns show what fills them most."""
 
+_PARTS, _LINES, _MOST_NAMED = 8, 100, 5000
+"""Parts and lines of a drawing without colours, and actions up to which it names all of them."""
+
 
 def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit: str = "") -> None:
     """Print a timeline, in colour when `file` is a terminal and NO_COLOR is not set.
@@ -69,9 +72,10 @@ def draw(
     """A timeline as text.
 
     Every rank has one row, two when actions overlap: forward above, backward below. Numbers are
-    microbatches, written at the start of an action where they fit. An optimizer step without
-    duration is a ``|``. Where actions are thinner than a column, columns show what fills most of
-    them.
+    microbatches, written at the start of an action where they fit. Without colours nothing else
+    tells actions apart, so a timeline that is too long for its names goes on in further parts below
+    each other, up to eight. An optimizer step without duration is a ``|``. Where actions are
+    thinner than a column, columns show what fills most of them.
 
     Parameters
     ----------
@@ -100,16 +104,25 @@ def draw(
     bars = bars_of(timeline)
     labels = [f"rank {rank}" if width >= 60 else str(rank) for rank in range(bars.ranks)]
     margin = len(labels[-1])
-    scale = _scale(bars, width - margin - 2)
+    room = width - margin - 2
+    scale, part = _scale(bars, room), room
+    if not color:
+        scale, part = _with_names(bars, scale, room)
     columns = max(1, math.ceil(timeline.makespan * scale - 1e-6))
     sheet = _Sheet(bars, columns, scale, color, ascii_only, true_color, time_unit)
 
     lines = sheet.head(width)
-    for rank in range(bars.ranks):
-        lines.append(f"{labels[rank]:>{margin}} {sheet.edge}{sheet.row(rank, UPPER)}")
-        if bars.paired:
-            lines.append(f"{'':>{margin}} {sheet.edge}{sheet.row(rank, LOWER)}")
-    lines += [" " * (margin + 1) + line for line in sheet.axis()]
+    rows = [(f"{labels[rank]:>{margin}}", sheet.row(rank, UPPER)) for rank in range(bars.ranks)]
+    if bars.paired:
+        below = [(" " * margin, sheet.row(rank, LOWER)) for rank in range(bars.ranks)]
+        rows = [row for pair in zip(rows, below, strict=True) for row in pair]
+    for first in range(0, columns, part):
+        # Coloured rows are in one part, and have more characters than columns.
+        shown = slice(None) if columns <= part else slice(first, first + part)
+        lines += [""] * (first > 0)
+        lines += [f"{label} {sheet.edge}{row[shown]}" for label, row in rows]
+        count = min(part, columns - first)
+        lines += [" " * (margin + 1) + line for line in sheet.axis(first, count)]
     lines += sheet.legend(width)
     for note in words.conventions([timeline]):
         lines += [sheet.faint(line) for line in textwrap.wrap(sheet.clean(note), width)]
@@ -127,6 +140,32 @@ def _scale(bars: Bars, columns: int) -> float:
     if whole and whole * makespan / slot >= 2 * columns / 3:
         return whole / slot
     return columns / makespan
+
+
+def _with_names(bars: Bars, scale: float, room: int) -> tuple[float, int]:
+    """A scale at which actions have room for their names, and the columns of a part.
+
+    The given scale stays where it is enough, or where nothing would be.
+    """
+    lengths = (bars.end - bars.start)[bars.end > bars.start]
+    if not len(lengths):
+        return scale, room
+    thin = float(np.quantile(lengths, 0.05))
+    name = 1 + len(bars.text(int(bars.number.max())))
+    slot = bars.slot() if len(lengths) <= _MOST_NAMED else 0.0
+    # Off the grid of columns an action may lose one to rounding.
+    even = slot > 0 and abs(thin / slot - round(thin / slot)) < 1e-6 and round(thin / slot) == 1
+    wanted = name if even else name + 1
+    if thin * scale >= wanted - 1e-9 or len(lengths) > _MOST_NAMED:
+        return scale, room
+    longer = wanted / thin
+    part = room - room % wanted if even else room
+    columns = math.ceil(bars.timeline.makespan * longer - 1e-6)
+    parts = math.ceil(columns / max(1, part))
+    if not part or parts > _PARTS or parts * bars.ranks * (1 + bars.paired) > _LINES:
+        return scale, room
+    # Parts of about one length, that do not cut through actions where these are on a grid.
+    return longer, min(part, wanted * math.ceil(columns / parts / wanted))
 
 
 class _Sheet:
@@ -270,17 +309,19 @@ class _Sheet:
             title[0] = f"\x1b[1m{name}{_RESET}{title[0][len(name) :]}"
         return title + _wrap(words.result(timeline, self.time_unit), width)
 
-    def axis(self) -> list[str]:
-        """A line with ticks and a line with their times."""
+    def axis(self, first: int, count: int) -> list[str]:
+        """A line with ticks and a line with their times, below `count` columns from `first` on."""
         dash, tick, corner = "-++" if self.ascii_only else "─┴└"
         span = self.columns / self.scale
         wanted = max(8, len(number(span)) + 3)
         step = nice_step(wanted / self.scale)
-        line, numbers = [dash] * (self.columns + 1), [" "] * (self.columns + 1)
-        for count in range(int(span / step + 1e-9) + 1):
-            at = round(count * step * self.scale)
-            text = number(count * step)
-            line[at] = tick if count else corner
+        line, numbers = [corner] + [dash] * count, [" "] * (count + 1)
+        for index in range(int(span / step + 1e-9) + 1):
+            at = round(index * step * self.scale) - first
+            text = number(index * step)
+            if not 0 <= at <= count:
+                continue
+            line[at] = tick if at else corner
             if at + len(text) <= len(numbers):
                 numbers[at : at + len(text)] = list(text)
         return [self.faint("".join(line)), self.faint("".join(numbers).rstrip())]

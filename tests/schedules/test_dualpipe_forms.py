@@ -1,0 +1,39 @@
+"""Makespan and bubble time of DualPipe and DualPipe-V against the simulation, on grids of costs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import debubble as db
+from debubble.analysis.summary import summary
+from debubble.engine.graph import compile_graph
+from debubble.engine.timeline import evaluate_graph
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("dualpipe", 4), ("dualpipe", 8), ("dualpipe-v", 3)])
+@pytest.mark.parametrize("more", [0, 6])
+def test_formulas_are_exact_where_they_say_so_and_bounds_elsewhere(name, ranks, more):
+    graph = compile_graph(db.make(name, ranks=ranks, microbatches=2 * ranks + more), "overlapped")
+    for F, I, W, share in itertools.product((1, 2, 3), (1, 2, 3), (0.5, 1, 2), (0.8, 1)):
+        timeline = evaluate_graph(graph, db.Costs(F=F, I=I, W=W, O=share * (F + I + W)))
+        forms = summary(timeline)["closed_forms"]
+        assert {form["quantity"] for form in forms} >= {"makespan", "bubble_time"}
+        for form in forms:
+            if form["accuracy"] == "exact":
+                assert form["difference"] == 0, (form, F, I, W)
+            elif form["quantity"] != "peak_activation":
+                assert form["accuracy"] == "lower bound"
+                assert form["difference"] >= 0, (form, F, I, W)
+
+
+def test_published_bubbles():
+    timeline = db.simulate(db.make("dualpipe", ranks=8, microbatches=20), db.Costs(O=3))
+    (form,) = [f for f in summary(timeline)["closed_forms"] if f["quantity"] == "bubble_time"]
+    assert form["formula"] == "(p/2 − 1)(O + B − 3W)"
+    assert (form["value"], form["simulated"], form["accuracy"]) == (6, 6, "exact")
+    timeline = db.simulate(db.make("dualpipe-v", ranks=4, microbatches=16), db.Costs(O=2.75))
+    forms = {form["quantity"]: form for form in summary(timeline)["closed_forms"]}
+    assert [forms[key]["value"] for key in ("makespan", "bubble_time")] == [95.5, 5.25]
+    assert [item["value"] for item in forms["makespan"]["terms"]] == [12, 71.5, 7, 1, 4]
