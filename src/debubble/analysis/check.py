@@ -34,6 +34,7 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import MemoryUse, memory_limits
 from debubble.engine.timeline import memory_use
@@ -107,6 +108,7 @@ def check(
 
     found = Findings()
     most, steps, swept = _survey(schedule)
+    swept = swept and strays_of(schedule) == (None, None)
     plain = swept and most <= Kind.OPT
     more = swept and Kind.OPT < most <= max(SHARDING_KINDS)
     has_transfers = most > Kind.OPT and first_transfer(schedule) is not None

@@ -11,14 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.metrics import number
-from debubble.core.actions import (
-    KIND_MASK,
-    MICROBATCH_SHIFT,
-    STAGE_MASK,
-    STAGE_SHIFT,
-    Action,
-    Kind,
-)
+from debubble.core.actions import code_text
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -226,21 +219,11 @@ def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
     return wanted + np.searchsorted(before, wanted, side="right"), absent
 
 
-def action_text(code: int, slices: int = 1) -> str:
-    """The text of a packed action, also of one that does not exist."""
-    kind = code & KIND_MASK
-    stage = (code >> STAGE_SHIFT) & STAGE_MASK
-    microbatch = code >> MICROBATCH_SHIFT
-    if kind >= len(Kind):
-        return f"{stage}<kind {kind}>{microbatch}"
-    return Action(stage, Kind(kind), microbatch).text(slices)
-
-
 def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
     """Rank, index in its program, the action's text, and all three as a sentence's start."""
     rank = schedule.rank_of(position)
     index = position - int(schedule.offsets[rank])
-    text = action_text(int(schedule.actions[position]), schedule.slices)
+    text = code_text(int(schedule.actions[position]), schedule.slices)
     return rank, index, text, f"rank {rank}, action {index}: {text}"
 
 
