@@ -30,6 +30,7 @@ from debubble.core.actions import (
     Action,
     Kind,
     pack,
+    pairs_of,
 )
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
@@ -250,8 +251,13 @@ def _moves(schedule: Schedule, chain: list[tuple[str, int]]) -> list[str]:
     """For every action of a cycle that stands behind another in its rank's queue: swap them."""
     moves = []
     for (text, rank), (ahead, other) in zip(chain, chain[1:] + chain[:1], strict=True):
-        if rank == other and _index(schedule, rank, ahead) < _index(schedule, rank, text):
+        if rank != other:
+            continue
+        here, there = _index(schedule, rank, text), _index(schedule, rank, ahead)
+        if there < here:
             moves.append(f"move {text} before {ahead} on rank {rank}")
+        elif there == here + 1 and pairs_of(schedule.program(rank))[here] == 1:
+            moves.append(f"run {text} before {ahead}, not together with it")
     return moves
 
 
