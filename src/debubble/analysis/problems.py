@@ -33,7 +33,7 @@ CODES = {
     "vocabulary": "a pass of the output layer's shard that is not sharded, or on another stage",
     "weight-versions": "a forward with weights that are thrown away before its backward",
     "reduce-grad": "gradients of a stage that are not reduced, or not once when they are complete",
-    "unshard": "an action on a stage whose weights its rank does not hold",
+    "unshard": "weights that are used where a rank has none, gathered twice, or dropped too early",
     "deadlock": "actions that wait for each other",
     "transfer": "a send or receive without its other end, or out of turn",
     "memory": "a rank whose activations do not fit",
