@@ -15,7 +15,7 @@ from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange import torch_builtin
 from debubble.schedules import registry
-from debubble.schedules.registry import Option
+from debubble.schedules.registry import Entry, Option
 
 # Formats are imported where they are needed: most commands name a registered schedule.
 
@@ -242,6 +242,17 @@ _RECOMPUTE = ("recompute", "recompute_at")
 """What a schedule that recomputes has among its options."""
 
 
+def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
+    """Whether a file has as many actions as the schedule it names has at least.
+
+    A name and a few numbers may claim gigabytes; no more is made than the file contains.
+    """
+    case = entry.case(**options)
+    chunks = entry.chunks or schedule.chunks
+    cells = schedule.ranks * chunks * schedule.units
+    return bool(case.slices == schedule.slices and len(schedule) >= 2 * cells)
+
+
 def _honest(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
 
@@ -258,6 +269,8 @@ def _honest(schedule: Schedule) -> Schedule:
     if all(key in declared and fits(value, declared[key]) for key, value in options.items()):
         if entry.uses_costs or recompute.get("recompute_at") == "bubbles":
             return schedule
+        if not _large_enough(schedule, entry, options):
+            return replace(schedule, name=schedule.name + CHANGED)
         steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
         try:
             again = registry.make(
