@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line; the entry point of ``debubble``."""
-    from debubble.cli.app import app
+    try:
+        from debubble.cli.app import app
 
-    app(prog_name="debubble")
+        app(prog_name="debubble")
+    except KeyboardInterrupt:
+        # Before the first command there is nobody else to say so.
+        print("debubble: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -17,6 +17,9 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline
 
 FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
+READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome-trace")}
+"""Endings that say what is in a file, and the formats that may have them."""
+
 STANDARD_OUTPUT = "-"
 
 
@@ -45,6 +48,7 @@ def export(
     """
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
+    _check_ending(to, output)
     inputs = setup.read()
     settings: list[str] = []
     with steps(3) as step:
@@ -65,6 +69,17 @@ def export(
         note(f"wrote {output}")
     if settings:
         note("\n".join(["", "torchtitan runs it with", "", *settings]))
+
+
+def _check_ending(to: str, output: str) -> None:
+    """Refuse names by which a file would be read as something else than it is."""
+    for ending, formats in READ_BACK.items():
+        if output.lower().endswith(ending) and to not in formats:
+            fitting = next((e for e, known in READ_BACK.items() if to in known), ".txt")
+            raise ParameterError(
+                f"-o '{output}' would be read as {formats[0]}, and --to is {to}; name it "
+                f"{output[: -len(ending)]}{fitting}, or export --to {formats[0]}"
+            )
 
 
 def _settings(schedule: Schedule, output: str) -> list[str]:

@@ -200,6 +200,14 @@ def resolve(
         from debubble.interchange import python_file
 
         made = python_file.make_from_file(*python_file.split_target(target), given, options)
+        asked = given | {"chunks": chunks}
+        for key in ("ranks", "microbatches", "chunks", "iterations"):
+            found = getattr(made, key)
+            if asked[key] is not None and asked[key] != found:
+                raise ParameterError(
+                    f"{target} returned a schedule that has {key} = {found}, not {asked[key]}; "
+                    "make it for those the function is given"
+                )
         return made if sync is None else replace(made, sync=sync)
     entry = registry.find(target)
     if entry.chunks is not None:
