@@ -141,7 +141,7 @@ def check(
         queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
         if not found and (not told or p2p_mode == queues):
             warnings = lost_in_queues(schedule, bare, costs, queues)
-    if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
+    if limits is not None and strays_of(schedule).outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 

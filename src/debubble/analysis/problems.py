@@ -14,6 +14,7 @@ from debubble.analysis.metrics import number
 from debubble.core.actions import code_text
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
 
@@ -130,7 +131,7 @@ class Report:
     @cached_property
     def peak_activation(self) -> NDArray[np.float64] | None:
         """Largest activation memory of every rank; None when some action does not exist."""
-        if any(problem.code == "out-of-range" for problem in self.problems):
+        if strays_of(self.schedule).outside is not None:
             return None
         return memory_use(self.schedule, self.costs, self.p2p_mode).peak
 

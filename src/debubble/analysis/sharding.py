@@ -149,7 +149,9 @@ def _exchanges(
         stage = unpack(int(schedule.actions[positions[item]])).stage
         texts: tuple[str, ...] = (text,)
         if twice[item]:
-            what = f"gathers weights of stage {stage} that its rank has since {other} (action {spot})"
+            what = (
+                f"gathers weights of stage {stage} that its rank has since {other} (action {spot})"
+            )
             fix, texts = f"remove it, or drop them before it with {stage}RESHARD0", (text, other)
         elif without[item]:
             what = f"drops weights of stage {stage} that its rank does not hold"

@@ -59,7 +59,7 @@ def _open_closed() -> None:
             opened = os.open(os.devnull, os.O_WRONLY)
             while opened < number:
                 opened = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, open(opened, "w", encoding="utf-8", errors="replace"))
+            setattr(sys, name, os.fdopen(opened, "w", encoding="utf-8", errors="replace"))
 
 
 def _report(error: Exception) -> None:

@@ -170,7 +170,10 @@ class _Waits:
         self.sources = [self._sources(position) for position in range(len(self.actions))]
         # The halves of a pair start together: the first waits for all that the second does.
         self.leads: dict[int, list[int]] = {}
-        for lead in np.flatnonzero(pairs_of(schedule.actions) == 1).tolist():
+        pairs = pairs_of(schedule.actions)
+        for lead in np.flatnonzero((pairs[:-1] == 1) & (pairs[1:] == 2)).tolist():
+            if self.ranks[lead] != self.ranks[lead + 1]:
+                continue
             self.leads[lead] = self.sources[lead]
             self.sources[lead] = self.sources[lead] + self.sources[lead + 1]
         self.done = self._run()

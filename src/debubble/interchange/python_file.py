@@ -97,7 +97,9 @@ def make_from_file(
         with user_code(label, path):
             result = function(**arguments)
     except DebubbleError as error:
-        raise error if str(error).startswith(label) else ParameterError(f"{label}: {error}") from None
+        raise (
+            error if str(error).startswith(label) else ParameterError(f"{label}: {error}")
+        ) from None
     if isinstance(result, Schedule):
         return result
     if not isinstance(result, Iterable):
@@ -222,7 +224,8 @@ def _from_programs(
     chunks, iterations = given.get("chunks") or 1, given.get("iterations") or 1
     longest = min(MAX_ACTIONS, PER_CELL * chunks * microbatches * iterations + SPARE)
     most = given.get("ranks") or MAX_RANKS
-    read, count = [], 0
+    read: list[Program] = []
+    count = 0
     with user_code(label, path):
         for program in islice(programs, most + 1):
             read.append(_program(program, len(read), label, longest))

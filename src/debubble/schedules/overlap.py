@@ -27,7 +27,7 @@ def _time(k: Any) -> float:
             "makespan",
             "p(F + B) + (m − 1)·O",
             _time,
-            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and k.O >= max(k.F, k.B),
+            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
             condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
         ),
         ClosedForm(

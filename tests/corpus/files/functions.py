@@ -22,13 +22,13 @@ def base(*, ranks, microbatches):
     raise BaseException("x")
 
 
-class Silent(Exception):
+class SilentError(Exception):
     def __str__(self):
         raise RuntimeError
 
 
 def silent(*, ranks, microbatches):
-    raise Silent
+    raise SilentError
 
 
 def inner(*, ranks, microbatches):

@@ -28,4 +28,4 @@ def data(stages):
 def shapes(stages):
     ones = torch.ones(2, 4)
     layers = [nn.Linear(4, 5) for _ in range(stages)]
-    return layers, nn.functional.mse_loss, lambda number: (ones, ones)
+    return layers, nn.functional.mse_loss, lambda _: (ones, ones)
