@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuzz.targets import TARGETS
 
-INPUTS = 80
+INPUTS = 40
 
 
 @pytest.mark.parametrize("name", TARGETS)
