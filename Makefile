@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick explore browser lint format bench clean
+.PHONY: help demo test quick explore browser lint format fuzz bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,10 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
 format: $(VENV)/.dev  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+MINUTES ?= 10
+fuzz: $(VENV)/.dev  ## random inputs against independent judges: make fuzz MINUTES=60
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py

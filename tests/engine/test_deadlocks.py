@@ -53,7 +53,7 @@ def test_a_missing_action_is_named() -> None:
         (["0F0 1F0", "1B0 0B0"], "1F0 is on the wrong rank; stage 1 lives on rank 1"),
         (["0F0 0F0 0B0", "1F0 1B0"], "0F0 runs twice"),
         (["0F0 0B0 0W0", "1F0 1B0"], "0W0 runs twice, or beside another backward"),
-        (["(0F0;0F1)OVERLAP_F_B", "1F0"], "bad overlapped pair"),
+        (["(0F0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped pair"),
         (["(0B0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped pair"),
     ],
 )

@@ -98,8 +98,10 @@ def test_yielded_programs_are_placed_round_and_round(path: str) -> None:
 def test_returned_schedules_are_taken_as_they_are(path: str) -> None:
     assert resolve(f"{path}:fixed").name == "gpipe"
     defaults = {"ranks": 4, "microbatches": 2}
-    made = resolve(f"{path}:whole", defaults=defaults, flag=True, word="a", scale=2.5)
-    assert made == db.make("1f1b", ranks=4, microbatches=4)
+    made = resolve(f"{path}:whole", defaults=defaults, flag=False, word="a", scale=2.5)
+    assert made == db.make("1f1b", ranks=4, microbatches=2)
+    with pytest.raises(DebubbleError, match="whole returned a schedule that has microbatches = 4,"):
+        resolve(f"{path}:whole", defaults=defaults, flag=True, word="a", scale=2.5)
 
 
 def test_registered_functions_are_made_with_their_placement_and_constraints(path: str) -> None:

@@ -30,10 +30,12 @@ from debubble.core.actions import (
     Action,
     Kind,
     pack,
+    pairs_of,
 )
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
 from debubble.engine.timeline import memory_use
@@ -109,6 +111,7 @@ def check(
 
     found = Findings()
     most, steps, swept = _survey(schedule)
+    swept = swept and strays_of(schedule) == (None, None)
     plain = swept and most <= Kind.OPT
     more = swept and Kind.OPT < most <= max(SHARDING_KINDS)
     has_transfers = most > Kind.OPT and first_transfer(schedule) is not None
@@ -140,7 +143,7 @@ def check(
         queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
         if not found and (not told or p2p_mode == queues):
             warnings = lost_in_queues(schedule, bare, costs, queues)
-    if limits is not None and not any(p.code == "out-of-range" for p in found.problems):
+    if limits is not None and strays_of(schedule).outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
@@ -250,8 +253,13 @@ def _moves(schedule: Schedule, chain: list[tuple[str, int]]) -> list[str]:
     """For every action of a cycle that stands behind another in its rank's queue: swap them."""
     moves = []
     for (text, rank), (ahead, other) in zip(chain, chain[1:] + chain[:1], strict=True):
-        if rank == other and _index(schedule, rank, ahead) < _index(schedule, rank, text):
+        if rank != other:
+            continue
+        here, there = _index(schedule, rank, text), _index(schedule, rank, ahead)
+        if there < here:
             moves.append(f"move {text} before {ahead} on rank {rank}")
+        elif there == here + 1 and pairs_of(schedule.program(rank))[here] == 1:
+            moves.append(f"run {text} before {ahead}, not together with it")
     return moves
 
 

@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
-    KIND_MASK,
-    MICROBATCH_SHIFT,
-    STAGE_MASK,
-    STAGE_SHIFT,
-    Action,
-    Kind,
+    code_text,
 )
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.core.units import amount
+from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
 
@@ -40,7 +36,7 @@ CODES = {
     "vocabulary": "a pass of the output layer's shard that is not sharded, or on another stage",
     "weight-versions": "a forward with weights that are thrown away before its backward",
     "reduce-grad": "gradients of a stage that are not reduced, or not once when they are complete",
-    "unshard": "an action on a stage whose weights its rank does not hold",
+    "unshard": "weights that are used where a rank has none, gathered twice, or dropped too early",
     "deadlock": "actions that wait for each other",
     "transfer": "a send or receive without its other end, or out of turn",
     "memory": "a rank whose activations do not fit",
@@ -137,7 +133,7 @@ class Report:
     @cached_property
     def peak_activation(self) -> NDArray[np.float64] | None:
         """Largest activation memory of every rank; None when some action does not exist."""
-        if any(problem.code == "out-of-range" for problem in self.problems):
+        if strays_of(self.schedule).outside is not None:
             return None
         return memory_use(self.schedule, self.costs, self.p2p_mode).peak
 
@@ -226,21 +222,11 @@ def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
     return wanted + np.searchsorted(before, wanted, side="right"), absent
 
 
-def action_text(code: int, slices: int = 1) -> str:
-    """The text of a packed action, also of one that does not exist."""
-    kind = code & KIND_MASK
-    stage = (code >> STAGE_SHIFT) & STAGE_MASK
-    microbatch = code >> MICROBATCH_SHIFT
-    if kind >= len(Kind):
-        return f"{stage}<kind {kind}>{microbatch}"
-    return Action(stage, Kind(kind), microbatch).text(slices)
-
-
 def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
     """Rank, index in its program, the action's text, and all three as a sentence's start."""
     rank = schedule.rank_of(position)
     index = position - int(schedule.offsets[rank])
-    text = action_text(int(schedule.actions[position]), schedule.slices)
+    text = code_text(int(schedule.actions[position]), schedule.slices)
     return rank, index, text, f"rank {rank}, action {index}: {text}"
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, position_text
 from debubble.analysis.structure import Columns, period_of
-from debubble.core.actions import Action, Kind
+from debubble.core.actions import Action, Kind, unpack
 from debubble.core.schedule import Schedule
 
 Positions = NDArray[np.int64]
@@ -120,3 +120,46 @@ def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
         )
 
     found.add("unshard", np.flatnonzero(dropped), describe)
+    _exchanges(columns.schedule, positions, group, kind[positions], found)
+
+
+def _exchanges(
+    schedule: Schedule, positions: Positions, group: Positions, kind: Positions, found: Findings
+) -> None:
+    """Weights gathered that are there, or dropped that are not; PyTorch's runtime aborts on these.
+
+    `positions` are those of shard actions and of what uses weights, sorted by `group`, a stage on a
+    rank, and then by program order; `kind` are their kinds.
+    """
+    index = np.arange(len(positions))
+    gathers, drops = kind == Kind.UNSHARD, kind == Kind.RESHARD
+    # The last shard action before each, of any group, and the very action before.
+    latest = np.maximum.accumulate(np.where(gathers | drops, index, -1))
+    before = np.concatenate([[-1], latest[:-1]])
+    held = (before >= 0) & (group[before] == group) & gathers[before]
+    last = np.append(group[1:] != group[:-1], True)
+    twice, without = gathers & held, drops & ~held
+    # One that is gathered again, or that another problem follows, is reported there.
+    follower = np.minimum(index + 1, len(index) - 1)
+    unused = gathers & ~twice & (last | drops[follower])
+
+    def describe(item: int) -> Problem:
+        rank, place, text, where = position_text(schedule, int(positions[item]))
+        _, spot, other, _ = position_text(schedule, int(positions[before[item]]))
+        stage = unpack(int(schedule.actions[positions[item]])).stage
+        texts: tuple[str, ...] = (text,)
+        if twice[item]:
+            what = (
+                f"gathers weights of stage {stage} that its rank has since {other} (action {spot})"
+            )
+            fix, texts = f"remove it, or drop them before it with {stage}RESHARD0", (text, other)
+        elif without[item]:
+            what = f"drops weights of stage {stage} that its rank does not hold"
+            fix = "remove it"
+        else:
+            what = f"gathers weights of stage {stage} that nothing uses"
+            fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
+        return Problem("unshard", f"{where} {what}", rank, place, texts, fix)
+
+    wrong = np.flatnonzero(twice | without | unused)
+    found.add("unshard", wrong[np.argsort(positions[wrong])], describe)

@@ -97,10 +97,14 @@ def _home(columns: Columns, found: Findings) -> None:
     copy = schedule.copies_of(columns.unit[real])
     home = placement.ranks_of_stages[copy * schedule.stages + stage]
     wrong = home != rank
+    kind = columns.kind[real]
     if placement.copies > 1:
         rows = placement.ranks_of_stages.reshape(placement.copies, -1)
         anywhere = (rows[:, stage] == rank).any(axis=0)
-        wrong &= ~(anywhere & np.isin(columns.kind[real], WHOLE_STAGE_KINDS))
+        wrong &= ~(anywhere & np.isin(kind, WHOLE_STAGE_KINDS))
+    # The optimizer step of a rank without stages carries stage 0.
+    lives = np.bincount(placement.ranks_of_stages, minlength=schedule.ranks) > 0
+    wrong &= lives[rank] | (kind != Kind.OPT) | (stage != 0)
 
     def describe(item: int) -> Problem:
         here, index, text, where = position_text(schedule, int(real[item]))

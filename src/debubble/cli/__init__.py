@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended."""
 
@@ -10,6 +12,9 @@ def main() -> None:
     """Run the command line; the entry point of ``debubble``."""
     try:
         from debubble.cli.app import app
-    except KeyboardInterrupt:  # while modules load; later ones are for the application
-        raise SystemExit(INTERRUPTED) from None
-    app(prog_name="debubble")
+
+        app(prog_name="debubble")
+    except KeyboardInterrupt:
+        # Before the first command there is nobody else to say so.
+        print("debubble: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -25,6 +25,7 @@ def clean_exit() -> Iterator[None]:
     Bad usage and bad input exit with 2, a bug of debubble with 70, Ctrl-C and a reader that went
     away like programs that were ended by these signals.
     """
+    _open_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal without "−" must not be the end of a report.
@@ -48,6 +49,17 @@ def clean_exit() -> Iterator[None]:
         _leave("not enough memory for this size; use fewer ranks or microbatches", BAD_INPUT)
     except Exception as error:
         _report(error)
+
+
+def _open_closed() -> None:
+    """Write to nowhere where the caller closed standard output or standard error."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            # Files opened later must not get the number, or messages would end up in them.
+            opened = os.open(os.devnull, os.O_WRONLY)
+            while opened < number:
+                opened = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(opened, "w", encoding="utf-8", errors="replace"))
 
 
 def _report(error: Exception) -> None:

@@ -17,6 +17,9 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline
 
 FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
+READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome-trace")}
+"""Endings that say what is in a file, and the formats that may have them."""
+
 STANDARD_OUTPUT = "-"
 
 
@@ -68,19 +71,15 @@ def export(
         note("\n".join(["", "torchtitan runs it with", "", *settings]))
 
 
-ENDINGS = {
-    "torch-csv": (".csv",), "torch-csv-comms": (".csv",), "json": (".json",),
-    "chrome-trace": (".json", ".json.gz"),
-}  # fmt: skip
-"""How the names of files end that other programs, and debubble itself, read again."""
-
-
 def _check_ending(to: str, output: str) -> None:
-    """Refuse the ending of another format, under which nobody could read the file."""
-    ours = ENDINGS.get(to, ())
-    others = {ending for endings in ENDINGS.values() for ending in endings} - set(ours)
-    if not output.lower().endswith(ours) and output.lower().endswith(tuple(others)):
-        raise ParameterError(f"-o '{output}': --to {to} writes {' or '.join(ours) or 'text'}")
+    """Refuse names by which a file would be read as something else than it is."""
+    for ending, formats in READ_BACK.items():
+        if output.lower().endswith(ending) and to not in formats:
+            fitting = next((e for e, known in READ_BACK.items() if to in known), ".txt")
+            raise ParameterError(
+                f"-o '{output}' would be read as {formats[0]}, and --to is {to}; name it "
+                f"{output[: -len(ending)]}{fitting}, or export --to {formats[0]}"
+            )
 
 
 def _settings(schedule: Schedule, output: str) -> list[str]:

@@ -131,6 +131,16 @@ def unpack(packed: int) -> Action:
     )
 
 
+def code_text(packed: int, slices: int = 1) -> str:
+    """The text of a packed action, also of one of a kind that does not exist."""
+    code = int(packed)
+    kind, stage = code & KIND_MASK, (code >> STAGE_SHIFT) & STAGE_MASK
+    microbatch = code >> MICROBATCH_SHIFT
+    if kind >= len(Kind):
+        return f"{stage}<kind {kind}>{microbatch}"
+    return Action(stage, Kind(kind), microbatch).text(slices)
+
+
 def kinds_of(packed: Program) -> NDArray[np.int64]:
     """The :class:`Kind` values of packed actions."""
     return packed & KIND_MASK

@@ -34,6 +34,7 @@ FORMAT_VERSION = 1
 SYNCS = ("global", "local", "post-validation")
 RECOMPUTE_AFTER = ("forward", "gradient")
 VOCABULARIES = (0, 1, 2)
+MAX_SLICES = 1 << 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,8 +120,12 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("microbatches", "iterations", "slices"):
             value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ParameterError(f"{name} is {value!r}; give a whole number")
             if value < 1:
                 raise ParameterError(f"{name} is {value}; it is at least 1")
+        if self.slices > MAX_SLICES:
+            raise ParameterError(f"slices is {self.slices}; it goes up to {MAX_SLICES:,}")
         if min(self.versions) < 1 or len(self.versions) != self.placement.ranks:
             raise ParameterError(
                 f"weight_versions is {self.weight_versions}; give one number from 1 up, or one for "
@@ -136,16 +141,18 @@ class Schedule:
         _check_targets(self.offload_to, self.placement.ranks)
         self._check_vocabulary()
         for name in ("actions", "offsets"):
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
         if len(self.offsets) != self.placement.ranks + 1:
             raise ParameterError(
                 f"{len(self.offsets) - 1} programs for {self.placement.ranks} ranks; "
                 "give one program per rank"
             )
-        assert self.offsets[0] == 0
-        assert self.offsets[-1] == len(self.actions)
+        begin, end = int(self.offsets[0]), int(self.offsets[-1])
+        if begin != 0 or end != len(self.actions) or np.any(np.diff(self.offsets) < 0):
+            raise ParameterError(
+                f"offsets go from {begin} to {end} for {len(self.actions)} actions; "
+                "start at 0, go up, and end at the number of actions"
+            )
 
     def _check_vocabulary(self) -> None:
         if self.vocabulary not in VOCABULARIES:
@@ -175,6 +182,8 @@ class Schedule:
         parts = list(programs)
         offsets = np.cumsum([0, *(len(part) for part in parts)])
         actions = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        # Nobody else has this array, so that it needs no copy.
+        actions.setflags(write=False)
         return cls(name, placement, microbatches, actions, offsets, **fields)
 
     @classmethod
@@ -344,6 +353,21 @@ class Schedule:
     def save(self, path: str | Path) -> None:
         """Write a schedule file; the ending (``.json`` or ``.csv``) picks the format."""
         hooks.save_schedule(self, path)
+
+
+def _numbers(name: str, values: Any) -> NDArray[np.int64]:
+    """Packed actions or offsets that nobody can change any more."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ParameterError(
+            f"{name} is an array of {array.dtype} with {array.ndim} dimensions; give one "
+            "dimension of int64"
+        )
+    # What is looked at once must stay as it is.
+    array = array.copy() if array.flags.writeable else array
+    array = np.ascontiguousarray(array, dtype=np.int64)
+    array.setflags(write=False)
+    return array
 
 
 def _check_targets(targets: tuple[int | None, ...], ranks: int) -> None:

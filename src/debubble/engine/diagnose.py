@@ -15,6 +15,7 @@ from debubble.core.actions import (
     Kind,
     kinds_of,
     microbatches_of,
+    pairs_of,
     stages_of,
     unpack,
 )
@@ -98,11 +99,14 @@ def explain_stuck(schedule: Schedule) -> ScheduleError:
             f"{waits.text(waiting)} waits for {text}, which no rank runs; add {text}",
             (schedule.text(waits.actions[waiting]), text),
         )
-    cycle = waits.shortest_cycle()
+    cycle = waits.with_halves(waits.shortest_cycle())
     steps = []
     for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
         behind = waits.ranks[a] == waits.ranks[b] and b < a
-        steps.append(f"{waits.text(a)} {'runs after' if behind else 'waits for'} {waits.text(b)}")
+        verb = "runs after" if behind else "waits for"
+        if waits.together(a, b):
+            verb = "runs together with"
+        steps.append(f"{waits.text(a)} {verb} {waits.text(b)}")
     return ScheduleError(
         "a deadlock: these actions wait for each other: " + ", ".join(steps),
         tuple(waits.text(position) for position in cycle),
@@ -164,10 +168,31 @@ class _Waits:
                 self.where.setdefault(action, position)
         self.missing: tuple[int, Action] | None = None
         self.sources = [self._sources(position) for position in range(len(self.actions))]
+        # The halves of a pair start together: the first waits for all that the second does.
+        self.leads: dict[int, list[int]] = {}
+        pairs = pairs_of(schedule.actions)
+        for lead in np.flatnonzero((pairs[:-1] == 1) & (pairs[1:] == 2)).tolist():
+            if self.ranks[lead] != self.ranks[lead + 1]:
+                continue
+            self.leads[lead] = self.sources[lead]
+            self.sources[lead] = self.sources[lead] + self.sources[lead + 1]
         self.done = self._run()
 
     def text(self, position: int) -> str:
         return f"{self.schedule.text(self.actions[position])} (rank {self.ranks[position]})"
+
+    def together(self, one: int, other: int) -> bool:
+        """Whether two actions are the first and the second half of a pair."""
+        return other == one + 1 and one in self.leads
+
+    def with_halves(self, cycle: list[int]) -> list[int]:
+        """A cycle with the second half of a pair wherever the first waits for its sake."""
+        found = []
+        for position, source in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+            found.append(position)
+            if position in self.leads and source in self.sources[position]:
+                found += [] if source in self.leads[position] else [position + 1]
+        return found
 
     def _sources(self, position: int) -> list[int]:
         """Positions of the actions whose data an action waits for."""

@@ -35,6 +35,7 @@ from debubble.core.actions import (
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import SYNCS, Schedule
+from debubble.engine.exist import refuse_strays
 from debubble.engine.kernels import compile as sweep
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.recompute import recompute_share
@@ -268,6 +269,7 @@ def compile_graph(
     # would hold on to memory until the garbage collector happens to come by.
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
+        refuse_strays(schedule)
         most = largest_kind(schedule)
         if most > max(TRANSFER_KINDS) or schedule.vocabulary:
             from debubble.engine.events import compile_events

@@ -14,6 +14,7 @@ from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import refuse_outside
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
 
@@ -69,6 +70,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     OFFLOAD frees what it moves and RELOAD takes it again, here as if copies took no time and what
     goes to another rank took none of its memory; see :mod:`debubble.engine.held`.
     """
+    refuse_outside(schedule)
     share = recompute_share(schedule)
     actions = schedule.actions
     if np.any((share > 0) & (share < 1)):

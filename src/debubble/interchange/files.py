@@ -17,7 +17,7 @@ from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
 from debubble.interchange.text import A_TRACE
 from debubble.schedules import registry
-from debubble.schedules.registry import Option
+from debubble.schedules.registry import Entry, Option
 
 # Formats are imported where they are needed: most commands name a registered schedule.
 
@@ -206,6 +206,14 @@ def resolve(
         from debubble.interchange import python_file
 
         made = python_file.make_from_file(*python_file.split_target(target), given, options)
+        asked = given | {"chunks": chunks}
+        for key in ("ranks", "microbatches", "chunks", "iterations"):
+            found = getattr(made, key)
+            if asked[key] is not None and asked[key] != found:
+                raise ParameterError(
+                    f"{target} returned a schedule that has {key} = {found}, not {asked[key]}; "
+                    "make it for those the function is given"
+                )
         return made if sync is None else replace(made, sync=sync)
     _refuse_other_files(target)
     entry = registry.find(target)
@@ -261,6 +269,17 @@ _RECOMPUTE = ("recompute", "recompute_at")
 """What a schedule that recomputes has among its options."""
 
 
+def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:
+    """Whether a file has as many actions as the schedule it names has at least.
+
+    A name and a few numbers may claim gigabytes; no more is made than the file contains.
+    """
+    case = entry.case(**options)
+    chunks = entry.chunks or schedule.chunks
+    cells = schedule.ranks * chunks * schedule.units
+    return bool(case.slices == schedule.slices and len(schedule) >= 2 * cells)
+
+
 def _honest(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
 
@@ -275,6 +294,8 @@ def _honest(schedule: Schedule) -> Schedule:
     if all(key in declared and declared[key].fits(value) for key, value in options.items()):
         if entry.uses_costs or recompute.get("recompute_at") == "bubbles":
             return schedule
+        if not _large_enough(schedule, entry, options):
+            return replace(schedule, name=schedule.name + CHANGED)
         steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
         try:
             again = registry.make(

@@ -9,8 +9,10 @@ import inspect
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,14 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.interchange.cells import MAX_ACTIONS, read_cells
+from debubble.interchange.cells import MAX_ACTIONS, MAX_RANKS, SPARE, read_cells
 from debubble.interchange.text import plain, read_text, shown
 from debubble.schedules import registry
 
 MAX_SOURCE_BYTES = 4 << 20
+PER_CELL = 16
+"""Actions for every stage and microbatch that a program may have, and :data:`SPARE` more."""
+
 NEEDED = {"ranks": "p, such as -p 8", "microbatches": "m, such as -m 32"}
 UNSAID = {"chunks": 1, "iterations": None, "costs": Costs(), "memory": None}
 """What a function gets for parameters it declares without default when nothing was said."""
@@ -89,20 +94,20 @@ def make_from_file(
     else:
         arguments = _arguments(function, label, given, options)
     try:
-        result = function(**arguments)
-        if isinstance(result, Schedule):
-            return result
-        programs = list(result) if isinstance(result, Iterable) else None
+        with user_code(label, path):
+            result = function(**arguments)
     except DebubbleError as error:
-        raise ParameterError(f"{label}: {error}") from None
-    except Exception as error:
-        raise FormatError(f"{label} failed: {_reason(error, path)}") from None
-    if programs is None:
+        raise (
+            error if str(error).startswith(label) else ParameterError(f"{label}: {error}")
+        ) from None
+    if isinstance(result, Schedule):
+        return result
+    if not isinstance(result, Iterable):
         raise FormatError(
             f"{label} returned {type(result).__name__}; return a Schedule or yield one program per "
             "rank"
         )
-    return _from_programs(programs, label, given)
+    return _from_programs(result, label, path, given)
 
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
@@ -119,11 +124,14 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
     # Dataclasses and pickles look their module up by name.
     sys.modules[module.__name__] = module
     try:
-        exec(compile(source, path, "exec"), vars(module))
+        code = compile(source, path, "exec")
     except SyntaxError as error:
-        raise FormatError(f"{path}, line {error.lineno}: {error.msg}") from None
-    except (Exception, SystemExit) as error:
-        raise FormatError(f"{path} failed: {_reason(error, path)}") from None
+        where = path if error.lineno is None else f"{path}, line {error.lineno}"
+        raise FormatError(f"{where}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FormatError(f"{path}: not Python: {_reason(error, path)}") from None
+    with user_code(path, path):
+        exec(code, vars(module))
     function: Any = vars(module).get(name)
     if not callable(function):
         names = [
@@ -137,11 +145,40 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
     return found
 
 
+@contextmanager
+def user_code(label: str, path: str) -> Iterator[None]:
+    """A context in which code of the user runs: what it raises is said to be its own.
+
+    Parameters
+    ----------
+    label
+        What runs, for the message.
+    path
+        The file whose line the message names.
+
+    Raises
+    ------
+    FormatError
+        For everything that the code raises, ``SystemExit`` and its like included; only errors of
+        debubble and Ctrl-C go through.
+    """
+    try:
+        yield
+    except (DebubbleError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise FormatError(f"{label} failed: {_reason(error, path)}") from None
+
+
 def _reason(error: BaseException, path: str) -> str:
     """Class, message and line of an error that a user's code raised."""
+    try:
+        text = plain(str(error))
+    except Exception:
+        text = "its message cannot be shown"
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     where = f" (line {lines[-1]})" if lines else ""
-    return f"{type(error).__name__}: {plain(str(error))}{where}"
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
 def _arguments(
@@ -177,28 +214,43 @@ def _lacking(label: str, key: str) -> ParameterError:
     return ParameterError(f"{label} needs {key}; give -{NEEDED[key]}")
 
 
-def _from_programs(programs: list[Any], label: str, given: Mapping[str, Any]) -> Schedule:
-    if not programs:
-        raise FormatError(f"{label} yielded nothing; yield one program per rank")
-    ranks = given.get("ranks") or len(programs)
-    if len(programs) != ranks:
-        raise FormatError(f"{label} yielded {len(programs)} programs for {ranks} ranks")
-    read = [_program(program, rank, label) for rank, program in enumerate(programs)]
-    if sum(map(len, read)) > MAX_ACTIONS:
-        raise FormatError(f"{label} yielded more than {MAX_ACTIONS:,} actions, the limit")
+def _from_programs(
+    programs: Iterable[Any], label: str, path: str, given: Mapping[str, Any]
+) -> Schedule:
+    """The schedule of what a function yields, which may never end."""
     microbatches = given.get("microbatches")
     if microbatches is None:
         raise _lacking(label, "microbatches")
-    placement = Placement.loop(ranks, given.get("chunks") or 1)
-    iterations = given.get("iterations") or 1
+    chunks, iterations = given.get("chunks") or 1, given.get("iterations") or 1
+    longest = min(MAX_ACTIONS, PER_CELL * chunks * microbatches * iterations + SPARE)
+    most = given.get("ranks") or MAX_RANKS
+    read: list[Program] = []
+    count = 0
+    with user_code(label, path):
+        for program in islice(programs, most + 1):
+            read.append(_program(program, len(read), label, longest))
+            count += len(read[-1])
+            if count > MAX_ACTIONS:
+                raise FormatError(f"{label} yielded more than {MAX_ACTIONS:,} actions, the limit")
+    if not read:
+        raise FormatError(f"{label} yielded nothing; yield one program per rank")
+    ranks = given.get("ranks") or len(read)
+    if len(read) > most:
+        limit = f"{ranks} ranks" if given.get("ranks") else f"at most {MAX_RANKS:,} ranks"
+        raise FormatError(f"{label} yielded more than {most:,} programs for {limit}")
+    if len(read) != ranks:
+        raise FormatError(f"{label} yielded {len(read)} programs for {ranks} ranks")
+    placement = Placement.loop(ranks, chunks)
     return Schedule.from_programs(
         label.rpartition(":")[2], placement, microbatches, read, iterations=iterations
     )
 
 
-def _program(program: Any, rank: int, label: str) -> Program:
+def _program(program: Any, rank: int, label: str, longest: int) -> Program:
     if isinstance(program, np.ndarray):
         if program.ndim == 1 and program.dtype == np.int64:
+            if len(program) > longest:
+                raise _too_long(label, rank, longest)
             return program
         raise FormatError(
             f"{label}: the program of rank {rank} is an array of {program.dtype} with "
@@ -209,5 +261,16 @@ def _program(program: Any, rank: int, label: str) -> Program:
             f"{label}: the program of rank {rank} is {shown(program)}; yield packed actions or "
             "lists of text"
         )
-    texts = [str(item) if isinstance(item, tuple) else item for item in program]
+    texts = [
+        str(item) if isinstance(item, tuple) else item for item in islice(program, longest + 1)
+    ]
+    if len(texts) > longest:
+        raise _too_long(label, rank, longest)
     return read_cells(texts, lambda index: f"{label}: rank {rank}, action {index}")
+
+
+def _too_long(label: str, rank: int, longest: int) -> FormatError:
+    return FormatError(
+        f"{label}: the program of rank {rank} has more than {longest:,} actions, the limit for "
+        "these microbatches; end it, or give more microbatches"
+    )

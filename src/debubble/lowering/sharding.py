@@ -22,6 +22,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import refuse_strays
 from debubble.engine.kernels import sharding as kernels
 
 ShardingMode: TypeAlias = Literal["ddp", "fsdp"]
@@ -72,7 +73,7 @@ def add_sharding(
     ParameterError
         When there is no such mode, or no room for what overlapped pairs use together.
     ScheduleError
-        When the schedule has such actions already.
+        When the schedule has such actions already, or some that do not exist.
 
     Examples
     --------
@@ -86,6 +87,7 @@ def add_sharding(
     """
     if mode not in SHARDING_MODES:
         raise ParameterError(f"sharding mode '{mode}'; {did_you_mean(mode, SHARDING_MODES)}")
+    refuse_strays(schedule)
     kinds = kinds_of(schedule.actions)
     there = np.isin(kinds, SHARDING_KINDS)
     if there.any():

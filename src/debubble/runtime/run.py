@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import ReceivePolicy, first_transfer
+from debubble.interchange.python_file import user_code
 from debubble.runtime.joined import check_size, is_joined, local_size, run_joined
 from debubble.runtime.measure import Measured, calibrate, predict, sleeping_times
 from debubble.runtime.plan import Plan
@@ -129,7 +131,8 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     settings = settings or Settings()
     from debubble.runtime.models import Batches, build
 
-    batches = Batches(build(settings.model, schedule.stages), schedule)
+    with _model_code(settings):
+        batches = Batches(build(settings.model, schedule.stages), schedule)
     _, backend, staged = devices(settings.device, local_size(schedule.ranks))
     reason = not_for_torch(schedule) or ("ranks share a GPU" if staged else "")
     if settings.runtime == "torch" and reason:
@@ -151,6 +154,16 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
         work, schedule.ranks, text, timeout=settings.timeout + longest, device=settings.device
     )
     return None if results is None else _report(schedule, settings, theirs, jobs, results)
+
+
+def _model_code(settings: Settings) -> AbstractContextManager[None]:
+    """A context for what calls the model: errors of the user's own are told as such."""
+    model = settings.model
+    if isinstance(model, str):
+        return nullcontext()
+    path = getattr(getattr(model, "__code__", None), "co_filename", "")
+    name = getattr(model, "__name__", "the model")
+    return user_code(f"{path}:{name}" if path else name, path)
 
 
 def not_for_torch(schedule: Schedule) -> str:
@@ -278,12 +291,13 @@ def _report(
 
     verification = None
     if VERIFY in jobs:
-        verification = verify(
-            schedule,
-            jobs[VERIFY].batches,
-            [result[VERIFY]["gradients"] for result in results],
-            [result[VERIFY]["losses"] for result in results],
-        )
+        with _model_code(settings):
+            verification = verify(
+                schedule,
+                jobs[VERIFY].batches,
+                [result[VERIFY]["gradients"] for result in results],
+                [result[VERIFY]["losses"] for result in results],
+            )
     overhead, timing, predicted = settings.overhead, None, None
     if MEASURE in jobs:
         timing = measured(MEASURE)

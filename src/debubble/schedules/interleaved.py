@@ -195,8 +195,8 @@ def _overlapped_time(k: Any) -> float:
             "makespan",
             "(p − 1 + n)(F + B) + (m·v − n)·O with n = p(v − 1) + 1",
             _overlapped_time,
-            holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p,
-            condition="no latency, g = p, m > p",
+            holds=lambda k: k.c == 0 and group(k) == k.p and k.m > k.p and max(k.F, k.B) <= k.O,
+            condition="no latency, g = p, m > p, O ≥ F and O ≥ B",
         ),
         ClosedForm(
             "peak_activation",

@@ -27,8 +27,8 @@ def _time(k: Any) -> float:
             "makespan",
             "p(F + B) + (m − 1)·O",
             _time,
-            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1,
-            condition="no latency, m ≥ 2p − 1",
+            holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
+            condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
         ),
         ClosedForm(
             "peak_activation",

@@ -140,10 +140,14 @@ def sharding_holds(
 ) -> bool:
     """Whether gradients are reduced once, when complete, and weights are there when used.
 
+    Weights are gathered only where the rank does not hold them, used before they are dropped, and
+    dropped only where it does.
+
     For compute that is complete and in place. ``holds[rank·S + stage]`` says which rank has which
     stage. Reductions have to be there when they are `asked` for, or when there is any. The other
     arrays are zero, with an entry per stage, or per stage and iteration: they become one more than
-    the rank that has seen to it last.
+    the rank that has seen to it last. ``held`` becomes its negative for weights that are gathered
+    and not yet used.
     """
     period = units // iterations
     reductions = 0
@@ -155,6 +159,7 @@ def sharding_holds(
             if actions[position] & KIND_MASK > 12 and stage < stages:
                 sharded[stage] = mark
         joined = False
+        unused = 0
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[position]
             kind = action & KIND_MASK
@@ -173,11 +178,21 @@ def sharding_holds(
                     reduced[key] = mark
                     reductions += 1
                     missing -= 1
+                elif kind == 13:
+                    if held[stage] == mark or held[stage] == -mark:
+                        return False
+                    held[stage] = -mark
+                    unused += 1
                 else:
-                    held[stage] = mark if kind == 13 else 0
+                    if held[stage] != mark:
+                        return False
+                    held[stage] = 0
             elif kind < 5:
                 if sharded[stage] == mark and held[stage] != mark:
-                    return False
+                    if held[stage] != -mark:
+                        return False
+                    held[stage] = mark
+                    unused -= 1
                 if kind == 2 or kind == 3:
                     key = stage * iterations + unit // period
                     if reduced[key] == mark:
@@ -186,4 +201,6 @@ def sharding_holds(
                         made[key] = mark
                         missing += 1
             joined = pair == 1
+        if unused > 0:
+            return False
     return missing == 0 or not (asked or reductions > 0)

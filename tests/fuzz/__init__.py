@@ -1,0 +1,1 @@
+"""Random inputs against independent judges: ``python -m tests.fuzz --minutes 10``."""
