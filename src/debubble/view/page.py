@@ -186,16 +186,20 @@ def inline_svg(drawing: Figure, label: str) -> str:
     text = render(drawing, "svg", facecolor="none").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(
-        r'<svg[^>]*?(viewBox="[^"]*")[^>]*>',
-        rf'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        rf'\1 width="100%" role="img" aria-label="{label}">',
-        text,
-        count=1,
+    head = text[: text.index(">") + 1]
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None
+    text = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'{box[0]} width="100%" role="img" aria-label="{label}">{text[len(head) :]}'
     )
     # Only what is referred to keeps its id.
     wanted = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", text)
+    return re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), text)
+
+
+def _themed(text: str) -> str:
     for fixed, variable in _VARIABLES.items():
         text = text.replace(fixed, variable)
     return text
