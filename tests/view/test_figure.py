@@ -19,7 +19,7 @@ from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.engine.timeline import simulate
 from debubble.view.artists import Labels, Swatch
-from debubble.view.colors import IDLE, LIMIT, shade
+from debubble.view.colors import COLOR, IDLE, LIMIT, shade
 from debubble.view.figure import figure, plot, render, style
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
@@ -226,7 +226,7 @@ def test_a_swatch_shows_its_shades():
     patches = ax.get_legend().findobj(matplotlib.patches.Rectangle)
     faces = hexes(patch.get_facecolor() for patch in patches)
     assert faces[:2] == [shade(Kind.F, 0, 2), shade(Kind.F, 1, 2)]
-    assert Swatch(Kind.F, 2) != Swatch(Kind.F, 1)
+    assert Swatch(Kind.F, 2, COLOR) != Swatch(Kind.F, 1, COLOR)
 
 
 def test_memory_strips_have_one_scale():

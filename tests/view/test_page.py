@@ -163,7 +163,7 @@ def test_colours_of_a_page_follow_its_theme_but_those_of_actions_stay():
     assert "prefers-color-scheme: dark" in text
     assert "fill: var(--ink)" in svg
     assert "fill: var(--idle)" in svg
-    assert "fill: #2193d7" in svg
+    assert "fill: #4bb8ff" in svg
     assert "fill: #ffffff" in svg
     drawn = image(cell([run("1f1b", 2, 4)]))
     assert "var(" not in drawn

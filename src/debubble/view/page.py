@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,17 @@ import debubble
 from debubble.analysis.metrics import MEASURES, number, percent
 from debubble.engine.timeline import Timeline
 from debubble.view import component, words
-from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
+from debubble.view.colors import (
+    COLOR,
+    FAINT,
+    IDLE,
+    INK,
+    LIMIT,
+    MEMORY,
+    PAPER,
+    Palette,
+    palette_of,
+)
 from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
@@ -52,7 +62,7 @@ def page(
         A table as HTML, put in as it is; the default has one row of results per timeline. Escape
         what users wrote in it with :func:`html.escape`.
     **options
-        As for :func:`debubble.view.figure.figure`.
+        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
@@ -136,12 +146,17 @@ def _timeline(
     normalise: bool = False,
     limit: float | None = None,
     time_unit: str = "",
+    palette: Palette | str | Mapping[str, str] = COLOR,
+    numbers_from: int = 0,
     labels: bool = True,  # noqa: ARG001 - the component labels what has room
 ) -> str:
     """The component with its data; options as for the figure, layers the reader can switch."""
     shown = {"bubbles": True, "memory": memory, "critical": critical, "normalise": normalise}
     layers = ",".join(name for name, on in shown.items() if on)
-    payload = encode(timelines, limit=limit, time_unit=time_unit)
+    payload = encode(
+        timelines, limit=limit, time_unit=time_unit, palette=palette_of(palette),
+        numbers_from=numbers_from,
+    )  # fmt: skip
     return component.element(payload, fallback=fallback, attributes=f'{host} layers="{layers}"')
 
 

@@ -61,6 +61,11 @@ def result(timeline: Timeline, time_unit: str = "") -> str:
     )
 
 
+def amount(value: float) -> str:
+    """An amount of memory, as it stands beside the row of a rank."""
+    return number(value)
+
+
 def letter(kind: Kind, index: int) -> str:
     """What stands for a kind where there are no colours; every second shade is lower case."""
     return kind.name[0].lower() if index % 2 else kind.name[0]
