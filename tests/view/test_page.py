@@ -125,7 +125,16 @@ def test_names_and_titles_are_text():
 
 @pytest.mark.parametrize(
     "name",
-    ["a\\qb", "C:\\users\\me", r"\1\g<0>", "<b>&amp;", "'\"", "${title} $$ $style", "`${1}`", "]]>"],
+    [
+        "a\\qb",
+        "C:\\users\\me",
+        r"\1\g<0>",
+        "<b>&amp;",
+        "'\"",
+        "${title} $$ $style",
+        "`${1}`",
+        "]]>",
+    ],
 )
 def test_any_sign_may_stand_in_a_name_or_title(name):
     timeline = simulate(replace(db.make("1f1b", ranks=2, microbatches=2), name=name))

@@ -68,13 +68,13 @@ def add_bars(
     bars: Bars,
     scale: float,
     rows: Rows,
-    gap: float,
+    gaps: Sequence[float],
     palette: Palette,
     clip: bool,
 ) -> None:
     """All bars in one collection with a path per style, and the stripes in another.
 
-    `gap` is the width in points of the white line between bars. Without `clip` an optimizer step at
+    `gaps` are the points of the white line around bars of every style. Without `clip` an optimizer step at
     the very end is seen as a whole.
     """
     top, bottom = rows.lane(bars)
@@ -92,7 +92,7 @@ def add_bars(
             upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
             stripes.append(rectangles(left[here], right[here], upper, upper + thickness))
             stripe_colors.append(palette.stripes[kind])
-    widths = [STEP_WIDTH if color != PAPER else gap for color in edges]
+    widths = [STEP_WIDTH if color != PAPER else gap for color, gap in zip(edges, gaps, strict=True)]
     if paths:
         add_paths(
             ax, paths, "actions", facecolors=colors, edgecolors=edges, linewidths=widths,
@@ -121,7 +121,9 @@ def add_image(
     first = round((0.5 + rows.top) * height)
     lanes = (UPPER, LOWER) if bars.paired else (WHOLE,)
     size = max(1, round(rows.height * height / len(lanes)))
-    colors = [(*rgb(palette.shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))]
+    colors = [
+        (*rgb(palette.shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))
+    ]
     table = np.array([*colors, (*rgb(IDLE), 255)], dtype=np.uint8)
     middles = (np.arange(size) + 0.5) / size
     image = np.zeros((bars.ranks, height, width, 4), dtype=np.uint8)

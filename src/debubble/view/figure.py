@@ -29,7 +29,7 @@ from debubble.view.panel import (
     setting,
 )
 from debubble.view.rows import Rows, rows_of
-from debubble.view.text import FAMILY, Sizes, phrases, sizes_of, text_width, wrapped
+from debubble.view.text import FAMILY, Sizes, clauses, phrases, sizes_of, text_width, wrapped
 from debubble.view.transfers import Transfers, transfers_of
 
 WIDTH = 11.0
@@ -118,8 +118,8 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
                 name = f"{words.name(timeline)}: {setting(timeline)}"
                 result = words.result(timeline, look.time_unit)
                 lines = [
-                    *wrapped(name, sheet.sizes.text, width),
-                    *wrapped(result, sheet.sizes.text, width),
+                    *clauses(name, sheet.sizes.text, width),
+                    *clauses(result, sheet.sizes.text, width),
                 ]
             room = legend_height(found, sheet.sizes.text, width) * 72
             ax.set_title(
@@ -241,10 +241,8 @@ class _Sheet:
         what, result = setting(timeline), words.result(timeline, self.look.time_unit)
         room = width - text_width(name, sizes.name, bold=True) - 0.1
         beside = text_width(what, sizes.text) <= room
-        lines = [] if beside else wrapped(what, sizes.text, width)
-        return _Caption(
-            name, what if beside else "", (*lines, *wrapped(result, sizes.text, width))
-        )
+        lines = [] if beside else clauses(what, sizes.text, width)
+        return _Caption(name, what if beside else "", (*lines, *clauses(result, sizes.text, width)))
 
     def draw(self) -> Figure:
         """The figure."""
@@ -263,7 +261,9 @@ class _Sheet:
         heading = wrapped(title, sizes.title, whole, bold=True)
         notes = words.conventions(self.timelines) if look.notes else []
         if look.notes and any(panel.moved is not None for panel in panels):
-            notes.append("transfers: below the bars of a rank, what it sends above what it receives")
+            notes.append(
+                "transfers: below the bars of a rank, what it sends above what it receives"
+            )
         small = phrases(notes, sizes.small, whole)
         found = self.legend if look.legend else []
 

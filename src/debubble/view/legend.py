@@ -59,7 +59,9 @@ def entries(
     if memory:
         found.append((Patch(facecolor=MEMORY), "activation memory"))
         if options.limit is not None:
-            found.append((Line2D([], [], color=LIMIT, linewidth=1.0), f"limit {number(options.limit)}"))
+            found.append(
+                (Line2D([], [], color=LIMIT, linewidth=1.0), f"limit {number(options.limit)}")
+            )
     if options.critical:
         found.append((Patch(facecolor="none", edgecolor=INK, linewidth=1.3), "critical path"))
     return found

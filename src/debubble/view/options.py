@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -15,7 +15,8 @@ SMALLEST_FONT = 6.0
 """Points. Text of a figure is never smaller; what does not fit is left out."""
 
 _INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
-_NARROWEST, _LARGEST = 1.0, 200.0
+_LEAST = {"width": 2.0, "height": 0.5}
+_LARGEST = 200.0
 
 
 def length(wanted: str | float, name: str) -> float:
@@ -24,15 +25,16 @@ def length(wanted: str | float, name: str) -> float:
     Raises
     ------
     ParameterError
-        When it is none, or not between 1 and 200 inches.
+        When it is none, or too small or large for the `name` it has.
     """
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(in|cm|mm|pt)?\s*", str(wanted))
     if not found or isinstance(wanted, bool):
         raise ParameterError(f"{name} is '{wanted}'; give inches, or a length such as 3.3in, 84mm")
     inches = float(found[1]) * _INCHES[found[2] or "in"]
-    if not _NARROWEST <= inches <= _LARGEST:
+    least = _LEAST[name]
+    if not least <= inches <= _LARGEST:
         raise ParameterError(
-            f"{name} is '{wanted}'; the limits are {_NARROWEST:g} and {_LARGEST:g} inches"
+            f"{name} is '{wanted}'; the limits are {least:g} and {_LARGEST:g} inches"
         )
     return inches
 
@@ -169,8 +171,8 @@ class FigureOptions:
     range: tuple[float, float] | None = _option(
         None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_range
     )
-    memory: bool = _option(True, "Leave out the memory of ranks.", endings=ALL)
-    transfers: bool | None = _option(None, "Leave out the rows of transfers.")
+    memory: bool = _option(True, "Leave out the memory over time.", endings=ALL)
+    transfers: bool | None = _option(None, "Leave out what ranks send and receive.")
     notes: bool = _option(True, "Leave out the conventions at the foot.")
     legend: bool = _option(True, "Leave out the legend.")
     labels: bool = _option(True, "Leave out the numbers of microbatches.", endings=ALL)
@@ -197,18 +199,7 @@ def choices() -> tuple[Field[Any], ...]:
     return tuple(spec for spec in fields(FigureOptions) if spec.metadata["flag"])
 
 
-def check_endings(given: Mapping[str, Any], ending: str) -> None:
-    """Refuse options that a format does not have, by their names in the command line.
-
-    Raises
-    ------
-    ParameterError
-        With the endings that have it.
-    """
-    about = {spec.name: spec.metadata["endings"] for spec in fields(FigureOptions)}
-    for name in given:
-        if ending not in about[name]:
-            raise ParameterError(
-                f"--{name.replace('_', '-')} is for {', '.join(about[name])}; "
-                f"a {ending} picture does not have it"
-            )
+def endings_of(name: str) -> tuple[str, ...]:
+    """Endings of the formats that have an option."""
+    known = {spec.name: spec.metadata["endings"] for spec in fields(FigureOptions)}
+    return (*known[name], ".txt") if name == "title" else tuple(known[name])

@@ -39,6 +39,9 @@ DPI = 180
 _MOST_LABELLED = 48
 """Ranks up to which peaks are written beside the rows."""
 
+_MANY = 12
+"""Ranks from which peaks are written only where they differ from their neighbours'."""
+
 _MOST_MOVED = 20_000
 """Ends of transfers up to which a panel draws them one by one."""
 
@@ -102,8 +105,8 @@ def add_panel(ax: Axes, panel: Panel) -> None:
         add_image(ax, bars, scale, rows, pixels, options.palette, (begin, end))
         ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5))
     else:
-        gap = _gap(bars, own, end - begin)
-        add_bars(ax, bars, scale, rows, gap, options.palette, clip=options.range is not None)
+        gaps = _gaps(bars, own, end - begin)
+        add_bars(ax, bars, scale, rows, gaps, options.palette, clip=options.range is not None)
         if bars.timeline.schedule.iterations > 1:
             add_ribbon(ax, bars, scale, rows)
         if options.labels:
@@ -145,16 +148,19 @@ def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
     Labels(ax, boxes, panel.sizes.small)
 
 
-def _gap(bars: Bars, columns: float, time: float) -> float:
-    """Points of white between bars: in proportion to the thin ones, none where it would hide them.
+def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
+    """Points of white between bars of every style: in proportion to its thin ones, none where it
+    would hide them.
 
     `columns` are the pixels that the time takes.
     """
-    lengths = (bars.end - bars.start)[bars.end > bars.start]
-    if not len(lengths):
-        return 0.0
-    thin = float(np.quantile(lengths, 0.1)) / time * columns
-    return min(0.6, 0.06 * thin * 72 / DPI) if thin >= 5 else 0.0
+    gaps = []
+    for style in range(len(bars.styles)):
+        lengths = (bars.end - bars.start)[bars.style == style]
+        lengths = lengths[lengths > 0]
+        thin = float(np.quantile(lengths, 0.1)) / time * columns if len(lengths) else 0.0
+        gaps.append(min(0.6, 0.06 * thin * 72 / DPI) if thin >= 5 else 0.0)
+    return gaps
 
 
 def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
@@ -189,8 +195,12 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
     if ranks > _MOST_LABELLED:
         return
     small = panel.sizes.small
+    peaks = timeline.peak_activation.tolist()
     for rank in range(0, ranks, rank_step(ranks, row, small)):
-        peak = float(timeline.peak_activation[rank])
+        peak = peaks[rank]
+        # A column of many equal numbers says less than where they change.
+        if ranks > _MANY and 0 < rank < ranks - 1 and peak == peaks[rank - 1] == peaks[rank + 1]:
+            continue
         over = limit is not None and peak > limit * (1 + 1e-9)
         ax.annotate(
             words.amount(peak), (1.0, rank + rows.strip - rows.strip_height / 2), (5, 0),

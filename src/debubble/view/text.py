@@ -52,7 +52,8 @@ def _measure() -> TextToPath:
 def _per_point(text: str, bold: bool) -> float:
     font = FontProperties(family=FAMILY[0], size=100, weight="bold" if bold else "normal")
     width, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
-    return float(width) / 100
+    # Pixels round letters, mostly up.
+    return 1.03 * float(width) / 100
 
 
 def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[str]:
@@ -76,13 +77,20 @@ def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[st
     return [*lines, line] if line else lines
 
 
-def phrases(texts: list[str], size: float, width: float) -> list[str]:
-    """Short texts set behind each other, with a dot between two on one line."""
+def phrases(texts: list[str], size: float, width: float, between: str = "  ·  ") -> list[str]:
+    """Short texts set behind each other, kept whole where a line has room for them."""
     lines: list[str] = []
     for text in texts:
-        longer = f"{lines[-1]}  ·  {text}" if lines else text
+        longer = f"{lines[-1]}{between}{text}" if lines else text
         if lines and text_width(longer, size) <= width:
             lines[-1] = longer
         else:
+            if lines:
+                lines[-1] += between.rstrip(" ·")
             lines += wrapped(text, size, width)
     return lines
+
+
+def clauses(text: str, size: float, width: float) -> list[str]:
+    """A text in lines that end behind commas where they can."""
+    return phrases(text.split(", "), size, width, between=", ")
