@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-28.3b-m96.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format bench clean
+.PHONY: help demo test browser lint format figures bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict and the import layers
 format: $(VENV)/.dev  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/figures
+	$(BIN)/python docs/figures/draw.py
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.pictures import check_picture
 from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
 from debubble.cli.output import note, print_json
+from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
 
 SWEEP = "sweep"

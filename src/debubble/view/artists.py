@@ -74,8 +74,8 @@ def add_bars(
 ) -> None:
     """All bars in one collection with a path per style, and the stripes in another.
 
-    `gaps` are the points of the white line around bars of every style. Without `clip` an optimizer step at
-    the very end is seen as a whole.
+    `gaps` are the points of the white line around bars of every style. Without `clip`
+    an optimizer step at the very end is seen as a whole.
     """
     top, bottom = rows.lane(bars)
     left, right = bars.start * scale, bars.end * scale

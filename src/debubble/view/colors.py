@@ -72,7 +72,7 @@ STRIPES: dict[Kind, Literal["top", "bottom"]] = {
     Kind.S: "top",
     Kind.T: "bottom",
 }
-"""Edge along which a kind carries a stripe: dark on the light W and R, light on the dark S and T."""
+"""Edge along which a kind carries a stripe: dark on the light W and R, light on dark S and T."""
 
 COLOR = Palette(
     "color",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -229,7 +230,7 @@ class _Sheet:
         ranks = max(bars.ranks for bars in panels)
         everything = sum(bars.ranks for bars in panels)
         comfortable = 0.34 if any(bars.paired for bars in panels) else 0.25
-        comfortable *= min(1.0, (self.width / WIDTH) ** 0.5)
+        comfortable *= min(1.0, math.sqrt(self.width / WIDTH))
         return max(min(comfortable, 5.9 / ranks, 7.6 / everything), min(0.084, 25 / everything))
 
     def _caption(self, timeline: Timeline, width: float) -> _Caption:

@@ -1,4 +1,4 @@
-"""What can be chosen about a picture in a file: the one list that the command line and Python read."""
+"""What can be chosen about a picture in a file: one list for the command line and Python."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class FigureOptions:
     numbers_from: int = _option(
         0, "Number of the first microbatch.", metavar="N", read=_whole, endings=ALL
     )
-    palette: Palette = _option(
+    palette: Palette = _option(  # noqa: RUF009 - a field, as the others
         COLOR, "color, grey, or own colours such as F=#4169e1,B=#90ee90.", metavar="COLORS",
         read=_palette, endings=ALL,
     )  # fmt: skip

@@ -149,10 +149,9 @@ def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
 
 
 def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
-    """Points of white between bars of every style: in proportion to its thin ones, none where it
-    would hide them.
+    """Points of white between bars of every style, none where it would hide them.
 
-    `columns` are the pixels that the time takes.
+    They are in proportion to the thin bars of the style. `columns` are the pixels that the time takes.
     """
     gaps = []
     for style in range(len(bars.styles)):

@@ -54,8 +54,8 @@ def transfers_of(timeline: Timeline) -> Transfers:
             microbatches_of(schedule.actions[here]),
         )  # fmt: skip
     if not timeline.table.link.any():
-        none = np.zeros(0, dtype=np.int64)
-        return Transfers(none, none + 0.0, none + 0.0, none > 0, none > 0, none)
+        none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return Transfers(none, never, never, none > 0, none > 0, none)
     unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
     copy = np.where(np.isin(kind, _SENDING), schedule.copies_of(unit), 0)
     link, there = links(timeline, kind, stage, copy)
@@ -78,7 +78,7 @@ _SENDING = (Kind.F, Kind.I, Kind.B)
 def links(
     timeline: Timeline, kind: NDArray[np.int64], stage: NDArray[np.int64], copy: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Time of the transfer of what an action computes, −1 where there is none, and to which rank."""
+    """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
     placement = timeline.schedule.placement
     home = np.asarray(placement.table)
     step = np.where(kind == Kind.F, 1, -1)
