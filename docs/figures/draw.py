@@ -21,6 +21,7 @@ class Example:
     source: str
     costs: db.Costs
     size: dict[str, Any] = field(default_factory=dict)
+    look: dict[str, Any] = field(default_factory=dict)
 
 
 BACKWARD_TWICE = db.Costs(F=1, B=2)
@@ -67,7 +68,7 @@ EXAMPLES = (
     Example(
         "dualpipe", "dualpipe",
         "DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, Figure 5: 8 ranks, 20 microbatches",
-        OVERLAPPED, {"ranks": 8, "microbatches": 20},
+        OVERLAPPED, {"ranks": 8, "microbatches": 20}, {"width": 11},
     ),
     Example(
         "chimera", "chimera",
@@ -90,7 +91,7 @@ def main() -> None:
         schedule = db.make(example.schedule, costs=example.costs, **example.size)
         timeline = db.simulate(schedule, example.costs)
         name = f"{example.file}.svg"
-        timeline.save(HERE / name, **PAPER)
+        timeline.save(HERE / name, **PAPER | example.look)
         lines += [f"## {example.schedule}", "", f"{example.source}.", "", f"![{name}]({name})", ""]
     (HERE / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 

@@ -128,7 +128,7 @@ def _written(panel: Panel, bars: Bars) -> Written:
     return Written(
         bars.start * panel.scale, bars.end * panel.scale, top, bottom, bars.number,
         lambda unit: bars.text(unit, first), [colors[style] for style in bars.style.tolist()],
-        bars.rank * len(Kind) + bars.kind,
+        (bars.rank * len(Kind) + bars.kind) * 3 + bars.lane,
     )  # fmt: skip
 
 
@@ -151,7 +151,8 @@ def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
 def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
     """Points of white between bars of every style, none where it would hide them.
 
-    They are in proportion to the thin bars of the style. `columns` are the pixels that the time takes.
+    They are in proportion to the thin bars of the style. `columns` are the pixels that the time
+    takes.
     """
     gaps = []
     for style in range(len(bars.styles)):
