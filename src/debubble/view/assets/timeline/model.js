@@ -14,6 +14,7 @@ async function decode(payload) {
     runs.push(new Run(meta, columns, payload.kinds));
   }
   const { kinds, causes, limit, time_unit: unit } = payload;
+  for (const run of runs) run.first = payload.numbers_from ?? 0;
   return { runs, kinds, causes, limit, unit };
 }
 
@@ -149,6 +150,16 @@ class Run {
   slack(i) { return this.slackTicks[i] * this.tick; }
   rank(i) { return this.rowOf(i) % this.ranks; }
   actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.unit[i]}`; }
+
+  /** Which iteration an action belongs to. */
+  iterationOf(i) { return this.kind(i) === 5 ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
+
+  /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer step. */
+  label(i) {
+    if (this.kind(i) === 5) return "";
+    const unit = this.unit[i], { slices, first } = this;
+    return slices > 1 ? `${Math.floor(unit / slices) + first}.${(unit % slices) + first}` : String(unit + first);
+  }
 
   rowOf(i) {
     let low = 0, high = this.offsets.length - 1;
