@@ -73,6 +73,7 @@ class Run {
     this.laneOf = Uint8Array.from(s.lane);
     this.durationOf = Float64Array.from(s.duration);
     this.linkOf = Float64Array.from(s.link);
+    this.shortest = s.duration.reduce((least, time, k) => (s.kind[k] < 5 && time > 0 ? Math.min(least, time) : least), Infinity);
 
     this.offsets = new Uint32Array(2 * meta.ranks + 1);
     meta.counts.forEach((rows, row) => { this.offsets[row + 1] = this.offsets[row] + rows; });

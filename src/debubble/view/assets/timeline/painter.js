@@ -301,13 +301,15 @@ class Painter {
     }
   }
 
-  /** Microbatch numbers, with the kind where there is room. */
+  /** Microbatch numbers, with the kind where all have room for it. */
   #labels(i, last, y) {
     const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
     const { start, style, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
     const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width));
     const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
     const longest = glyphs.measure(`W${"0".repeat(String(run.period * run.iterations - 1 + run.first).length)}`) + 6 * scale, least = 14 * scale;
+    // A letter on some and none on others of a schedule would read as a difference between them.
+    const letters = longest <= run.shortest / perPixel;
     for (; i <= last; i++) {
       const s = style[i], room = durationOf[s] / perPixel;
       if (room < least) continue;
@@ -315,7 +317,7 @@ class Painter {
       if (lane && bar < 22 * scale) continue;
       const x0 = left + (start[i] - from) / perPixel;
       let text = run.label(i);
-      if (longest <= room) text = run.kinds[kindOf[s]].name + text;
+      if (letters) text = run.kinds[kindOf[s]].name + text;
       const span = glyphs.measure(text);
       if (!text || span + 3 * scale > room) continue;
       const height = lane ? bar / 2 : bar;

@@ -21,8 +21,9 @@ function vectorRows(host, top) {
   for (const { run, y } of view.panels) {
     for (let rank = 0; rank < run.ranks; rank++) {
       const row = new VectorRow(host, run, rank, top + y + rank * rows.pitch, { ground, hatch, bars, over, texts });
-      row.idle();
-      if (count > CLOSE_BARS) row.shares(); else row.bars();
+      const far = count > CLOSE_BARS;
+      row.idle(far);
+      if (far) row.shares(); else row.bars();
       let below = rows.bar + 1;
       if (rows.p2p) { row.transfers(below); below += rows.p2p + 1; }
       if (rows.memory) row.memory(below, theme);
@@ -46,12 +47,14 @@ class VectorRow {
     if (wide > 0) Shapes.put(layer.rects, fill, [x, this.y + top, wide, tall]);
   }
 
-  idle() {
+  /** Idle time by cause; from afar the shares of columns tell of what is between bars. */
+  idle(far) {
     const { run, view, theme, low, high, into } = this, { bar } = view.rows;
     if (!view.layers.bubbles) { this.span(into.ground, 0, run.makespan, 0, bar, theme.idle); return; }
     if (low === high) { this.span(into.ground, 0, run.makespan, 0, bar, theme.causes[DRAIN][0]); return; }
     this.span(into.ground, 0, run.start[low], 0, bar, theme.causes[FILL][0]);
     this.span(into.ground, run.end(high - 1), run.makespan, 0, bar, theme.causes[DRAIN][0]);
+    if (far) return;
     const first = Math.max(low + 1, run.at(this.rank, this.from));
     for (let i = first; i < high && run.start[i - 1] < this.to; i++) {
       if (run.laneOf[run.style[i]] === LOWER) continue;
@@ -65,9 +68,9 @@ class VectorRow {
   /** Idle time of a cause with its pattern, as it is on the screen. */
   waits(a, b, cause) {
     const { theme, into, view: { rows: { bar } } } = this, [light, dark] = theme.causes[cause];
-    if (!(b > a)) return;
-    this.span(into.ground, a, b, 0, bar, light);
     const { across, down, slant } = PATTERNS[cause], x0 = this.x(a), x1 = this.x(b), y0 = this.y, y1 = y0 + bar;
+    if (!(x1 - x0 > 0.01)) return;
+    this.span(into.ground, a, b, 0, bar, light);
     if (x1 - x0 < across) { this.span(into.ground, a, b, 0, bar, dark); return; }
     if (down > 1) {
       for (let y = Math.ceil(y0 / down) * down; y < y1; y += down) {
@@ -105,9 +108,9 @@ class VectorRow {
     }
   }
 
-  /** Too many bars: of every pixel and a half the share of each kind, stacked. */
+  /** Too many bars: of every two pixels the share of each kind, stacked. */
   shares() {
-    const { run, view, theme, low, high, into } = this, { bar } = view.rows, wide = 1.5, per = ((this.to - this.from) / view.plot) * wide;
+    const { run, view, theme, low, high, into } = this, { bar } = view.rows, wide = 2, per = ((this.to - this.from) / view.plot) * wide;
     const before = new Float64Array(run.width), after = new Float64Array(run.width);
     run.sumsAt(run.at(this.rank, this.from), low, high, this.from, before);
     for (let x = 0; x < view.plot; x += wide) {
