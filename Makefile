@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick explore browser lint format fuzz bench clean
+.PHONY: help demo test quick explore browser lint format fuzz figures bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,8 @@ format: $(VENV)/.dev  ## format and sort imports
 MINUTES ?= 10
 fuzz: $(VENV)/.dev  ## random inputs against independent judges: make fuzz MINUTES=60
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/figures
+	$(BIN)/python docs/figures/draw.py
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py

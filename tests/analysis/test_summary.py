@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.analysis import summary as module
-from debubble.analysis.metrics import boundary_transfers, number, percent
+from debubble.analysis.metrics import boundary_transfers
 from debubble.analysis.summary import report, summary
 from debubble.core.actions import Kind
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.core.units import number, percent
 from debubble.schedules.registry import ClosedForm, FormValue
 from tests import oracle, strategies
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from debubble.view.options import FigureOptions
 
 Run = Callable[..., Any]
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!", ".txt": b"A title"}
@@ -28,7 +34,8 @@ def test_several_schedules_are_drawn_one_below_the_other(run: Run) -> None:
 @pytest.mark.parametrize("ending", STARTS)
 def test_the_ending_picks_the_format(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x{ending}"
-    words = ["-p", 2, "-m", 4, "-o", path, "--title", "A title", "--memory", 2, "--critical"]
+    words = ["-p", 2, "-m", 4, "-o", path, "--title", "A title", "--memory", 2]
+    words += [] if ending == ".txt" else ["--critical"]
     result = run("draw", "1f1b", *words)
     assert (result.out, result.err) == ("", f"wrote {path}\n")
     assert path.read_bytes().startswith(STARTS[ending])
@@ -54,3 +61,57 @@ def test_title_and_all_schedules_are_in_the_picture(run: Run, tmp_path: Path) ->
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(refused: Run, words: list[str], message: str) -> None:
     assert refused("draw", *words).startswith(message)
+
+
+def test_a_figure_for_a_column_of_a_paper(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.svg"
+    words = ["--width", "3.3in", "--height", "1.4in", "--font-size", "6.5", "--numbers-from", "1"]
+    words += ["--palette", "grey", "--no-memory", "--no-notes", "--no-legend", "--no-title"]
+    result = run("draw", "1f1b", "-p", 2, "-m", 4, "-o", path, *words, "--range", "0:9")
+    assert (result.code, result.err) == (0, f"wrote {path}\n")
+    root = ElementTree.fromstring(path.read_bytes())
+    assert float(root.get("width").removesuffix("pt")) == pytest.approx(3.3 * 72)
+    assert float(root.get("height").removesuffix("pt")) == pytest.approx(1.4 * 72)
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "4" in texts
+    assert not {"1f1b", "F forward", "peak"} & set(texts)
+
+
+def test_compare_takes_the_same_options(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.svg"
+    words = ["1f1b", "zb-h1", "-p", 2, "-m", 4, "-o", path, "--width", "84mm", "--title", "(a)"]
+    assert run("compare", *words).code == 0
+    assert b">(a)<" in path.read_bytes()
+    assert b"fastest" not in path.read_bytes()
+
+
+def test_every_option_of_python_is_one_of_the_command_line() -> None:
+    flags = {flag for command in ("draw", "compare") for flag in flags_of(command)}
+    for spec in fields(FigureOptions):
+        name = spec.name.replace("_", "-")
+        if spec.name not in ("limit", "time_unit"):
+            assert {f"--{name}", f"--no-{name}"} & flags, name
+
+
+def flags_of(command: str) -> set[str]:
+    """The options that a command's help lists."""
+    module = importlib.import_module(f"debubble.cli.{command}")
+    return {option for p in typer.main.get_command(module.app).params for option in p.opts}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--width", "3.3in"], "--width is for a picture in a file; add -o, such as -o x.svg"),
+        (["--no-title"], "--no-title is for a picture in a file"),
+        (["-o", "x.html", "--no-legend"], "--no-legend is for .png, .svg, .pdf; a .html picture"),
+        (["-o", "x.txt", "--palette", "grey"], "--palette is for .png, .svg, .pdf, .html;"),
+        (["-o", "x.svg", "--font-size", "4"], "font size is '4'; text is readable from 6 points"),
+        (["-o", "x.svg", "--range", "9"], "range is '9'; give two times such as 10:20"),
+        (["-o", "x.svg", "--title", "a", "--no-title"], "--title and --no-title exclude"),
+    ],
+)
+def test_options_that_no_picture_has_are_refused(
+    refused: Run, words: list[str], message: str
+) -> None:
+    assert refused("draw", "1f1b", "-p", "2", "-m", "4", *words).startswith(message)

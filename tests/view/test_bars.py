@@ -52,10 +52,12 @@ def test_copies_are_shades():
     assert bars.shade.tolist() == bars.unit.tolist()
 
 
-def test_microbatches_start_from_zero_in_every_iteration():
+def test_microbatches_are_counted_on_through_iterations():
     bars = bars_of(run("1f1b", 1, 2, iterations=2))
     labels = [bars.label(bar) for bar in range(len(bars.start))]
-    assert labels == ["0", "0", "1", "1", ""] * 2
+    assert labels == ["0", "0", "1", "1", "", "2", "2", "3", "3", ""]
+    assert bars.iteration.tolist() == [0] * 5 + [1] * 5
+    assert bars.text(3, first=1) == "4"
 
 
 def test_slices_are_written_behind_their_microbatch():

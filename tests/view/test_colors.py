@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from debubble.core.actions import Kind
+from debubble.core.errors import ParameterError
 from debubble.view.colors import (
+    COLOR,
+    IDLE,
     NAMES,
+    PALETTES,
     STRIPES,
     contrast,
     luminance,
+    palette_of,
     rgb,
     shade,
     text_color,
@@ -77,22 +83,79 @@ def test_kinds_differ_for_every_colour_vision(first, second, deficiency):
     assert distance(shade(first), shade(second), deficiency) >= 20
 
 
+COUNTS = [1, 2, 3, 4, 6, 8]
+
+
+def shades(kind, palette=COLOR):
+    """Every colour that a kind may have, whatever the number of chunks and copies."""
+    return sorted({palette.shade(kind, i, count) for count in COUNTS for i in range(count)})
+
+
+def stripe(kind):
+    """What the stripe of a kind looks like in grey: where it is, and whether it is dark."""
+    if kind not in STRIPES:
+        return None
+    return STRIPES[kind], luminance(COLOR.stripes[kind]) < luminance(shade(kind))
+
+
 @pytest.mark.parametrize("deficiency", DEFICIENCIES)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_kinds_in_two_shades_differ_or_carry_a_stripe(first, second, deficiency):
-    nearest = min(
-        distance(shade(first, i, 2), shade(second, j, 2), deficiency)
-        for i in range(2)
-        for j in range(2)
-    )
-    striped = (first in STRIPES) != (second in STRIPES)
-    assert nearest >= (10 if striped or deficiency == "tritanopia" else 15)
+def test_kinds_differ_in_every_pair_of_chunks(first, second, deficiency):
+    nearest = min(distance(a, b, deficiency) for a in shades(first) for b in shades(second))
+    assert nearest >= (10 if stripe(first) != stripe(second) or deficiency == "tritanopia" else 15)
+
+
+@pytest.mark.parametrize("palette", PALETTES.values(), ids=list(PALETTES))
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_kinds_differ_in_every_pair_of_chunks_in_grey(first, second, palette):
+    """Ranges of lightness are apart, and farther where no stripe tells kinds apart, too."""
+    one, two = ([seen(c, "none")[0] for c in shades(kind, palette)] for kind in (first, second))
+    apart = max(min(one) - max(two), min(two) - max(one))
+    assert apart >= (7 if stripe(first) == stripe(second) else 1)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_kinds_differ_in_grey(first, second):
     lightness = [seen(shade(kind), "none")[0] for kind in (first, second)]
     assert abs(lightness[0] - lightness[1]) >= 8
+
+
+@pytest.mark.parametrize("kind", STRIPES)
+def test_stripes_are_seen_in_grey(kind):
+    for color in shades(kind):
+        assert abs(seen(color, "none")[0] - seen(COLOR.stripes[kind], "none")[0]) >= 30
+
+
+@pytest.mark.parametrize("kind", [Kind.F, Kind.I, Kind.W, Kind.B])
+@pytest.mark.parametrize(("count", "least"), [(2, 7), (4, 2.4)])
+def test_chunks_of_a_kind_differ_in_grey(kind, count, least):
+    lights = [seen(shade(kind, i, count), "none")[0] for i in range(count)]
+    assert min(-np.diff(lights)) >= least
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_time_is_lighter_than_any_kind(kind):
+    assert min(seen(IDLE, "none")[0] - seen(color, "none")[0] for color in shades(kind)) >= 3
+
+
+def test_own_colours_replace_some():
+    own = palette_of("F=#4169E1, B=#90ee90")
+    assert own.shade(Kind.F) == palette_of({"F": "#4169e1"}).shade(Kind.F) == "#4169e1"
+    assert own.shade(Kind.W) == shade(Kind.W)
+    assert luminance(own.shade(Kind.B, 0, 2)) > luminance(own.shade(Kind.B, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("gray", "palette is 'gray'; did you mean 'grey'"),
+        ("F=red", "palette: F is 'red'; give a colour such as #4169e1"),
+        ("X=#000000", "palette: no kind 'X' is drawn"),
+    ],
+)
+def test_palettes_that_do_not_exist(wanted, message):
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        palette_of(wanted)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16])

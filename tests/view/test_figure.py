@@ -15,11 +15,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 import debubble as db
-from debubble.core.actions import Kind
+from debubble.core.actions import Kind, kinds_of
 from debubble.core.errors import ParameterError
 from debubble.engine.timeline import simulate
-from debubble.view.artists import Labels, Swatch
-from debubble.view.colors import IDLE, LIMIT, shade
+from debubble.lowering.chain import lower
+from debubble.view.artists import TONES, Labels, Swatch
+from debubble.view.colors import COLOR, IDLE, LIMIT, shade
 from debubble.view.figure import figure, plot, render, style
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
@@ -226,7 +227,7 @@ def test_a_swatch_shows_its_shades():
     patches = ax.get_legend().findobj(matplotlib.patches.Rectangle)
     faces = hexes(patch.get_facecolor() for patch in patches)
     assert faces[:2] == [shade(Kind.F, 0, 2), shade(Kind.F, 1, 2)]
-    assert Swatch(Kind.F, 2) != Swatch(Kind.F, 1)
+    assert Swatch(Kind.F, 2, COLOR) != Swatch(Kind.F, 1, COLOR)
 
 
 def test_memory_strips_have_one_scale():
@@ -339,7 +340,7 @@ def test_any_name_and_title_can_be_drawn(name):
 
 def test_a_long_title_is_wrapped():
     short, long = (figure([run("1f1b", 2, 2)], title="word " * n) for n in (1, 60))
-    assert long.texts[0].get_text().count("\n") == 2
+    assert long.texts[0].get_text().count("\n") >= 2
     assert long.get_figheight() > short.get_figheight()
 
 
@@ -397,3 +398,208 @@ def test_a_rank_without_work_is_idle():
     ax = plot(simulate(schedule), memory=True)
     assert len(boxes(collection(ax, "idle").get_paths()[0])) == 2
     assert isinstance(collection(ax, "actions"), PathCollection)
+
+
+def texts_of(drawing):
+    """Every text of a figure that shows; numbers of an axis beyond its ends do not."""
+    found = set(drawing.findobj(matplotlib.text.Text))
+    for ax in drawing.axes:
+        for axis in (ax.xaxis, ax.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for label in axis.get_ticklabels():
+                place = label.get_position()[axis is ax.yaxis]
+                if not low <= place <= high:
+                    found.discard(label)
+    return [text for text in found if text.get_text() and text.get_visible()]
+
+
+WIDTHS = (2, 3.3, 5, 7, 11)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b", "zb-h1"])
+def test_text_is_readable_and_inside_at_any_width(name, width):
+    schedule = db.make(name, ranks=4, microbatches=8)
+    timeline = simulate(schedule, db.Costs(F=1, I=1, W=1, p2p=0.3))
+    drawing = figure([timeline, run("gpipe", 4, 4)], width=width, title="A title of some words")
+    drawing.set_dpi(180)
+    sizes = [size for size, texts in written(drawing) if texts]
+    canvas = FigureCanvasAgg(drawing)
+    with style():
+        canvas.draw()
+    renderer = canvas.get_renderer()
+    shown = texts_of(drawing)
+    assert min([*sizes, *(text.get_fontsize() for text in shown)]) >= 6
+    assert drawing.get_figwidth() == width
+    for text in shown:
+        box = text.get_window_extent(renderer)
+        assert box.x0 >= -1, text
+        assert box.x1 <= drawing.bbox.width + 1, text
+        assert box.y0 >= -1, text
+        assert box.y1 <= drawing.bbox.height + 1, text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_captions_legend_and_peaks_do_not_meet(width):
+    costs = db.Costs(F=1, B=2, p2p=0.3, activation=123_456_789.0)
+    timeline = simulate(db.make("1f1b", ranks=4, microbatches=8), costs)
+    drawing = figure([timeline], width=width, title="Title")
+    drawing.set_dpi(180)
+    canvas = FigureCanvasAgg(drawing)
+    with style():
+        canvas.draw()
+    renderer = canvas.get_renderer()
+    legend = set(drawing.legends[0].get_texts())
+    shown = [text for text in texts_of(drawing) if text not in legend]
+    boxes = [(t.get_text(), t.get_window_extent(renderer).padded(-0.5)) for t in shown]
+    boxes.append(("legend", drawing.legends[0].get_window_extent(renderer)))
+    for index, (one, box) in enumerate(boxes):
+        for other, second in boxes[:index]:
+            assert not box.overlaps(second), (one, other)
+
+
+def test_sizes_may_be_lengths_of_any_unit():
+    drawing = figure([run("1f1b", 2, 2)], width="84mm", height="6cm")
+    assert drawing.get_size_inches() == pytest.approx([84 / 25.4, 6 / 2.54])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": "wide"}, "width is 'wide'; give inches, or a length such as 3.3in, 84mm"),
+        ({"width": 0.2}, "width is '0.2'; the limits are 2 and 200 inches"),
+        ({"font_size": 5}, "font size is '5'; text is readable from 6 points on"),
+        ({"height": 1}, "height 1 inches leaves no room for 2 rows"),
+        ({"range": "5"}, "range is '5'; give two times such as 10:20"),
+        ({"range": (9, 12)}, "range begins at 9; the timeline ends at 9"),
+        ({"numbers_from": -1}, "numbers from is '-1'; give a whole number"),
+        ({"palette": "sepia"}, "palette is 'sepia'"),
+    ],
+)
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(ParameterError) as caught:
+        figure([run("1f1b", 2, 2)], **options)
+    assert message in str(caught.value)
+
+
+def test_numbers_begin_where_they_are_told_and_go_on_through_iterations():
+    timeline = run("1f1b", 1, 2, iterations=2)
+    ((_, texts),) = written(figure([timeline], numbers_from=1))
+    assert texts == ["1", "1", "2", "2", "3", "3", "4", "4"]
+    slices = simulate(db.make("seq1f1b", ranks=1, microbatches=1, slices=2))
+    ((_, texts),) = written(figure([slices], numbers_from=1))
+    assert texts == ["1.1", "1.2", "1.2", "1.1"]
+
+
+def test_iterations_have_a_ribbon_of_their_own_tone():
+    ax = figure([run("pipedream-2bw", 2, 2, iterations=3)], numbers_from=1).axes[0]
+    ribbon = collection(ax, "iterations")
+    assert hexes(ribbon.get_facecolors()) == list(TONES)
+    assert [len(boxes(path)) for path in ribbon.get_paths()] == [8, 8, 8]
+    assert collection(figure([run("1f1b", 2, 2)]).axes[0], "iterations") is None
+
+
+def test_transfers_are_rows_with_numbers():
+    timeline = simulate(db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=2, B=4, p2p=2))
+    drawing = figure([timeline], numbers_from=1, memory=False)
+    forward, backward = (
+        boxes(path) for path in collection(drawing.axes[0], "transfers").get_paths()
+    )
+    # F0 ends at 2 and is on its way until 4: rank 0 sends above, rank 1 receives below.
+    assert forward[:, :2].tolist() == [[2, 4], [4, 6], [2, 4], [4, 6]]
+    assert np.rint(forward[:, 2:].mean(axis=1) - 0.1).tolist() == [0, 0, 1, 1]
+    assert forward[0, 2] < forward[2, 2] - 1
+    assert len(backward) == 4
+    labels = written(drawing)
+    assert sorted(labels[1][1]) == ["1"] * 4 + ["2"] * 4
+    legend = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert "activation sent, received" in legend
+    off = figure([timeline], transfers=False)
+    assert collection(off.axes[0], "transfers") is None
+    assert not [t for t in off.legends[0].get_texts() if "sent" in t.get_text()]
+
+
+def test_transfers_that_are_actions_are_drawn_at_their_times():
+    schedule = lower(db.make("1f1b", ranks=2, microbatches=2), transfers="eager")
+    timeline = simulate(schedule, db.Costs(F=2, B=4, p2p=2))
+    forward, backward = collection(plot(timeline), "transfers").get_paths()
+    kinds = kinds_of(schedule.actions)
+    for path, pair in (
+        (forward, (Kind.SEND_F, Kind.RECV_F)),
+        (backward, (Kind.SEND_B, Kind.RECV_B)),
+    ):
+        here = np.isin(kinds, pair)
+        assert boxes(path)[:, 0].tolist() == timeline.start[here].tolist()
+        assert boxes(path)[:, 1].tolist() == timeline.end[here].tolist()
+
+
+def test_no_transfers_are_drawn_where_none_take_time():
+    assert collection(plot(run("1f1b", 2, 2)), "transfers") is None
+
+
+def test_a_range_cuts_bars_at_its_ends():
+    drawing = figure([run("1f1b", 2, 4)], range="4:8")
+    ax = drawing.axes[0]
+    assert ax.get_xlim() == (4, 8)
+    every = np.concatenate([boxes(path) for path in collection(ax, "actions").get_paths()])
+    assert every[:, 0].min() >= 4
+    assert every[:, 1].max() <= 8
+    wide = figure([run("1f1b", 2, 5000)], range=(100, 120), memory=False).axes[0]
+    assert not wide.images
+    far = figure([run("1f1b", 2, 50_000)], range=(30_000, 90_000), memory=False).axes[0]
+    assert far.images[0].get_extent() == [30_000, 90_000, 1.5, -0.5]
+
+
+def test_everything_around_the_bars_can_be_left_out():
+    drawing = figure([run("1f1b", 2, 2)], title="", notes=False, legend=False, memory=False)
+    assert not drawing.legends
+    assert not [t for t in drawing.texts if t.get_text()]
+    assert not [t for t in drawing.axes[0].texts if t.get_text()]
+    assert drawing.get_figheight() < 1.2
+
+
+def test_a_palette_reaches_bars_and_legend():
+    ax = plot(run("1f1b", 2, 2), palette={"F": "#4169e1"})
+    assert hexes(collection(ax, "actions").get_facecolors())[0] == "#4169e1"
+    patches = ax.get_legend().findobj(matplotlib.patches.Rectangle)
+    assert hexes([patches[0].get_facecolor()]) == ["#4169e1"]
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_plot_lives_in_any_axes(memory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drawing = Figure(figsize=(3.3, 2.2), layout="constrained")
+        ax = drawing.add_subplot()
+        plot(run("1f1b", 4, 8), ax, memory=memory)
+        grid = Figure(figsize=(7, 5), layout="constrained")
+        axes = grid.subplots(2, 2)
+        for place in axes.flat:
+            plot(run("zb-h1", 4, 8), place, memory=memory)
+        for figures in (drawing, grid):
+            figures.set_dpi(180)
+            canvas = FigureCanvasAgg(figures)
+            canvas.draw()
+            renderer = canvas.get_renderer()
+            for text in texts_of(figures):
+                box = text.get_window_extent(renderer)
+                assert box.x0 >= -1, text
+                assert box.x1 <= figures.bbox.width + 1, text
+                assert text.get_fontsize() >= 6
+    assert ax.get_window_extent().height > 60
+    assert len(drawing.axes) == 1
+
+
+def test_plot_leaves_everything_else_alone():
+    drawing = Figure()
+    first, second = drawing.subplots(1, 2)
+    second.plot([1, 2], [3, 4])
+    before = dict(matplotlib.rcParams)
+    plot(run("1f1b", 2, 2), first, title="")
+    assert first.get_title(loc="left") == ""
+    assert dict(matplotlib.rcParams) == before
+    assert second.get_xlim() != first.get_xlim()
+    assert not drawing.texts
+    assert not drawing.legends
+    with pytest.raises(ParameterError, match="axes have their size already"):
+        plot(run("1f1b", 2, 2), first, width=3)

@@ -48,8 +48,8 @@ def test_split_backward_and_an_optimizer_step_with_a_duration():
 
 def test_an_optimizer_step_without_duration_is_a_bar():
     assert grid(run("1f1b", 2, 1, iterations=2)).splitlines() == [
-        "r0 | F0 .  .  .  B0---|F0 .  .  .  B0---|",
-        "r1 | .  F0 B0--- .  . |.  F0 B0--- .  . |",
+        "r0 | F0 .  .  .  B0---|F1 .  .  .  B1---|",
+        "r1 | .  F0 B0--- .  . |.  F1 B1--- .  . |",
     ]
 
 

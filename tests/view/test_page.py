@@ -9,6 +9,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
+
 import debubble as db
 from debubble.engine.timeline import simulate
 from debubble.view.page import cell, page, table
@@ -121,6 +123,33 @@ def test_names_and_titles_are_text():
     assert EVIL in Document(page([run("1f1b", 2, 2)], title=EVIL)).words
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\\qb",
+        "C:\\users\\me",
+        r"\1\g<0>",
+        "<b>&amp;",
+        "'\"",
+        "${title} $$ $style",
+        "`${1}`",
+        "]]>",
+    ],
+)
+def test_any_sign_may_stand_in_a_name_or_title(name):
+    timeline = simulate(replace(db.make("1f1b", ranks=2, microbatches=2), name=name))
+    for text in (page([timeline], title=name), page([timeline]), cell([timeline])):
+        document = Document(text)
+        assert {"b", "qb"}.isdisjoint(document.tags)
+    document = Document(page([timeline], title=name))
+    assert document.words.count(name) >= 3
+    assert name in json.loads(document.scripts[0])["timelines"][0]["name"]
+
+
+def test_a_title_that_names_a_colour_keeps_it():
+    assert "ink: #1f2530" in Document(page([run("1f1b", 2, 2)], title="ink: #1f2530")).words
+
+
 def test_a_table_of_ones_own_replaces_the_default():
     text = page([run("1f1b", 2, 4)], table_html="<table id='own'><tr><td>7</td></tr></table>")
     document = Document(text)
@@ -145,7 +174,7 @@ def test_colours_of_a_page_follow_its_theme_but_those_of_actions_stay():
     assert "prefers-color-scheme: dark" in text
     assert "fill: var(--ink)" in svg
     assert "fill: var(--idle)" in svg
-    assert "fill: #2193d7" in svg
+    assert "fill: #4bb8ff" in svg
     assert "fill: #ffffff" in svg
     drawn = image(cell([run("1f1b", 2, 4)]))
     assert "var(" not in drawn

@@ -208,7 +208,7 @@ def test_printing_uses_24_bit_colours_where_the_terminal_has_them(monkeypatch):
     monkeypatch.setenv("COLORTERM", "truecolor")
     screen = Screen()
     print_timeline(run("1f1b", 2, 2), file=screen)
-    assert "\x1b[48;2;33;147;215m" in screen.getvalue()
+    assert "\x1b[48;2;75;184;255m" in screen.getvalue()
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

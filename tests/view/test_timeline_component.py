@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
+import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +13,10 @@ import pytest
 
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
+from debubble.core.actions import Kind
 from debubble.interchange.chrome_trace import trace_text
+from debubble.lowering.chain import lower
+from debubble.view.colors import rgb, shade
 from debubble.view.files import save
 from debubble.view.page import cell
 from tests.view.timelines import run
@@ -339,18 +344,139 @@ def test_a_dark_page_is_dark(visit, pages):
     assert corner == [0x14, 0x17, 0x1C, 255]
 
 
-def test_the_view_becomes_svg_and_png(visit, pages, tmp_path):
+def exported(page, kind, folder):
+    """A file of the export menu."""
+    page.locator("debubble-timeline summary", has_text="Export").click()
+    with page.expect_download() as started:
+        page.locator(f"debubble-timeline [data-do={kind}]").click()
+    started.value.save_as(folder / f"out.{kind}")
+    return (folder / f"out.{kind}").read_bytes()
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_the_view_becomes_svg_without_a_picture_inside(visit, pages, tmp_path, name):
+    page = visit(pages[name])
+    for layer in ("p2p", "critical"):
+        page.evaluate(f"{HOST}.toggle('{layer}')")
+    content = exported(page, "svg", tmp_path)
+    assert len(content) < 6_000_000
+    root = ElementTree.fromstring(content)
+    tags = {node.tag.removeprefix(SVG) for node in root.iter()}
+    assert tags == {"svg", "rect", "path", "text"}
+    texts = [node.text for node in root.iter(f"{SVG}text")]
+    assert {"1f1b", "idle", "peak", "F forward", "activation memory"} <= set(texts)
+    if name == "small":
+        assert texts.count("3") >= 20
+        # Idle time keeps its pattern, as lines.
+        assert [node for node in root.iter(f"{SVG}path") if node.get("stroke")]
+
+
+def test_shapes_of_the_svg_are_where_actions_are(visit, pages, tmp_path):
     page = visit(pages["small"])
-    for kind in ("SVG", "PNG"):
-        page.locator("debubble-timeline summary", has_text="Export").click()
-        with page.expect_download() as started:
-            page.locator("debubble-timeline .menu button", has_text=kind).click()
-        started.value.save_as(tmp_path / f"out.{kind.lower()}")
-    root = ElementTree.parse(tmp_path / "out.svg").getroot()
-    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"1f1b", "zb-h1"} <= set(texts)
-    assert texts.count("3") >= 20
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    root = ElementTree.fromstring(exported(page, "svg", tmp_path))
+    color = page.evaluate(f"{HOST}.data.runs[0].palette[3][0][0]")
+    paths = [n.get("d") for n in root.iter(f"{SVG}path") if n.get("fill") == color]
+    found = {float(x) for path in paths for x in re.findall(r"M([-0-9.]+) ", path)}
+    timeline = run("1f1b", 4, 8)
+    backward = (timeline.schedule.actions & 31) == 3
+    wanted = page.evaluate(
+        f"(times) => times.map((time) => {HOST}.view.x({HOST}.data.runs[0], time))",
+        timeline.start[backward].tolist(),
+    )
+    assert all(min(abs(x - place) for place in found) < 0.02 for x in wanted)
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_the_view_becomes_pdf_of_paths_and_text(visit, pages, tmp_path, name):
+    content = exported(visit(pages[name]), "pdf", tmp_path)
+    assert content.startswith(b"%PDF-1.4")
+    assert b"/Image" not in content
+    table = int(re.search(rb"startxref\n(\d+)\n%%EOF", content)[1])
+    offsets = [int(line[:10]) for line in content[table:].splitlines()[3:9]]
+    for number, offset in enumerate(offsets, 1):
+        assert content[offset:].startswith(b"%d 0 obj" % number)
+    begin = content.index(b"stream\n") + len(b"stream\n")
+    size = int(re.search(rb"/Length (\d+)", content)[1])
+    assert content[begin + size :].startswith(b"\nendstream")
+    drawn = zlib.decompress(content[begin : begin + size]).decode("latin-1")
+    assert drawn.count(" re") > 100
+    texts = re.findall(r"\((.*?)\) Tj", drawn)
+    assert {"1f1b", "idle", "peak", "F forward"} <= set(texts)
+
+
+def test_the_view_becomes_png(visit, pages, tmp_path):
+    content = exported(visit(pages["small"]), "png", tmp_path)
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_iterations_and_their_steps_are_seen(visit, tmp_path):
+    timeline = run("pipedream-2bw", 2, 3, iterations=3)
+    save([timeline], tmp_path / "x.html", numbers_from=1)
+    page = visit((tmp_path / "x.html").as_uri())
+    legend = page.locator("debubble-timeline .legend").inner_text()
+    for index in range(3):
+        assert f"line below: iteration {index}" in legend
+    labels = page.evaluate(
+        f"(() => {{ const run = {HOST}.data.runs[0];"
+        "return Array.from({ length: run.count }, (_, i) => run.label(i)); })()"
+    )
+    assert [text for text in labels if text][-1] == "9"
+    # A step that takes no time is a line in its own colour.
+    steps = (timeline.schedule.actions & 31) == 5
+    end = float(timeline.end[steps][0])
+    x, y = page.evaluate(
+        f"(time) => {{ const {{ view, painter }} = {HOST}, panel = view.panels[0];"
+        "return [Math.round(view.x(panel.run, time) * painter.scale) - 2,"
+        "  Math.round((panel.y + view.rows.bar / 2) * painter.scale)]; }",
+        end,
+    )
+    seen = page.evaluate(
+        "([x, y]) => Array.from("
+        f"{HOST}.parts.base.getContext('2d').getImageData(x, y, 1, 1).data).slice(0, 3)",
+        [x, y],
+    )
+    assert tuple(seen) == rgb(shade(Kind.OPT))
+
+
+def test_the_legend_says_what_shades_are_and_whose_the_shares_are(visit, pages, tmp_path):
+    costs = db.Costs(F=1, I=1, W=1, p2p=0.2)
+    timelines = [db.simulate(db.make(n, ranks=4, microbatches=8), costs) for n in ("1f1b", "zb-v")]
+    save(timelines, tmp_path / "x.html")
+    legend = visit((tmp_path / "x.html").as_uri()).locator("debubble-timeline .legend").inner_text()
+    assert "light to dark: chunks 0–1 (zb-v)" in legend
+    assert re.search(r"waiting for data \(1f1b [0-9.]+ %, zb-v [0-9.]+ %\)", legend)
+    lowered = lower(db.make("1f1b", ranks=2, microbatches=2), transfers="eager")
+    save([db.simulate(lowered, costs)], tmp_path / "y.html")
+    page = visit((tmp_path / "y.html").as_uri())
+    assert "SEND" not in page.locator("debubble-timeline .legend").inner_text()
+    page.evaluate(f"{HOST}.toggle('p2p')")
+    assert "SEND_F" in page.locator("debubble-timeline .legend").inner_text()
+
+
+def test_columns_beside_the_rows_have_room_for_any_number(visit, tmp_path):
+    costs = db.Costs(F=1, B=2, activation=123_456_789_012.0)
+    dense = db.simulate(db.make("zb-h1", ranks=32, microbatches=32), costs)
+    few = db.simulate(db.make("1f1b", ranks=4, microbatches=8), costs)
+    save([few, dense], tmp_path / "x.html")
+    page = visit((tmp_path / "x.html").as_uri())
+    boxes = page.evaluate(
+        f"Array.from({HOST}.parts.labels.querySelectorAll('.side span'), (node) => {{"
+        "const range = document.createRange(); range.selectNodeContents(node);"
+        "const { left, right, top, bottom } = range.getBoundingClientRect();"
+        "return [left, right, top, bottom]; })"
+    )
+    plot = page.evaluate(
+        f"{HOST}.parts.root.getBoundingClientRect().left + {HOST}.view.left + {HOST}.view.plot"
+    )
+    edge = page.evaluate(f"{HOST}.parts.root.getBoundingClientRect().right")
+    assert len(boxes) < 2 * (4 + 32)
+    for index, (left, right, top, bottom) in enumerate(boxes):
+        assert plot <= left < right <= edge
+        for a, b, c, d in boxes[:index]:
+            assert right <= a + 0.5 or b <= left + 0.5 or bottom <= c + 4 or d <= top + 4
 
 
 def test_a_trace_goes_to_perfetto_when_its_button_is_clicked(visit, pages):

@@ -275,17 +275,19 @@ class Comparison:
         lines += [put(line, "faint") for text in footer for line in wrap(text, width, 2)]
         return "\n".join(lines)
 
-    # Pictures live above this layer; their modules are resolved when somebody asks for one.
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write a picture of all timelines, best first: .png, .svg, .pdf, .html or .txt.
 
-    def save(self, path: str | Path, title: str | None = None) -> None:
-        """Write a picture of all timelines, best first: .png, .svg, .pdf, .html or .txt."""
-        options: dict[str, Any] = {"time_unit": self.time_unit}
+        The title is the headline unless there is another; options as for
+        :meth:`debubble.Timeline.save`.
+        """
+        shared: dict[str, Any] = {"title": self.headline, "time_unit": self.time_unit}
         ending = Path(path).suffix.lower()
         if ending != ".txt":
-            options["limit"] = self.memory
+            shared["limit"] = self.memory
         if ending == ".html":
-            options["table_html"] = self._table_html()
-        hooks.save_timelines(self.timelines, path, title=title or self.headline, **options)
+            shared["table_html"] = self._table_html()
+        hooks.save_timelines(self.timelines, path, **shared | options)
 
     def _repr_html_(self) -> str:
         footer = "<br>".join(map(escape, self._footer()))

@@ -10,19 +10,21 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.draw import check_picture
 from debubble.cli.errors import BAD_INPUT
 from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, whole, with_setup
 from debubble.cli.output import in_color, note, print_json, styled
+from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Steps, steps
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 
 
+@with_picture
 @with_setup
 def compare(
     schedules: ScheduleNames,
     setup: Setup,
+    picture: Picture,
     as_json: AsJson = False,
     output: Annotated[
         str | None,
@@ -37,8 +39,7 @@ def compare(
     from debubble.analysis.compare import compare as simulate_all
 
     inputs, chunks = _inputs(setup)
-    if output is not None:
-        check_picture(output)
+    check_picture(output, picture)
     with steps(2 * len(schedules) + 1) as step:
         items, skipped = _items(schedules, inputs, chunks, step)
         named = [item for item in items if isinstance(item, str)]
@@ -66,7 +67,7 @@ def compare(
             _leave(result.skipped)
         if output is not None:
             step(f"drawing {output}")
-            result.save(output)
+            result.save(output, **picture)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:

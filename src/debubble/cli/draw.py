@@ -9,32 +9,28 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.options import Late, ScheduleNames, Setup, with_setup
 from debubble.cli.output import note
+from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import steps
 
 
+@with_picture
 @with_setup
 def draw(
     schedules: ScheduleNames,
     setup: Setup,
+    picture: Picture,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help=".png, .svg, .pdf, .html or .txt."),
     ] = None,
-    title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Title of a picture in a file.")
-    ] = None,
     late: Late = False,
-    critical: Annotated[
-        bool, typer.Option("--critical", help="Outline the critical path of a picture in a file.")
-    ] = False,
 ) -> None:
     """Draw schedules in a terminal or a file.
 
     Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
     """
     inputs = setup.read()
-    if output is not None:
-        check_picture(output)
+    check_picture(output, picture)
     timelines = []
     with steps(2 * len(schedules) + 1) as step:
         for name in schedules:
@@ -46,10 +42,10 @@ def draw(
         if output is not None:
             from debubble.view.files import save
 
-            # Text has no lines to draw a limit or a path with.
-            marks: dict[str, Any] = {"limit": inputs.memory, "critical": critical}
+            # Text has no lines to draw a limit with.
             plain = output.lower().endswith(".txt")
-            save(timelines, output, title=title, **({} if plain else marks))
+            marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
+            save(timelines, output, time_unit=inputs.time_unit, **marks, **picture)
     if output is not None:
         note(f"wrote {output}")
         return
@@ -58,16 +54,7 @@ def draw(
     for index, timeline in enumerate(timelines):
         if index:
             print()
-        print_timeline(timeline)
-
-
-def check_picture(path: str) -> None:
-    """Refuse a file name that no picture can have, before anything is computed."""
-    from debubble.core.errors import FormatError
-
-    endings = (".png", ".svg", ".pdf", ".html", ".txt")
-    if not path.lower().endswith(endings):
-        raise FormatError(f"'{path}': pictures end in {', '.join(endings[:-1])} or {endings[-1]}")
+        print_timeline(timeline, time_unit=inputs.time_unit)
 
 
 app = command(
@@ -76,5 +63,6 @@ app = command(
         "draw 1f1b -p 4 -m 8",
         "draw dualpipe-v -p 4 -m 8 --times F=1,I=1,W=1,O=2.5 -o dualpipe-v.svg",
         "draw 1f1b zb-h1 -p 8 -m 16 -o both.html",
+        "draw zb-v -p 4 -m 8 -o column.pdf --width 3.3in --numbers-from 1 --no-notes",
     ],
 )

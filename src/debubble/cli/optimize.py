@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.draw import check_picture
 from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
 from debubble.cli.output import json_text, note, print_json
+from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
 
@@ -195,7 +195,7 @@ def _check_output(path: str, sweeping: bool) -> None:
         if not path.lower().endswith((".png", ".svg", ".pdf")):
             raise ParameterError(f"'{path}': a frontier is drawn as .png, .svg or .pdf")
     elif not is_file_name(path):
-        check_picture(path)
+        check_picture(path, {})
 
 
 def _write(result: Any, path: str, inputs: Inputs) -> str:

@@ -67,9 +67,9 @@ def pipedream_2bw(
 
     p = 3, m = 3, 2 iterations, B twice as long as F::
 
-        r0 | F0 F1 F2 .  .  .  .  B0--- F0 B1--- F1 B2---|F2 B0--- .  B1--- .  B2---|
-        r1 | .  F0 F1 .  .  B0--- F2 B1--- F0 B2---|F1 B0--- F2 B1--- .  B2---|.  .
-        r2 | .  .  F0 B0--- F1 B1--- F2 B2---|F0 B0--- F1 B1--- F2 B2---|.  .  .  .
+        r0 | F0 F1 F2 .  .  .  .  B0--- F3 B1--- F4 B2---|F5 B3--- .  B4--- .  B5---|
+        r1 | .  F0 F1 .  .  B0--- F2 B1--- F3 B2---|F4 B3--- F5 B4--- .  B5---|.  .
+        r2 | .  .  F0 B0--- F1 B1--- F2 B2---|F3 B3--- F4 B4--- F5 B5---|.  .  .  .
     """
     for rank in range(ranks):
         yield never_drained(rank, ranks, microbatches, iterations, ranks - 1 - rank)
@@ -106,8 +106,8 @@ def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -
 
     p = 2, m = 3, 2 iterations, B twice as long as F::
 
-        r0 | F0 F1 F2 .  B0--- F0 B1--- F1 B2---|F2 B0--- .  B1--- .  B2---|
-        r1 | .  F0 B0--- F1 B1--- F2 B2---|F0 B0--- F1 B1--- F2 B2---|.  .
+        r0 | F0 F1 F2 .  B0--- F3 B1--- F4 B2---|F5 B3--- .  B4--- .  B5---|
+        r1 | .  F0 B0--- F1 B1--- F2 B2---|F3 B3--- F4 B4--- F5 B5---|.  .
     """
     for rank in range(ranks):
         warm_up = min(2 * (ranks - 1 - rank), microbatches)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -18,40 +18,22 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars
-from debubble.view.colors import IDLE, INK, PAPER, STRIPES, rgb, shade, text_color
+from debubble.view.colors import IDLE, INK, PAPER, STRIPES, Palette, rgb
+from debubble.view.options import SMALLEST_FONT
+from debubble.view.rows import Floats, Rows
+from debubble.view.transfers import Transfers
 
-Floats: TypeAlias = NDArray[np.floating[Any]]
-
-SIZES = (9.0, 8.0, 7.0, 6.0, 5.0)
-"""Sizes of labels in points; all labels of a picture have one."""
+LABEL_SIZES = (1.125, 1.0, 0.875, 0.75)
+"""Sizes of labels in those of a figure's text; all labels of a picture have one."""
 
 STRIPE_SHARE = 0.13
+STEP_WIDTH = 1.8
+"""Points of the line that stands for an optimizer step that takes no time."""
+
+TONES = ("#d8c6ea", "#9a6fc4", "#4a1f73")
+"""Of the ribbon below the bars, iteration after iteration."""
+
 MAX_VECTOR_NUMBERS = 200_000
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where things are in the row of a rank, whose middle is at y = rank, pointing down.
-
-    Parameters
-    ----------
-    top, height
-        Of the bars.
-    strip
-        Baseline of the memory strip.
-    strip_height
-        Height of the memory strip, 0 for none.
-    """
-
-    top: float = -0.42
-    height: float = 0.84
-    strip: float = 0.0
-    strip_height: float = 0.0
-
-    def lane(self, bars: Bars) -> tuple[Floats, Floats]:
-        """Upper and lower edge of every bar."""
-        top = bars.rank + self.top + np.where(bars.lane == LOWER, self.height / 2, 0.0)
-        return top, top + np.where(bars.lane == WHOLE, self.height, self.height / 2)
 
 
 def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> Path:
@@ -74,17 +56,26 @@ def add_paths(ax: Axes, paths: Sequence[Path], label: str, **style: Any) -> Path
     return collection
 
 
-def add_idle(ax: Axes, ranks: int, span: float, rows: Rows) -> None:
+def add_idle(ax: Axes, ranks: int, span: tuple[float, float], rows: Rows) -> None:
     """The background of all rows: what stays visible of it is idle."""
     top = np.arange(ranks) + rows.top
-    path = rectangles(np.zeros(ranks), np.full(ranks, span), top, top + rows.height)
+    path = rectangles(np.full(ranks, span[0]), np.full(ranks, span[1]), top, top + rows.height)
     add_paths(ax, [path], "idle", facecolors=[IDLE], linewidths=0, zorder=1)
 
 
-def add_bars(ax: Axes, bars: Bars, scale: float, rows: Rows, gap: float) -> None:
+def add_bars(
+    ax: Axes,
+    bars: Bars,
+    scale: float,
+    rows: Rows,
+    gaps: Sequence[float],
+    palette: Palette,
+    clip: bool,
+) -> None:
     """All bars in one collection with a path per style, and the stripes in another.
 
-    `gap` is the width in points of the white line between bars.
+    `gaps` are the points of the white line around bars of every style. Without `clip`
+    an optimizer step at the very end is seen as a whole.
     """
     top, bottom = rows.lane(bars)
     left, right = bars.start * scale, bars.end * scale
@@ -93,48 +84,58 @@ def add_bars(ax: Axes, bars: Bars, scale: float, rows: Rows, gap: float) -> None
         here = bars.style == style
         kind, index, count = bars.shade_of(style)
         paths.append(rectangles(left[here], right[here], top[here], bottom[here]))
-        colors.append(shade(kind, index, count))
+        colors.append(palette.shade(kind, index, count))
         # An optimizer step may take no time: its edge is what is seen of it.
         edges.append(colors[-1] if kind == Kind.OPT else PAPER)
         if kind in STRIPES:
-            edge, color = STRIPES[kind]
             thickness = STRIPE_SHARE * (bottom - top)[here]
-            upper = top[here] if edge == "top" else bottom[here] - thickness
+            upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
             stripes.append(rectangles(left[here], right[here], upper, upper + thickness))
-            stripe_colors.append(color)
-    widths = [1.2 if color != PAPER else gap for color in edges]
+            stripe_colors.append(palette.stripes[kind])
+    widths = [STEP_WIDTH if color != PAPER else gap for color, gap in zip(edges, gaps, strict=True)]
     if paths:
         add_paths(
             ax, paths, "actions", facecolors=colors, edgecolors=edges, linewidths=widths,
-            joinstyle="miter", zorder=2,
+            joinstyle="miter", zorder=2, clip_on=clip,
         )  # fmt: skip
     if stripes:
         add_paths(ax, stripes, "stripes", facecolors=stripe_colors, linewidths=0, zorder=2.1)
 
 
-def add_image(ax: Axes, bars: Bars, scale: float, rows: Rows, pixels: tuple[int, int]) -> None:
+def add_image(
+    ax: Axes,
+    bars: Bars,
+    scale: float,
+    rows: Rows,
+    pixels: tuple[int, int],
+    palette: Palette,
+    window: tuple[float, float],
+) -> None:
     """The bars from afar: every column of a row is a stack of what fills that part of time.
 
-    `pixels` are the width of the whole picture and the height of one row.
+    `pixels` are the width of the whole picture and the height of one row, `window` the stretch of
+    time that it shows.
     """
     width, height = pixels
-    span = bars.timeline.makespan
+    begin, span = window[0], window[1] - window[0]
     first = round((0.5 + rows.top) * height)
     lanes = (UPPER, LOWER) if bars.paired else (WHOLE,)
     size = max(1, round(rows.height * height / len(lanes)))
-    colors = [(*rgb(shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))]
+    colors = [
+        (*rgb(palette.shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))
+    ]
     table = np.array([*colors, (*rgb(IDLE), 255)], dtype=np.uint8)
     middles = (np.arange(size) + 0.5) / size
     image = np.zeros((bars.ranks, height, width, 4), dtype=np.uint8)
     for rank in range(bars.ranks):
         for place, lane in enumerate(lanes):
-            stack = np.cumsum(bars.shares(rank, width, span, lane), axis=1)
+            stack = np.cumsum(bars.shares(rank, width, span, lane, begin), axis=1)
             style = (stack[None, :, :] <= middles[:, None, None]).sum(axis=2)
-            begin = first + place * size
-            image[rank, begin : begin + size] = table[style][: height - begin]
+            line = first + place * size
+            image[rank, line : line + size] = table[style][: height - line]
     picture = ax.imshow(
         image.reshape(-1, width, 4),
-        extent=(0.0, span * scale, bars.ranks - 0.5, -0.5),
+        extent=(begin * scale, window[1] * scale, bars.ranks - 0.5, -0.5),
         aspect="auto",
         interpolation="nearest",
         zorder=2,
@@ -174,50 +175,116 @@ def step_areas(curves: Iterable[tuple[Floats, Floats]], baselines: Floats, scale
     return Path(np.concatenate(vertices), np.concatenate(codes))
 
 
+def add_ribbon(ax: Axes, bars: Bars, scale: float, rows: Rows) -> None:
+    """A band below the bars whose tone changes with the iteration they belong to."""
+    top = bars.rank + rows.top + rows.height
+    middle = top + rows.ribbon / 2
+    upper = np.where(bars.lane == LOWER, middle, top)
+    lower = np.where(bars.lane == UPPER, middle, top + rows.ribbon)
+    tone = bars.iteration % len(TONES)
+    work = bars.kind != Kind.OPT
+    used = [index for index in range(len(TONES)) if np.any((tone == index) & work)]
+    paths = []
+    for index in used:
+        here = (tone == index) & work
+        paths.append(
+            rectangles(bars.start[here] * scale, bars.end[here] * scale, upper[here], lower[here])
+        )
+    colors = [TONES[index] for index in used]
+    add_paths(ax, paths, "iterations", facecolors=colors, linewidths=0, zorder=2)
+
+
+def add_transfers(
+    ax: Axes, moved: Transfers, scale: float, rows: Rows, colors: tuple[str, str]
+) -> tuple[Floats, Floats]:
+    """Sends above, receives below; `colors` are those of activations and gradients.
+
+    Returns upper and lower edge of every rectangle.
+    """
+    half = rows.transfers_height / 2
+    top = moved.rank + rows.transfers + np.where(moved.received, half, 0.0)
+    bottom = top + 0.94 * half
+    # An instant is seen by its edge.
+    paths = [
+        rectangles(moved.start[here] * scale, moved.end[here] * scale, top[here], bottom[here])
+        for here in (~moved.backward, moved.backward)
+    ]
+    add_paths(
+        ax, paths, "transfers", facecolors=list(colors), edgecolors="face", linewidths=0.3, zorder=2
+    )
+    return top, bottom
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What could be written on boxes, one entry per box.
+
+    Parameters
+    ----------
+    left, right, top, bottom
+        The boxes, in data coordinates.
+    number, text
+        The text of box i is ``text(number[i])``.
+    color
+        Of the texts.
+    group
+        Boxes of a group are written on all together or not at all.
+    """
+
+    left: Floats
+    right: Floats
+    top: Floats
+    bottom: Floats
+    number: NDArray[np.int64]
+    text: Callable[[int], str]
+    color: Sequence[str]
+    group: NDArray[np.int64]
+
+
 class Labels(Artist):
-    """The microbatches of all bars that have room for them, as one artist.
+    """Texts on all boxes that have room for them, as one artist.
 
     Which ones fit is measured in pixels when the picture is drawn, so that it holds for every
     size, resolution and zoom.
     """
 
-    def __init__(self, ax: Axes, bars: Bars, scale: float, rows: Rows) -> None:
+    def __init__(self, ax: Axes, boxes: Written, font_size: float) -> None:
         super().__init__()
-        self.bars = bars
-        top, bottom = rows.lane(bars)
-        self._left, self._right = bars.start * scale, bars.end * scale
-        self._top, self._bottom = top, bottom
+        self.boxes = boxes
+        self.sizes = sorted({max(SMALLEST_FONT, part * font_size) for part in LABEL_SIZES})
         self.set_gid("labels")
         self.set_zorder(4)
         ax.add_artist(self)
+        self.set_in_layout(False)
 
     def placed(self, renderer: Any) -> tuple[float, list[tuple[float, float, str, str]]]:
         """Size in points, and (x, y, text, colour) in pixels of every label that fits."""
         assert self.axes is not None
-        bars = self.bars
+        boxes = self.boxes
         corners = self.axes.transData.transform
-        left, top = corners(np.column_stack([self._left, self._top])).T
-        right, bottom = corners(np.column_stack([self._right, self._bottom])).T
+        left, top = corners(np.column_stack([boxes.left, boxes.top])).T
+        right, bottom = corners(np.column_stack([boxes.right, boxes.bottom])).T
         view = self.axes.bbox
         pixel = renderer.points_to_pixels(1.0)
         candidates = np.flatnonzero((right > view.x0) & (left < view.x1))
-        numbers, which = np.unique(bars.number[candidates], return_inverse=True)
-        texts = [bars.text(number) for number in numbers.tolist()]
+        numbers, which = np.unique(boxes.number[candidates], return_inverse=True)
+        texts = [boxes.text(number) for number in numbers.tolist()]
         font = FontProperties(size=10.0)
         widths = [
             renderer.get_text_width_height_descent(text, font, ismath=False)[0] if text else np.inf
             for text in texts
         ]
         per_point = np.array(widths)[which] / 10
-        room = (right - left)[candidates] - 1.5 * pixel
+        room = (right - left)[candidates] - 1.0 * pixel
         tall = (top - bottom)[candidates] / (0.85 * pixel)
-        # Numbers on some bars of a kind and not on others read as a mistake: all of a rank or none.
-        groups = (bars.rank * len(Kind) + bars.kind)[candidates]
-        total = np.bincount(groups[np.isfinite(per_point)], minlength=bars.ranks * len(Kind))
-        size, fits = SIZES[-1], np.zeros(len(candidates), dtype=bool)
-        for larger in reversed(SIZES):
+        # Numbers on some boxes of a group and not on others read as a mistake.
+        groups = boxes.group[candidates]
+        many = int(groups.max(initial=-1)) + 1
+        total = np.bincount(groups[np.isfinite(per_point)], minlength=many)
+        size, fits = self.sizes[0], np.zeros(len(candidates), dtype=bool)
+        for larger in self.sizes:
             enough = (per_point * larger <= room) & (larger <= tall)
-            count = np.bincount(groups[enough], minlength=len(total))
+            count = np.bincount(groups[enough], minlength=many)
             enough &= (count >= 0.97 * total)[groups]
             if enough.sum() < 0.97 * fits.sum():
                 break
@@ -225,14 +292,13 @@ class Labels(Artist):
         chosen = np.flatnonzero(fits)
         # One height for all: digits differ by fractions of a pixel, and lines of text would dance.
         height = renderer.get_text_width_height_descent("0", font, ismath=False)[1] * size / 10
-        colors = [text_color(shade(*bars.shade_of(s))) for s in range(len(bars.styles))]
         marks = []
         for place in chosen.tolist():
-            bar, text = candidates[place], texts[which[place]]
+            box, text = candidates[place], texts[which[place]]
             width = per_point[place] * size
-            x = (left[bar] + right[bar] - width) / 2
-            y = (top[bar] + bottom[bar] - height) / 2
-            marks.append((x, y, text, colors[bars.style[bar]]))
+            x = (left[box] + right[box] - width) / 2
+            y = (top[box] + bottom[box] - height) / 2
+            marks.append((x, y, text, boxes.color[box]))
         return size, marks
 
     def draw(self, renderer: Any) -> None:
@@ -261,10 +327,18 @@ class Swatch:
 
     kind: Kind
     shades: int
+    palette: Palette
+
+
+@dataclass(frozen=True)
+class TonesSwatch:
+    """A legend entry: the tones of iterations."""
+
+    tones: tuple[str, ...]
 
 
 class SwatchHandler(HandlerBase):
-    """Draws a :class:`Swatch` in a legend."""
+    """Draws a :class:`Swatch` or :class:`TonesSwatch` in a legend: colours side by side."""
 
     def create_artists(
         self,
@@ -277,25 +351,27 @@ class SwatchHandler(HandlerBase):
         fontsize: float,  # noqa: ARG002
         trans: Any,
     ) -> list[Artist]:
-        """Rectangles side by side, one per shade."""
-        kind, count = orig_handle.kind, orig_handle.shades
-        parts: list[Artist] = []
-        for index in range(count):
-            left = -xdescent + width * index / count
-            parts.append(
-                Rectangle(
-                    (left, -ydescent), width / count, height,
-                    facecolor=shade(kind, index, count), edgecolor="none", transform=trans,
-                )
-            )  # fmt: skip
+        """Rectangles side by side, and the stripe of the kind."""
+
+        def box(left: float, bottom: float, wide: float, tall: float, color: str) -> Rectangle:
+            return Rectangle(
+                (left, bottom), wide, tall, facecolor=color, edgecolor="none", transform=trans
+            )
+
+        if isinstance(orig_handle, TonesSwatch):
+            wide = width / len(orig_handle.tones)
+            return [
+                box(index * wide - xdescent, 0.35 * height - ydescent, wide, 0.3 * height, tone)
+                for index, tone in enumerate(orig_handle.tones)
+            ]
+        kind, count, palette = orig_handle.kind, orig_handle.shades, orig_handle.palette
+        wide = width / count
+        parts: list[Artist] = [
+            box(index * wide - xdescent, -ydescent, wide, height, palette.shade(kind, index, count))
+            for index in range(count)
+        ]
         if kind in STRIPES:
-            edge, color = STRIPES[kind]
             thickness = STRIPE_SHARE * height
-            bottom = -ydescent + (height - thickness if edge == "top" else 0.0)
-            parts.append(
-                Rectangle(
-                    (-xdescent, bottom), width, thickness,
-                    facecolor=color, edgecolor="none", transform=trans,
-                )
-            )  # fmt: skip
+            bottom = -ydescent + (height - thickness if STRIPES[kind] == "top" else 0.0)
+            parts.append(box(-xdescent, bottom, width, thickness, palette.stripes[kind]))
         return parts

@@ -44,7 +44,9 @@ class Bars:
     stage
         Stages of the model.
     unit
-        Microbatch (or slice of one) within its iteration; the iteration for OPT.
+        Microbatch (or slice of one), counted on through all iterations; the iteration for OPT.
+    iteration
+        Which iteration it belongs to.
     """
 
     timeline: Timeline
@@ -57,6 +59,7 @@ class Bars:
     lane: NDArray[np.int64]
     stage: NDArray[np.int64]
     unit: NDArray[np.int64]
+    iteration: NDArray[np.int64]
 
     @property
     def ranks(self) -> int:
@@ -116,26 +119,39 @@ class Bars:
         """What :meth:`text` writes on every bar: its unit, −1 for nothing on an OPT."""
         return np.where(self.kind == Kind.OPT, -1, self.unit)
 
-    def text(self, number: int) -> str:
-        """The microbatch, or microbatch.slice, of a unit."""
+    def text(self, number: int, first: int = 0) -> str:
+        """The microbatch, or microbatch.slice, of a unit, where counting begins at `first`."""
         if number < 0:
             return ""
         slices = self.timeline.schedule.slices
-        return str(number) if slices == 1 else f"{number // slices}.{number % slices}"
+        if slices == 1:
+            return str(number + first)
+        return f"{number // slices + first}.{number % slices + first}"
 
     def label(self, bar: int) -> str:
         """What is written on a bar."""
         return self.text(int(self.number[bar]))
 
+    def within(self, begin: float, end: float) -> Bars:
+        """The bars of a stretch of time, cut where they reach beyond it."""
+        kept = (self.end > begin) & (self.start < end)
+        kept |= (self.start == self.end) & (self.start >= begin) & (self.end <= end)
+        counts = np.concatenate([[0], np.cumsum(kept)])
+        return Bars(
+            self.timeline, counts[self.offsets], np.maximum(self.start[kept], begin),
+            np.minimum(self.end[kept], end), self.kind[kept], self.shade[kept], self.shades,
+            self.lane[kept], self.stage[kept], self.unit[kept], self.iteration[kept],
+        )  # fmt: skip
+
     def shares(
-        self, rank: int, columns: int, span: float, lane: int = WHOLE
+        self, rank: int, columns: int, span: float, lane: int = WHOLE, begin: float = 0.0
     ) -> NDArray[np.float64]:
-        """How much of each of `columns` equal parts of [0, span] each style fills.
+        """How much of each of `columns` equal parts of a stretch of time each style fills.
 
         Parameters
         ----------
-        rank, columns, span
-            Which row, how many parts, and the time they cover.
+        rank, columns, span, begin
+            Which row, how many parts, the time they cover, and when it begins.
         lane
             :data:`UPPER` or :data:`LOWER` for one half of the row; for the whole row each bar of
             an overlapped pair counts for half of its time.
@@ -148,15 +164,15 @@ class Bars:
         part = self.of(rank)
         style, count = self.style[part], len(self.styles)
         scale = columns / span if span > 0 else 0.0
-        begin = np.minimum(self.start[part] * scale, columns)
-        end = np.minimum(self.end[part] * scale, columns)
+        left = np.clip((self.start[part] - begin) * scale, 0, columns)
+        right = np.clip((self.end[part] - begin) * scale, 0, columns)
         lanes = self.lane[part]
         if lane == WHOLE:
             weight = np.where(lanes == WHOLE, 1.0, 0.5)
         else:
             weight = np.where((lanes == WHOLE) | (lanes == lane), 1.0, 0.0)
-        head = np.minimum(begin.astype(np.int64), columns - 1)
-        tail = np.maximum(np.ceil(end).astype(np.int64) - 1, head)
+        head = np.minimum(left.astype(np.int64), columns - 1)
+        tail = np.maximum(np.ceil(right).astype(np.int64) - 1, head)
         size = columns * count
 
         def add(column: NDArray[np.int64], amount: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -164,8 +180,8 @@ class Bars:
             sums = np.bincount(cells, amount * weight, minlength=size + count)
             return sums.astype(np.float64, copy=False)
 
-        filled = add(head, np.minimum(end, head + 1) - begin)
-        filled += add(tail, np.where(tail > head, end - tail, 0.0))
+        filled = add(head, np.minimum(right, head + 1) - left)
+        filled += add(tail, np.where(tail > head, right - tail, 0.0))
         # Columns that a bar fills from side to side: +1 where they begin, −1 where they end.
         wide = (tail > head + 1).astype(np.float64)
         steps = add(np.minimum(head + 1, tail), wide) - add(tail, wide)
@@ -210,12 +226,14 @@ def bars_of(timeline: Timeline) -> Bars:
     copies, chunks = schedule.placement.copies, schedule.chunks
     step = kind == Kind.OPT
     copy = np.where(step, 0, schedule.copies_of(unit))
-    unit = np.where(step, unit, unit % period)
+    iteration = np.where(step, unit, unit // period)
     shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])
 
     # The forward of a pair is its first action.
     lane = pairs_of(actions)
-    return Bars(timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit)
+    return Bars(
+        timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit, iteration
+    )
 
 
 def chunks_of(placement: Placement) -> NDArray[np.int64]:

@@ -1,16 +1,21 @@
 """Colours of the pictures: hue and lightness say the kind, shades say the chunk.
 
 Forward work is cool and backward work warm, which the common colour vision deficiencies keep
-apart. The kinds also differ in lightness, from the light W to the dark OPT, so that a grey print
-still reads, and W, R and S carry a stripe (see :data:`STRIPES`).
+apart. For grey prints every kind has a range of lightness of its own, from the light W to the dark
+OPT, and all shades of its chunks lie within: no chunk of one kind looks like a chunk of another.
+R and S lie between two others and carry a stripe, as do W and T (see :data:`STRIPES`).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from debubble.core.actions import Kind
+from debubble.core.errors import ParameterError, did_you_mean
 
 NAMES = {
     Kind.F: "forward",
@@ -24,17 +29,129 @@ NAMES = {
 }
 """What a legend calls the kinds that are drawn, in the order it lists them."""
 
-_RAMPS = {
-    Kind.F: ("#70bcfd", "#2193d7", "#03699e"),
-    Kind.I: ("#fec6a1", "#eb8f4b", "#ba6622"),
-    Kind.W: ("#fff3cd", "#f8e37e", "#d5c15e"),
-    Kind.B: ("#cf7161", "#a54537", "#771b14"),
-    Kind.R: ("#eef6fd", "#a1cff4", "#75a3c7"),
-    Kind.OPT: ("#694e81", "#43285d", "#1e0537"),
-    Kind.S: ("#65877f", "#5c7e76", "#53756e"),
-    Kind.T: ("#4f48bf", "#4338ae", "#38279d"),
+
+@dataclass(frozen=True, eq=False)
+class Palette:
+    """Colours of the kinds.
+
+    Parameters
+    ----------
+    name
+        What it is called.
+    ramps
+        Lightest, middle and darkest shade of every kind, ``#rrggbb``.
+    stripes
+        Colour of the stripe of the kinds in :data:`STRIPES`.
+    """
+
+    name: str
+    ramps: Mapping[Kind, tuple[str, str, str]]
+    stripes: Mapping[Kind, str]
+
+    @cache  # noqa: B019 - palettes are few, and live as long as the process
+    def shade(self, kind: Kind, index: int = 0, count: int = 1) -> str:
+        """Colour of a kind, ``#rrggbb``.
+
+        Parameters
+        ----------
+        kind
+            A kind with an entry in :data:`NAMES`.
+        index, count
+            Which of how many shades, lightest first; a single one is the middle of the ramp.
+        """
+        light, middle, dark = self.ramps[kind]
+        place = index / (count - 1) if count > 1 else 0.5
+        if place <= 0.5:
+            return _mix(light, middle, 2 * place)
+        return _mix(middle, dark, 2 * place - 1)
+
+
+STRIPES: dict[Kind, Literal["top", "bottom"]] = {
+    Kind.W: "bottom",
+    Kind.R: "top",
+    Kind.S: "top",
+    Kind.T: "bottom",
 }
-"""Lightest, middle and darkest shade of every kind."""
+"""Edge along which a kind carries a stripe: dark on the light W and R, light on dark S and T."""
+
+COLOR = Palette(
+    "color",
+    {
+        Kind.F: ("#77c4ff", "#4bb8ff", "#1caafa"),
+        Kind.I: ("#c87627", "#b76b03", "#a46003"),
+        Kind.W: ("#ffea9d", "#f2de86", "#e8d473"),
+        Kind.B: ("#9b3428", "#8e1c1b", "#7d0011"),
+        Kind.R: ("#bed0e4", "#b8c9d9", "#b4c3cf"),
+        Kind.OPT: ("#3a1152", "#2d0c41", "#200631"),
+        Kind.S: ("#2f7364", "#007066", "#076a68"),
+        Kind.T: ("#122894", "#142485", "#142077"),
+    },
+    {Kind.W: "#8a7420", Kind.R: "#3a6d97", Kind.S: "#b5d3cb", Kind.T: "#a9b4f0"},
+)
+
+
+def _grey(color: str) -> str:
+    """The grey that is as light as a colour."""
+    level = luminance(color)
+    channel = 12.92 * level if level <= 0.0031308 else 1.055 * level ** (1 / 2.4) - 0.055
+    return f"#{round(255 * channel):02x}" + f"{round(255 * channel):02x}" * 2
+
+
+def _palettes() -> dict[str, Palette]:
+    grey = Palette(
+        "grey",
+        {kind: _triple(map(_grey, ramp)) for kind, ramp in COLOR.ramps.items()},
+        {kind: _grey(color) for kind, color in COLOR.stripes.items()},
+    )
+    return {palette.name: palette for palette in (COLOR, grey)}
+
+
+def _triple(colors: Iterable[str]) -> tuple[str, str, str]:
+    light, middle, dark = colors
+    return light, middle, dark
+
+
+def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
+    """A palette by what it is called, or with colours of one's own.
+
+    Parameters
+    ----------
+    wanted
+        ``"color"``, ``"grey"``, or colours of kinds in ``#rrggbb``, as ``{"F": "#4169e1"}`` or as
+        text, ``"F=#4169e1,B=#90ee90"``; kinds that are left out keep theirs. Chunks are shades of
+        the colour that is given.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such palette, kind or colour.
+    """
+    if isinstance(wanted, Palette):
+        return wanted
+    if isinstance(wanted, str) and "=" not in wanted:
+        if wanted not in PALETTES:
+            raise ParameterError(
+                f"palette is '{wanted}'; {did_you_mean(wanted, PALETTES)}, or colours of your own "
+                "such as F=#4169e1,B=#90ee90"
+            )
+        return PALETTES[wanted]
+    pairs = (
+        [part.partition("=")[::2] for part in wanted.split(",")]
+        if isinstance(wanted, str)
+        else list(wanted.items())
+    )
+    ramps = dict(COLOR.ramps)
+    for key, color in pairs:
+        name = str(key).strip()
+        kinds = {kind.name: kind for kind in NAMES}
+        if name not in kinds:
+            raise ParameterError(f"palette: no kind '{name}' is drawn; {did_you_mean(name, kinds)}")
+        if not re.fullmatch(r"\s*#[0-9a-fA-F]{6}\s*", str(color)):
+            raise ParameterError(f"palette: {name} is '{color}'; give a colour such as #4169e1")
+        middle = str(color).strip().lower()
+        ramps[kinds[name]] = (_mix(middle, PAPER, 0.3), middle, _mix(middle, "#000000", 0.25))
+    return Palette("own", ramps, COLOR.stripes)
+
 
 _XTERM = {
     Kind.F: (75, 32, 25),
@@ -46,40 +163,19 @@ _XTERM = {
     Kind.S: (109, 66, 23),
     Kind.T: (62, 61, 19),
 }
-"""The same ramps in the cube of 256-colour terminals, where the nearest colours have wrong hues."""
-
-STRIPES: dict[Kind, tuple[Literal["top", "bottom"], str]] = {
-    Kind.W: ("bottom", "#8a7420"),
-    Kind.R: ("top", "#3a6d97"),
-    Kind.S: ("top", "#b5d3cb"),
-}
-"""Edge along which a kind carries a stripe, and its colour: the light kinds and the grey S would be
-the first to merge with others in a grey print or on a bad projector."""
+"""The ramps in the cube of 256-colour terminals, where the nearest colours have wrong hues."""
 
 INK = "#1f2530"
 FAINT = "#5d6675"
-IDLE = "#e8ebef"
+IDLE = "#f2f4f7"
 PAPER = "#ffffff"
 MEMORY = "#8791a1"
 LIMIT = "#c2185b"
 
 
-@cache
 def shade(kind: Kind, index: int = 0, count: int = 1) -> str:
-    """Colour of a kind, ``#rrggbb``.
-
-    Parameters
-    ----------
-    kind
-        A kind with an entry in :data:`NAMES`.
-    index, count
-        Which of how many shades, lightest first; a single one is the middle of the ramp.
-    """
-    light, middle, dark = _RAMPS[kind]
-    place = (index + 0.5) / count
-    if place <= 0.5:
-        return _mix(light, middle, 2 * place)
-    return _mix(middle, dark, 2 * place - 1)
+    """Colour of a kind in the usual palette, as :meth:`Palette.shade`."""
+    return COLOR.shade(kind, index, count)
 
 
 @cache
@@ -125,3 +221,7 @@ def _linear(channel: float) -> float:
 def _mix(first: str, second: str, share: float) -> str:
     channels = (round(a + (b - a) * share) for a, b in zip(rgb(first), rgb(second), strict=True))
     return "#" + "".join(f"{channel:02x}" for channel in channels)
+
+
+PALETTES = _palettes()
+"""Palettes by name. ``grey`` has the lightness of the colours: what a grey print shows of them."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-import textwrap
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -15,27 +16,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from debubble.core.errors import ParameterError
-from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import Bars, bars_of
 from debubble.view.colors import FAINT, INK
+from debubble.view.legend import add_legend, entries, legend_height
+from debubble.view.options import FigureOptions
 from debubble.view.panel import (
     DPI,
-    add_caption,
-    add_legend,
+    Panel,
     add_panel,
     add_time_axis,
+    peaks_width,
     setting,
 )
+from debubble.view.rows import Rows, rows_of
+from debubble.view.text import FAMILY, Sizes, clauses, phrases, sizes_of, text_width, wrapped
+from debubble.view.transfers import Transfers, transfers_of
 
 WIDTH = 11.0
-"""Inches across a figure."""
+"""Inches across a figure, unless another width is asked for."""
+
+LINE = 1.3
+"""Height of a line of text in its size."""
+
+MOST_RANKS_WITH_TRANSFERS = 32
+"""Ranks up to which transfers are drawn without being asked for."""
 
 FONTS: Any = {
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana"],
-    "font.size": 9.0,
+    "font.sans-serif": FAMILY,
+    "font.size": 8.0,
     "text.usetex": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "debubble",
@@ -63,18 +74,7 @@ def render(drawing: Figure, format: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def plot(
-    timeline: Timeline,
-    ax: Axes | None = None,
-    *,
-    memory: bool = False,
-    labels: bool = True,
-    title: str | None = None,
-    critical: bool = False,
-    limit: Limit | None = None,
-    legend: bool = True,
-    time_unit: str = "",
-) -> Axes:
+def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
     """Draw one timeline, rank 0 on top.
 
     Parameters
@@ -82,149 +82,257 @@ def plot(
     timeline
         What to draw.
     ax
-        Where; left out, the axes of a new figure that belongs to no window.
-    memory
-        Whether a strip under each rank shows its activation memory over time.
-    labels
-        Whether microbatches are written on the actions that have room for them.
-    title
-        Replaces the schedule's name and setting.
-    critical
-        Whether the actions of the critical path are outlined.
-    limit
-        A memory limit, or one for each rank, drawn as a line across the strips.
-    legend
-        Whether there is a legend of the kinds above the axes.
-    time_unit
-        Unit of times; the default is that of the costs.
+        Where: axes of any figure, of which nothing else is touched. Left out, those of a new figure
+        that belongs to no window.
+    **options
+        Fields of :class:`debubble.view.options.FigureOptions`. Here the memory strips are left out
+        unless asked for, `title` stands in place of the schedule's name and result, and `width`
+        and `height` are for new figures only, as `notes` are for :func:`figure`.
+
+    Raises
+    ------
+    ParameterError
+        When an option cannot be used.
 
     Notes
     -----
     An overlapped pair has the forward above and the backward below. Where actions are thinner than
     a pixel, each column of a row is a stack of what fills that part of the time.
     """
-    bars = bars_of(timeline)
-    # Axes of somebody else keep their settings.
+    look = FigureOptions(**{"memory": False} | options)
+    if ax is not None and (look.width is not None or look.height is not None):
+        raise ParameterError("axes have their size already; leave width and height out")
     with style() if ax is None else nullcontext():
         if ax is None:
-            height = 0.9 + bars.ranks * _row_height([bars], memory)
-            ax = Figure(figsize=(WIDTH, height), layout="constrained").add_subplot()
-        add_panel(
-            ax, bars, span=timeline.makespan, memory=memory, labels=labels, critical=critical,
-            limit=limit, fullest=_fullest([bars], limit),
-        )  # fmt: skip
-        add_time_axis(ax, _time_label(time_unit, [timeline]))
-        name = title or f"{words.name(timeline)}: {setting(timeline)}"
-        lines = [name, words.result(timeline, time_unit)]
-        ax.set_title(
-            "\n".join(lines), loc="left", fontsize=9, color=INK, pad=20 if legend else 6,
-            parse_math=False,
-        )  # fmt: skip
-        if legend:
-            corner = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.4}
-            add_legend(ax, [bars], memory, limit, critical, **corner)
+            sheet = _Sheet([timeline], look)
+            height = look.height or 0.9 + sheet.row * timeline.schedule.ranks
+            ax = Figure(figsize=(sheet.width, height), layout="constrained").add_subplot()
+        # Other decorations may yet take some of the width.
+        width = 0.95 * ax.get_window_extent().width / ax.figure.dpi
+        sheet = _Sheet([timeline], look, width=width)
+        (panel,) = sheet.panels
+        add_panel(ax, panel)
+        add_time_axis(ax, sheet.time_label, sheet.sizes.text, width)
+        found = sheet.legend if look.legend else []
+        if look.title != "":
+            lines = wrapped(words.printable(look.title or "", 300), sheet.sizes.text, width)
+            if look.title is None:
+                name = f"{words.name(timeline)}: {setting(timeline)}"
+                result = words.result(timeline, look.time_unit)
+                lines = [
+                    *clauses(name, sheet.sizes.text, width),
+                    *clauses(result, sheet.sizes.text, width),
+                ]
+            room = legend_height(found, sheet.sizes.text, width) * 72
+            ax.set_title(
+                "\n".join(lines), loc="left", fontsize=sheet.sizes.text, color=INK,
+                pad=room + 7 if found else 6, parse_math=False,
+            )  # fmt: skip
+        if found:
+            add_legend(
+                ax, found, sheet.sizes.text, width,
+                loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.4,
+            )  # fmt: skip
     return ax
 
 
-def figure(
-    timelines: Sequence[Timeline],
-    *,
-    title: str | None = None,
-    memory: bool = True,
-    normalise: bool = False,
-    labels: bool = True,
-    critical: bool = False,
-    limit: Limit | None = None,
-    notes: bool = True,
-    time_unit: str = "",
-) -> Figure:
+def figure(timelines: Sequence[Timeline], **options: Any) -> Figure:
     """Draw timelines below each other, on one time axis and one scale of memory.
 
     Parameters
     ----------
     timelines
         One panel each, in this order.
-    title
-        Stands above all.
-    memory, labels, critical, limit, time_unit
-        As in :func:`plot`, for every panel.
-    normalise
-        Whether each panel's time is divided by its ideal, the work of its busiest rank: 1 is a
-        schedule that never waits, whatever it costs.
-    notes
-        Whether the conventions behind the numbers stand at the foot.
+    **options
+        Fields of :class:`debubble.view.options.FigureOptions`.
 
     Raises
     ------
     ParameterError
-        When there is nothing to draw.
+        When there is nothing to draw, or the height leaves no room for the rows.
     """
-    panels = [bars_of(timeline) for timeline in timelines]
-    if not panels:
+    if not timelines:
         raise ParameterError("there is no timeline to draw; give at least one")
-    units = [b.timeline.ideal if normalise and b.timeline.ideal else 1.0 for b in panels]
-    span = max(b.timeline.makespan / unit for b, unit in zip(panels, units, strict=True))
-    fullest = _fullest(panels, limit)
-    small = textwrap.wrap("  ·  ".join(words.conventions(timelines)), 205) if notes else []
-
-    time = _time_label(time_unit, timelines)
-    if normalise:
-        time = "time / ideal (work of the busiest rank)"
-
-    # All places are in inches from the lower left corner of the figure.
-    row = _row_height(panels, memory)
-    heading = textwrap.wrap(words.printable(title or "", 300), 105)
-    head, foot = 0.26 + 0.2 * len(heading) + (0.14 if heading else 0.0), 0.52 + 0.14 * len(small)
-    caption, gap = 0.42, 0.16
-    total = head + foot + sum(caption + b.ranks * row for b in panels) + (len(panels) - 1) * gap
-    left = 0.36 + 0.075 * len(str(max(b.ranks for b in panels)))
-    width = WIDTH - left - (0.62 if memory else 0.2)
-
+    look = FigureOptions(**options)
     with style():
-        drawing = Figure(figsize=(WIDTH, total), dpi=100, facecolor="white")
-        top = total - head
-        for index, (bars, unit) in enumerate(zip(panels, units, strict=True)):
-            height = bars.ranks * row
-            top -= caption + height
-            box = (left / WIDTH, top / total, width / WIDTH, height / total)
+        return _Sheet(timelines, look).draw()
+
+
+@dataclass(frozen=True)
+class _Caption:
+    """Lines above a panel: the schedule's name, what may follow it on its line, and more lines."""
+
+    name: str
+    beside: str
+    below: tuple[str, ...]
+
+    def height(self, sizes: Sizes) -> float:
+        """Inches."""
+        if not self.name:
+            return 0.06
+        return (sizes.name + len(self.below) * sizes.text) * LINE / 72 + 0.06
+
+
+class _Sheet:
+    """Where everything is on a figure, in inches from its lower left corner."""
+
+    def __init__(
+        self, timelines: Sequence[Timeline], look: FigureOptions, width: float | None = None
+    ) -> None:
+        self.look = look
+        self.timelines = timelines
+        self.width = look.width or WIDTH
+        self.sizes = sizes_of(look, self.width if width is None else width)
+        bars = [bars_of(timeline) for timeline in timelines]
+        moved = [self._moved(part.timeline) for part in bars]
+        shown = any(part is not None for part in moved)
+        units = [t.ideal if look.normalise and t.ideal else 1.0 for t in timelines]
+        span = max(t.makespan / unit for t, unit in zip(timelines, units, strict=True))
+        if look.range is not None and look.range[0] >= span:
+            raise ParameterError(
+                f"range begins at {look.range[0]:g}; the timeline ends at {span:g}"
+            )
+        window = look.range or (0.0, span)
+        peaks = [float(t.peak_activation.max()) for t in timelines]
+        fullest = max([*peaks, float(np.max(look.limit or 0.0))])
+        small = self.sizes.small / 72
+
+        def rows_for(height: float) -> Rows:
+            return rows_of(
+                iterations=any(t.schedule.iterations > 1 for t in timelines),
+                transfers=shown,
+                memory=look.memory,
+                label=1.05 * small / height,
+            )
+
+        bar = self._bar_height(bars)
+        self.rows = rows_for(bar)
+        self.row = bar * self.rows.share
+        self.panels = [
+            Panel(part, move, look, self.sizes, self.rows, window, fullest, unit)
+            for part, move, unit in zip(bars, moved, units, strict=True)
+        ]
+        moves = [part for part in moved if part is not None]
+        self.legend = entries(bars, look, moves, look.memory)
+        unit = words.printable(look.time_unit or words.units(timelines)[0], 24)
+        self.time_label = f"time ({unit or 'unit of the costs'})"
+        if look.normalise:
+            self.time_label = "time / ideal (work of the busiest rank)"
+
+    def _moved(self, timeline: Timeline) -> Transfers | None:
+        wanted = self.look.transfers
+        ranks = sum(t.schedule.ranks for t in self.timelines)
+        if wanted is None:
+            wanted = ranks <= MOST_RANKS_WITH_TRANSFERS
+        found = transfers_of(timeline) if wanted else None
+        return found if found is not None and len(found) else None
+
+    def _bar_height(self, panels: Sequence[Bars]) -> float:
+        """Inches of a bar: comfortable for few ranks, never a figure taller than a few pages."""
+        ranks = max(bars.ranks for bars in panels)
+        everything = sum(bars.ranks for bars in panels)
+        comfortable = 0.34 if any(bars.paired for bars in panels) else 0.25
+        comfortable *= min(1.0, math.sqrt(self.width / WIDTH))
+        return max(min(comfortable, 5.9 / ranks, 7.6 / everything), min(0.084, 25 / everything))
+
+    def _caption(self, timeline: Timeline, width: float) -> _Caption:
+        if self.look.title == "" and len(self.panels) == 1:
+            return _Caption("", "", ())
+        sizes, name = self.sizes, words.name(timeline)
+        if self.look.title == "":
+            return _Caption(name, "", ())
+        what, result = setting(timeline), words.result(timeline, self.look.time_unit)
+        room = width - text_width(name, sizes.name, bold=True) - 0.1
+        beside = text_width(what, sizes.text) <= room
+        lines = [] if beside else clauses(what, sizes.text, width)
+        return _Caption(name, what if beside else "", (*lines, *clauses(result, sizes.text, width)))
+
+    def draw(self) -> Figure:
+        """The figure."""
+        look, sizes, panels = self.look, self.sizes, self.panels
+        ranks = max(panel.bars.ranks for panel in panels)
+        left = 0.08 + 1.5 * sizes.text / 72 + text_width(str(ranks - 1), sizes.text)
+        right = 0.16
+        if look.memory:
+            right = max(peaks_width(timeline, sizes) for timeline in self.timelines) + 0.06
+        # Half of the last number of the axis reaches beyond it.
+        right = max(right, 0.04 + text_width("00.0", sizes.text) / 2)
+        width = self.width - left - right
+        captions = [self._caption(timeline, width) for timeline in self.timelines]
+        whole = self.width - 0.12 - left
+        title = words.printable(look.title or "", 300)
+        heading = wrapped(title, sizes.title, whole, bold=True)
+        notes = words.conventions(self.timelines) if look.notes else []
+        if look.notes and any(panel.moved is not None for panel in panels):
+            notes.append(
+                "transfers: below the bars of a rank, what it sends above what it receives"
+            )
+        small = phrases(notes, sizes.small, whole)
+        found = self.legend if look.legend else []
+
+        head = 0.06 + len(heading) * sizes.title * LINE / 72 + (0.06 if heading else 0.0)
+        top = head + legend_height(found, sizes.text, whole)
+        foot = (2 * LINE * sizes.text + 6) / 72 + (len(small) * sizes.small * LINE) / 72 + 0.1
+        gap = 0.12
+        above = sum(caption.height(sizes) for caption in captions) + gap * (len(panels) - 1)
+        everything = sum(panel.bars.ranks for panel in panels)
+        total = look.height or top + foot + above + everything * self.row
+        row = (total - top - foot - above) / everything
+        if row < 0.02:
+            least = top + foot + above + 0.02 * everything
+            raise ParameterError(
+                f"height {total:g} inches leaves no room for {everything} rows below the text; "
+                f"give at least {least:.1f}, or leave out notes, legend or title"
+            )
+
+        drawing = Figure(figsize=(self.width, total), dpi=100, facecolor="white")
+        y = total - top
+        for index, (panel, caption) in enumerate(zip(panels, captions, strict=True)):
+            height = panel.bars.ranks * row
+            y -= caption.height(sizes) + height
+            box = (left / self.width, y / total, width / self.width, height / total)
             ax = drawing.add_axes(box)
-            add_panel(
-                ax, bars, span=span, unit=unit, memory=memory, labels=labels, critical=critical,
-                limit=limit, fullest=fullest,
+            add_panel(ax, panel)
+            last = index == len(panels) - 1
+            add_time_axis(ax, self.time_label, sizes.text, width, shown=last)
+            _add_caption(ax, caption, sizes)
+            y -= gap
+        if found:
+            add_legend(
+                drawing, found, sizes.text, whole, loc="upper left", borderaxespad=0,
+                bbox_to_anchor=(left / self.width, 1 - head / total),
             )  # fmt: skip
-            add_time_axis(ax, time, shown=index == len(panels) - 1)
-            add_caption(ax, bars.timeline, time_unit)
-            top -= gap
-        corner = (left / WIDTH, 1 - (head - 0.16) / total)
-        add_legend(
-            drawing, panels, memory, limit, critical,
-            loc="upper left", bbox_to_anchor=corner, borderaxespad=0,
+        drawing.text(
+            left / self.width, 1 - 0.06 / total, "\n".join(heading), fontsize=sizes.title,
+            fontweight="bold", color=INK, va="top", parse_math=False, linespacing=LINE,
         )  # fmt: skip
         drawing.text(
-            left / WIDTH, 1 - 0.1 / total, "\n".join(heading), fontsize=12, fontweight="bold",
-            color=INK, va="top", parse_math=False,
+            left / self.width, 0.06 / total, "\n".join(small), fontsize=sizes.small, color=FAINT,
+            va="bottom", parse_math=False, linespacing=LINE,
         )  # fmt: skip
-        drawing.text(
-            left / WIDTH, 0.08 / total, "\n".join(small), fontsize=7, color=FAINT, va="bottom",
-            parse_math=False,
+        return drawing
+
+
+def _add_caption(ax: Axes, caption: _Caption, sizes: Sizes) -> None:
+    """Name and setting in one line where they fit, the result below."""
+    if not caption.name:
+        return
+    place: dict[str, Any] = {
+        "xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom",
+        "annotation_clip": False, "parse_math": False,
+    }  # fmt: skip
+    rise = 3 + len(caption.below) * sizes.text * LINE
+    name = ax.annotate(
+        caption.name, (0.0, 1.0), (0, rise), fontsize=sizes.name, fontweight="bold", color=INK,
+        **place,
+    )  # fmt: skip
+    ax.annotate(
+        caption.beside, (1.0, 0.0), (7, 0), fontsize=sizes.text, color=FAINT,
+        **place | {"xycoords": name},
+    )  # fmt: skip
+    for index, line in enumerate(caption.below):
+        last = index == len(caption.below) - 1
+        ax.annotate(
+            line, (0.0, 1.0), (0, rise - (index + 1) * sizes.text * LINE), fontsize=sizes.text,
+            color=INK if last else FAINT, **place,
         )  # fmt: skip
-    return drawing
-
-
-def _time_label(unit: str, timelines: Sequence[Timeline]) -> str:
-    name = words.printable(unit or words.units(timelines)[0], 24)
-    return f"time ({name or 'unit of the costs'})"
-
-
-def _fullest(panels: Sequence[Bars], limit: Limit | None) -> float:
-    peaks = [float(bars.timeline.peak_activation.max()) for bars in panels]
-    return max([*peaks, float(np.max(limit or 0.0))])
-
-
-def _row_height(panels: Sequence[Bars], memory: bool) -> float:
-    """Inches of a row: comfortable for few ranks, and never a figure taller than a few pages."""
-    ranks = max(bars.ranks for bars in panels)
-    everything = sum(bars.ranks for bars in panels)
-    comfortable = 0.4 if any(bars.paired for bars in panels) else 0.3
-    bar = max(min(comfortable, 7.0 / ranks, 9.0 / everything), min(0.1, 30.0 / everything))
-    return bar * (1.4 if memory else 1.0)

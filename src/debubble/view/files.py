@@ -9,24 +9,21 @@ from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.engine.timeline import Timeline
+from debubble.view.options import option_names
 
-_FIGURE = ("labels", "critical", "limit", "normalise", "time_unit")
 _OPTIONS = {
-    ".png": (*_FIGURE, "dpi"),
-    ".svg": _FIGURE,
-    ".pdf": _FIGURE,
-    ".html": (*_FIGURE, "table_html"),
-    ".txt": ("width", "color", "ascii_only", "time_unit"),
+    ".png": (*option_names(".png"), "dpi"),
+    ".svg": option_names(".svg"),
+    ".pdf": option_names(".pdf"),
+    ".html": (*option_names(".html"), "table_html"),
+    ".txt": ("title", "width", "color", "ascii_only", "time_unit"),
 }
-"""Options each format takes, besides `title` and `memory`."""
+"""Options each format takes."""
 
 
 def save(
     timelines: Sequence[Timeline],
     path: str | Path,
-    *,
-    title: str | None = None,
-    memory: bool = True,
     **options: Any,
 ) -> None:
     """Write timelines as ``.png``, ``.svg``, ``.pdf``, ``.html`` or ``.txt``.
@@ -37,15 +34,11 @@ def save(
         What to draw, one panel each.
     path
         Where to write; an existing file is replaced.
-    title
-        Stands above all.
-    memory
-        Whether a strip under each rank shows its activation memory; not in ``.txt``.
     **options
-        ``labels``, ``critical``, ``limit``, ``normalise`` and ``time_unit`` as in
-        :func:`debubble.view.figure.figure`; ``dpi`` for ``.png``; ``table_html`` for ``.html``;
-        ``width`` (120 unless given), ``color`` (off), ``ascii_only`` and ``time_unit`` for
-        ``.txt``.
+        Fields of :class:`debubble.view.options.FigureOptions`, those that a format has; also
+        ``dpi`` for ``.png`` and ``table_html`` for ``.html``. A ``.txt`` takes ``title``,
+        ``width`` in characters (120 unless given), ``color`` (off), ``ascii_only`` and
+        ``time_unit``.
 
     Raises
     ------
@@ -68,7 +61,7 @@ def save(
     if not timelines:
         raise ParameterError("there is no timeline to draw; give at least one")
     write: Callable[..., bytes] = _WRITERS.get(ending, _picture)
-    content = write(list(timelines), ending, title=title, memory=memory, **options)
+    content = write(list(timelines), ending, **options)
     try:
         target.write_bytes(content)
     except OSError as error:
@@ -100,7 +93,6 @@ def _text(
     timelines: list[Timeline],
     ending: str,  # noqa: ARG001 - all writers are called alike
     title: str | None = None,
-    memory: bool = True,  # noqa: ARG001
     width: int = 120,
     color: bool = False,
     **options: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,17 @@ from debubble.analysis.results import result_columns
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import component, words
-from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, PAPER
+from debubble.view.colors import (
+    COLOR,
+    FAINT,
+    IDLE,
+    INK,
+    LIMIT,
+    MEMORY,
+    PAPER,
+    Palette,
+    palette_of,
+)
 from debubble.view.timeline_data import encode
 
 if TYPE_CHECKING:
@@ -56,7 +66,7 @@ def page(
         A table as HTML, put in as it is; the default has one row of results per timeline. Escape
         what users wrote in it with :func:`html.escape`.
     **options
-        As for :func:`debubble.view.figure.figure`.
+        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
@@ -125,12 +135,17 @@ def _timeline(
     normalise: bool = False,
     limit: Limit | None = None,
     time_unit: str = "",
+    palette: Palette | str | Mapping[str, str] = COLOR,
+    numbers_from: int = 0,
     labels: bool = True,  # noqa: ARG001 - the component labels what has room
 ) -> str:
     """The component with its data; options as for the figure, layers the reader can switch."""
     shown = {"bubbles": True, "memory": memory, "critical": critical, "normalise": normalise}
     layers = ",".join(name for name, on in shown.items() if on)
-    payload = encode(timelines, limit=limit, time_unit=time_unit)
+    payload = encode(
+        timelines, limit=limit, time_unit=time_unit, palette=palette_of(palette),
+        numbers_from=numbers_from,
+    )  # fmt: skip
     return component.element(payload, fallback=fallback, attributes=f'{host} layers="{layers}"')
 
 
@@ -175,16 +190,20 @@ def inline_svg(drawing: Figure, label: str) -> str:
     text = render(drawing, "svg", facecolor="none").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(
-        r'<svg[^>]*?(viewBox="[^"]*")[^>]*>',
-        rf'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        rf'\1 width="100%" role="img" aria-label="{label}">',
-        text,
-        count=1,
+    head = text[: text.index(">") + 1]
+    box = re.search(r'viewBox="[^"]*"', head)
+    assert box is not None
+    text = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        f'{box[0]} width="100%" role="img" aria-label="{label}">{text[len(head) :]}'
     )
     # Only what is referred to keeps its id.
     wanted = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", text)
+    return re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), text)
+
+
+def _themed(text: str) -> str:
     for fixed, variable in _VARIABLES.items():
         text = text.replace(fixed, variable)
     return text

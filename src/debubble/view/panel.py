@@ -1,94 +1,167 @@
-"""One panel of a figure: a timeline in one pair of axes, with its axes, caption and legend."""
+"""One panel of a figure: a timeline in one pair of axes, with its axes and peaks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.analysis.metrics import limit_text
 from debubble.core.actions import COPY_KINDS, Kind
 from debubble.core.units import number
-from debubble.engine.memory import Limit
+from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
     Labels,
-    Rows,
-    Swatch,
-    SwatchHandler,
+    Written,
     add_bars,
     add_idle,
     add_image,
     add_outlines,
     add_paths,
+    add_ribbon,
+    add_transfers,
     step_areas,
 )
 from debubble.view.bars import Bars
-from debubble.view.colors import FAINT, IDLE, INK, LIMIT, MEMORY, NAMES
+from debubble.view.colors import FAINT, INK, LIMIT, MEMORY, text_color
+from debubble.view.legend import gradient_kind
+from debubble.view.options import FigureOptions
+from debubble.view.rows import Rows
+from debubble.view.text import Sizes, text_width
+from debubble.view.transfers import Transfers
 
 DPI = 180
 """Pixels per inch of files and of the picture that stands for bars thinner than a pixel."""
 
-_PLAIN = Rows()
-_WITH_MEMORY = Rows(top=-0.46, height=0.60, strip=0.46, strip_height=0.28)
 _MOST_LABELLED = 48
 """Ranks up to which peaks are written beside the rows."""
 
+_MANY = 12
+"""Ranks from which peaks are written only where they differ from their neighbours'."""
 
-def add_panel(
-    ax: Axes,
-    bars: Bars,
-    *,
-    span: float,
-    memory: bool,
-    labels: bool,
-    critical: bool,
-    limit: Limit | None,
-    fullest: float,
-    unit: float = 1.0,
-) -> None:
-    """Rows, bars, memory and rank labels of one timeline; `unit` is what time is divided by."""
-    timeline, ranks, scale = bars.timeline, bars.ranks, 1.0 / unit
-    rows = _WITH_MEMORY if memory else _PLAIN
-    ax.set(xlim=(0.0, span if span > 0 else 1.0), ylim=(ranks - 0.5, -0.5), facecolor="none")
+_MOST_MOVED = 20_000
+"""Ends of transfers up to which a panel draws them one by one."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a panel shows, and how.
+
+    Parameters
+    ----------
+    bars, moved
+        The timeline, and its transfers where they are drawn.
+    options, sizes, rows
+        How everything looks, and where it is.
+    window
+        First and last time of the axis, in the panel's unit.
+    fullest
+        Memory that a strip is as high as.
+    unit
+        What time is divided by.
+    """
+
+    bars: Bars
+    moved: Transfers | None
+    options: FigureOptions
+    sizes: Sizes
+    rows: Rows
+    window: tuple[float, float]
+    fullest: float
+    unit: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        """What times are multiplied by."""
+        return 1.0 / self.unit
+
+    @property
+    def stretch(self) -> tuple[float, float]:
+        """The part of the window in which the timeline runs, in time of the simulation."""
+        begin, end = (place * self.unit for place in self.window)
+        return begin, max(begin, min(end, self.bars.timeline.makespan))
+
+
+def add_panel(ax: Axes, panel: Panel) -> None:
+    """Rows, bars, transfers, memory and rank labels of one timeline."""
+    bars, rows, options, scale = panel.bars, panel.rows, panel.options, panel.scale
+    ranks, (left, right) = bars.ranks, panel.window
+    limits = (left, right if right > left else left + 1.0)
+    ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5), facecolor="none")
     ax.set_autoscale_on(False)
     columns, row = _pixels(ax, ranks)
-    add_idle(ax, ranks, timeline.makespan * scale, rows)
+    begin, end = panel.stretch
+    add_idle(ax, ranks, (begin * scale, end * scale), rows)
+    if options.range is not None:
+        bars = bars.within(begin, end)
     busiest = int(np.diff(bars.offsets).max(initial=0))
     # From afar when the average bar of the busiest rank is thinner than two pixels and a half.
-    own = columns * timeline.makespan * scale / span if span > 0 else 0.0
+    own = columns * (end - begin) * scale / (right - left) if right > left else 0.0
     if busiest * 2.5 > own > 0:
-        add_image(ax, bars, scale, rows, (max(1, round(own)), max(2, round(row))))
-        ax.set(xlim=(0.0, span), ylim=(ranks - 0.5, -0.5))
+        pixels = (max(1, round(own)), max(2, round(row)))
+        add_image(ax, bars, scale, rows, pixels, options.palette, (begin, end))
+        ax.set(xlim=limits, ylim=(ranks - 0.5, -0.5))
     else:
-        add_bars(ax, bars, scale, rows, _gap(bars, own))
-        if labels:
-            Labels(ax, bars, scale, rows)
-    if critical:
-        _critical(ax, timeline, scale, rows, thin=busiest * 4 > own)
-    if memory:
-        _memory(ax, bars, scale, rows, fullest, limit, columns)
-    _rank_axis(ax, ranks, rows, row / DPI)
+        gaps = _gaps(bars, own, end - begin)
+        add_bars(ax, bars, scale, rows, gaps, options.palette, clip=options.range is not None)
+        if bars.timeline.schedule.iterations > 1:
+            add_ribbon(ax, bars, scale, rows)
+        if options.labels:
+            Labels(ax, _written(panel, bars), panel.sizes.text)
+    if panel.moved is not None and len(panel.moved) <= _MOST_MOVED:
+        _transfers(ax, panel, panel.moved)
+    if options.critical:
+        _critical(ax, bars.timeline, scale, rows, thin=busiest * 4 > own)
+    if rows.strip_height:
+        _memory(ax, panel, columns, row / DPI)
+    _rank_axis(ax, panel, row / DPI)
 
 
-def _gap(bars: Bars, columns: float) -> float:
-    """Points of white between bars: in proportion to the thin ones, none where it would hide them.
+def _written(panel: Panel, bars: Bars) -> Written:
+    """The microbatches of bars: on all bars of a kind on a rank that have room, or on none."""
+    first, palette = panel.options.numbers_from, panel.options.palette
+    top, bottom = panel.rows.lane(bars)
+    colors = [text_color(palette.shade(*bars.shade_of(s))) for s in range(len(bars.styles))]
+    return Written(
+        bars.start * panel.scale, bars.end * panel.scale, top, bottom, bars.number,
+        lambda unit: bars.text(unit, first), [colors[style] for style in bars.style.tolist()],
+        (bars.rank * len(Kind) + bars.kind) * 3 + bars.lane,
+    )  # fmt: skip
 
-    `columns` are the pixels that the makespan takes.
+
+def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
+    bars, first, palette = panel.bars, panel.options.numbers_from, panel.options.palette
+    kinds = (Kind.F, gradient_kind([bars]))
+    colors = (palette.shade(kinds[0]), palette.shade(kinds[1]))
+    top, bottom = add_transfers(ax, moved, panel.scale, panel.rows, colors)
+    if not panel.options.labels or not len(moved):
+        return
+    inks = [text_color(color) for color in colors]
+    boxes = Written(
+        moved.start * panel.scale, moved.end * panel.scale, top, bottom, moved.unit,
+        lambda unit: bars.text(unit, first), [inks[back] for back in moved.backward.tolist()],
+        moved.rank,
+    )  # fmt: skip
+    Labels(ax, boxes, panel.sizes.small)
+
+
+def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
+    """Points of white between bars of every style, none where it would hide them.
+
+    They are in proportion to the thin bars of the style. `columns` are the pixels that the time
+    takes.
     """
-    lengths = (bars.end - bars.start)[bars.end > bars.start]
-    if not len(lengths):
-        return 0.0
-    thin = float(np.quantile(lengths, 0.1)) / bars.timeline.makespan * columns
-    return min(0.6, 0.06 * thin * 72 / DPI) if thin >= 5 else 0.0
+    gaps = []
+    for style in range(len(bars.styles)):
+        lengths = (bars.end - bars.start)[bars.style == style]
+        lengths = lengths[lengths > 0]
+        thin = float(np.quantile(lengths, 0.1)) / time * columns if len(lengths) else 0.0
+        gaps.append(min(0.6, 0.06 * thin * 72 / DPI) if thin >= 5 else 0.0)
+    return gaps
 
 
 def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
@@ -101,46 +174,60 @@ def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool
     add_outlines(ax, left * scale, right * scale, rank, rows, width=0.5 if thin else 1.3)
 
 
-def _memory(
-    ax: Axes,
-    bars: Bars,
-    scale: float,
-    rows: Rows,
-    fullest: float,
-    limit: Limit | None,
-    columns: int,
-) -> None:
+def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
     """A strip with the memory of every rank, all on one scale, and the peaks beside them."""
-    timeline, ranks = bars.timeline, bars.ranks
-    height = rows.strip_height / fullest if fullest > 0 else 0.0
+    timeline, ranks, rows = panel.bars.timeline, panel.bars.ranks, panel.rows
+    limits = memory_limits(panel.options.limit, ranks)
+    height = rows.strip_height / panel.fullest if panel.fullest > 0 else 0.0
     curves = (
-        _thinned(*timeline.memory_curve(rank), timeline.makespan, columns, scale)
+        _thinned(*timeline.memory_curve(rank), timeline.makespan, columns, panel.scale)
         for rank in range(ranks)
     )
     baselines = np.arange(ranks) + rows.strip
     area = step_areas(curves, baselines, height)
     add_paths(ax, [area], "memory", facecolors=[MEMORY], linewidths=0, zorder=2)
-    limits = None if limit is None else np.broadcast_to(np.asarray(limit), ranks)
-    if limits is not None and fullest > 0:
+    if limits is not None and panel.fullest > 0:
+        begin, end = (time * panel.scale for time in panel.stretch)
         ax.hlines(
-            baselines - limits * height, 0, timeline.makespan * scale,
-            colors=LIMIT, linewidths=0.8, zorder=3, gid="limit",
+            baselines - limits * height, begin, end, colors=LIMIT,
+            linewidths=min(0.8, 2.2 * row), zorder=3, gid="limit",
         )  # fmt: skip
     if ranks > _MOST_LABELLED:
         return
-    written = words.memory_scale([timeline], limit)
-    for rank, peak in enumerate(timeline.peak_activation.tolist()):
+    small = panel.sizes.small
+    peaks = timeline.peak_activation.tolist()
+    written = words.memory_scale([timeline])
+    for rank in range(0, ranks, rank_step(ranks, row, small)):
+        peak = peaks[rank]
+        # A column of many equal numbers says less than where they change.
+        if ranks > _MANY and 0 < rank < ranks - 1 and peak == peaks[rank - 1] == peaks[rank + 1]:
+            continue
         over = limits is not None and peak > limits[rank] * (1 + 1e-9)
         ax.annotate(
-            written.text(peak), (1.0, rank + 0.3), (5, 0), fontsize=7,
-            xycoords=ax.get_yaxis_transform(), textcoords="offset points",
+            written.text(peak), (1.0, rank + rows.strip - rows.strip_height / 2), (5, 0),
+            fontsize=small, xycoords=ax.get_yaxis_transform(), textcoords="offset points",
             va="center", color=LIMIT if over else FAINT, annotation_clip=False,
         )  # fmt: skip
     ax.annotate(
-        f"peak [{written.unit}]" if written.unit else "peak", (1.0, 1.0), (5, 2),
-        xycoords="axes fraction", textcoords="offset points", fontsize=7, color=FAINT, va="bottom",
-        annotation_clip=False,
+        peak_head(timeline), (1.0, 1.0), (5, 2), xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=small, color=FAINT, va="bottom", annotation_clip=False,
     )  # fmt: skip
+
+
+def peak_head(timeline: Timeline) -> str:
+    """What stands above the peaks: their unit, where it has a name."""
+    unit = words.memory_scale([timeline]).unit
+    return f"peak [{unit}]" if unit else "peak"
+
+
+def peaks_width(timeline: Timeline, sizes: Sizes) -> float:
+    """Inches right of the axes that the peaks take."""
+    if timeline.schedule.ranks > _MOST_LABELLED:
+        return 0.0
+    written = words.memory_scale([timeline])
+    texts = [peak_head(timeline), *map(written.text, timeline.peak_activation.tolist())]
+    return max(text_width(text, sizes.small) for text in texts) + 7 / 72
 
 
 def _thinned(
@@ -159,89 +246,47 @@ def _thinned(
     return times[first] * scale, np.maximum.reduceat(values, first)
 
 
-def _rank_axis(ax: Axes, ranks: int, rows: Rows, row: float) -> None:
+def rank_step(ranks: int, row: float, size: float) -> int:
+    """Every how many ranks something can be written beside rows `row` inches high."""
     step = 1
-    while step * row < 0.13 and step < ranks:
+    while step * row < 1.15 * size / 72 and step < ranks:
         step *= 2
+    return step
+
+
+def _rank_axis(ax: Axes, panel: Panel, row: float) -> None:
+    ranks, rows, size = panel.bars.ranks, panel.rows, panel.sizes.text
+    step = rank_step(ranks, row, size)
     middle = rows.top + rows.height / 2
     ax.yaxis.set_major_locator(FixedLocator([rank + middle for rank in range(0, ranks, step)]))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y - middle:.0f}"))
-    ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=INK, pad=3)
-    ax.set_ylabel("rank", fontsize=8, color=FAINT, labelpad=3)
+    ax.tick_params(axis="y", length=0, labelsize=size, labelcolor=INK, pad=3)
+    # The word takes more height than a row or two may have.
+    if ranks * row > 2.6 * size / 72:
+        ax.set_ylabel("rank", fontsize=size, color=FAINT, labelpad=3)
     for side in ("left", "right", "top"):
         ax.spines[side].set_visible(False)
 
 
-def add_time_axis(ax: Axes, label: str, shown: bool = True) -> None:
-    """Ticks and label of the time axis, or none where another panel below has them."""
-    ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10]))
+def add_time_axis(ax: Axes, label: str, size: float, width: float, shown: bool = True) -> None:
+    """Ticks and label of the time axis, `width` inches, or none where another panel has them."""
+    widest = max(text_width(number(limit), size) for limit in ax.get_xlim())
+    marks = int(min(12, max(2, width / (2 * max(widest, 0.2)))))
+    ax.xaxis.set_major_locator(MaxNLocator(marks, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda time, _: number(time)))
     ax.spines["bottom"].set(visible=shown, color=FAINT, linewidth=0.7)
     ax.tick_params(
-        axis="x", bottom=shown, labelbottom=shown, labelsize=8, labelcolor=INK, color=FAINT,
+        axis="x", bottom=shown, labelbottom=shown, labelsize=size, labelcolor=INK, color=FAINT,
         width=0.7, length=3,
     )  # fmt: skip
     if shown:
-        ax.set_xlabel(label, fontsize=8, color=FAINT, parse_math=False)
-
-
-def add_caption(ax: Axes, timeline: Timeline, time_unit: str) -> None:
-    """Name and setting in one line, the result in a second one."""
-    name = ax.annotate(
-        words.name(timeline), (0.0, 1.0), (0, 15), xycoords="axes fraction",
-        textcoords="offset points", fontsize=10, fontweight="bold", color=INK, va="bottom",
-        annotation_clip=False, parse_math=False,
-    )  # fmt: skip
-    ax.annotate(
-        setting(timeline), (1.0, 0.0), (7, 0), xycoords=name, textcoords="offset points",
-        fontsize=8.5, color=FAINT, va="bottom", annotation_clip=False, parse_math=False,
-    )  # fmt: skip
-    ax.annotate(
-        words.result(timeline, time_unit), (0.0, 1.0), (0, 3), xycoords="axes fraction",
-        textcoords="offset points", fontsize=8.5, color=INK, va="bottom", annotation_clip=False,
-        parse_math=False,
-    )  # fmt: skip
+        ax.set_xlabel(label, fontsize=size, color=FAINT, parse_math=False)
 
 
 def setting(timeline: Timeline) -> str:
     """What was run, and what the shades mean."""
     note = words.shades_note(timeline)
     return words.setting(timeline) + (f" ({note})" if note else "")
-
-
-def add_legend(
-    where: Axes | Figure,
-    panels: Sequence[Bars],
-    memory: bool,
-    limit: Limit | None,
-    critical: bool,
-    **place: Any,
-) -> None:
-    """What is in the picture: the kinds that occur in any of the panels, idle and memory."""
-    shades: dict[Kind, int] = {}
-    for bars in panels:
-        for kind in bars.kinds:
-            count = 1 if kind == Kind.OPT else min(bars.shades, 4)
-            shades[kind] = max(shades.get(kind, 1), count)
-    handles: list[Any] = [Swatch(kind, shades[kind]) for kind in NAMES if kind in shades]
-    names = [f"{swatch.kind.name} {NAMES[swatch.kind]}" for swatch in handles]
-    handles.append(Patch(facecolor=IDLE))
-    names.append("idle")
-    if memory:
-        handles.append(Patch(facecolor=MEMORY))
-        names.append("activation memory")
-    if memory and limit is not None:
-        handles.append(Line2D([], [], color=LIMIT, linewidth=1.0))
-        names.append(f"limit {limit_text(limit, panels[0].timeline.table.costs)}")
-    if critical:
-        handles.append(Patch(facecolor="none", edgecolor=INK, linewidth=1.3))
-        names.append("critical path")
-    dense = len(handles) > 8
-    where.legend(
-        handles, names, handler_map={Swatch: SwatchHandler()}, ncols=len(handles), frameon=False,
-        fontsize=7 if dense else 8, labelcolor=INK, handlelength=2.0, handleheight=1.0,
-        handletextpad=0.5, columnspacing=1.0 if dense else 1.4, borderpad=0.0, **place,
-    )  # fmt: skip
 
 
 def _pixels(ax: Axes, ranks: int) -> tuple[int, float]:

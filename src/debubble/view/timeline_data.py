@@ -47,7 +47,8 @@ from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import chunks_of
-from debubble.view.colors import NAMES, STRIPES, shade, text_color
+from debubble.view.colors import COLOR, NAMES, STRIPES, Palette, text_color
+from debubble.view.transfers import links, queued
 
 FORMAT = 1
 TICKS = 1 << 32
@@ -79,6 +80,8 @@ def encode(
     *,
     limit: Limit | None = None,
     time_unit: str = "",
+    palette: Palette = COLOR,
+    numbers_from: int = 0,
 ) -> dict[str, Any]:
     """The timelines as plain data for the component.
 
@@ -90,6 +93,11 @@ def encode(
         Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
     time_unit
         What times are in; the default is the unit of the costs.
+        What times are in; the default is the unit of the costs.
+    palette
+        Colours of the kinds.
+    numbers_from
+        The number of the first microbatch.
     """
     memory = words.memory_scale(timelines, limit)
     return {
@@ -99,30 +107,30 @@ def encode(
         "memory_size": memory.size,
         "limit": limit,
         "causes": list(CAUSES),
-        "kinds": [_kind(kind) for kind in Kind],
-        "timelines": [_encoded(timeline) for timeline in timelines],
+        "numbers_from": numbers_from,
+        "kinds": [_kind(kind, palette) for kind in Kind],
+        "timelines": [_encoded(timeline, palette) for timeline in timelines],
     }
 
 
-def _kind(kind: Kind) -> dict[str, Any]:
+def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
     """What a legend says about a kind."""
-    edge, stripe = STRIPES.get(kind, ("", ""))
     _, title = _SENDS.get(kind, (kind, NAMES.get(kind, kind.name.replace("_", " ").lower())))
     return {
         "name": kind.name,
         "title": title,
-        "color": _color(kind, 0, 1),
-        "edge": edge,
-        "stripe": stripe,
+        "color": _color(palette, kind, 0, 1),
+        "edge": STRIPES.get(kind, ""),
+        "stripe": palette.stripes.get(kind, ""),
     }
 
 
-def _color(kind: Kind, index: int, count: int) -> str:
+def _color(palette: Palette, kind: Kind, index: int, count: int) -> str:
     kind, _ = _SENDS.get(kind, (kind, ""))
-    return shade(kind, index, count) if kind in NAMES else STREAM_COLOR
+    return palette.shade(kind, index, count) if kind in NAMES else STREAM_COLOR
 
 
-def _encoded(timeline: Timeline) -> dict[str, Any]:
+def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
     schedule = timeline.schedule
     found = bubbles(timeline)
     order, counts = _rows(timeline)
@@ -138,7 +146,7 @@ def _encoded(timeline: Timeline) -> dict[str, Any]:
         "critical": timeline.critical[order].astype(np.uint8),
         "held": _idle(timeline, found, MEMORY, tick)[order],
         "wait": _idle(timeline, found, P2P, tick)[order],
-        "queued": _queued(timeline, tick)[order],
+        "queued": _ticks(queued(timeline), tick)[order],
         "level": _levels(timeline)[order],
     }
     kept = {name: column for name, column in columns.items() if column.any()}
@@ -166,20 +174,21 @@ def _encoded(timeline: Timeline) -> dict[str, Any]:
         "tick": tick,
         "rounding": (0.5 if exact else 1.5) * tick,
         "counts": counts.tolist(),
-        "palette": _palette(timeline),
+        "palette": _palette(timeline, palette),
+        "shades": words.shades_note(timeline),
         "styles": styles,
         "columns": [[name, column.dtype.str[1:]] for name, column in kept.items()],
         "data": base64.b64encode(data).decode(),
     }
 
 
-def _palette(timeline: Timeline) -> list[list[list[str]]]:
+def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
     """Colour and text colour of every kind, for every shade: copies times chunks."""
     count = timeline.schedule.placement.copies * timeline.schedule.chunks
     shades = {kind: 1 if kind == Kind.OPT else count for kind in Kind}
     return [
         [[color, text_color(color)] for color in
-         (_color(kind, index, shades[kind]) for index in range(shades[kind]))]
+         (_color(palette, kind, index, shades[kind]) for index in range(shades[kind]))]
         for kind in Kind
     ]  # fmt: skip
 
@@ -224,7 +233,7 @@ def _styles(
         "kind": kind, "lane": lane, "stage": stage, "copy": copy, "shade": color,
         "duration": timeline.duration[order[first]],
         "add": memory.at_start[held_as, place], "free": memory.at_end[held_as, place],
-        "link": _links(timeline, kind, stage, copy), "unit": unit,
+        "link": links(timeline, kind, stage, copy)[0], "unit": unit,
     }  # fmt: skip
     return {name: column.tolist() for name, column in columns.items()}, style
 
@@ -245,20 +254,6 @@ def _levels(timeline: Timeline) -> NDArray[np.float32]:
         if len(spans):
             found[part] = np.maximum.reduceat(held, spans)[::2]
     return found
-
-
-def _links(
-    timeline: Timeline, kind: NDArray[np.int64], stage: NDArray[np.int64], copy: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Time of the transfer of what an action computes to another rank, −1 where there is none."""
-    placement = timeline.schedule.placement
-    home = np.asarray(placement.table)
-    step = np.where(kind == Kind.F, 1, -1)
-    target = stage + step
-    sends = np.isin(kind, (Kind.F, Kind.I, Kind.B)) & (target >= 0) & (target < placement.stages)
-    target = np.where(sends, target, stage)
-    here, there = home[copy, stage], home[copy, target]
-    return np.where(sends & (here != there), timeline.table.link[here, there], -1.0)
 
 
 def _tick(timeline: Timeline) -> tuple[float, bool]:
@@ -314,17 +309,6 @@ def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArra
     here = np.flatnonzero((found.cause == cause) & (found.before >= 0))
     ticks[found.before[here]] = _ticks(found.end[here] - found.start[here], tick)
     return ticks
-
-
-def _queued(timeline: Timeline, tick: float) -> NDArray[np.uint32]:
-    """How long every result waits before its transfer starts."""
-    graph = timeline.graph
-    queued = np.zeros(len(timeline.schedule), dtype=np.uint32)
-    sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)
-    nodes = graph.sent[sending]
-    begin = timeline.node_end[nodes] - timeline.costs[graph.cost[nodes]]
-    queued[sending] = _ticks(begin - timeline.end[sending], tick)
-    return queued
 
 
 def _regrouped(column: NDArray[Any]) -> bytes:

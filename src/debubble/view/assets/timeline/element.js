@@ -8,7 +8,7 @@ const SKELETON = `
     <div class="group"><button data-do="fit" title="Fit all (0)">Fit</button><button data-do="out" title="Zoom out (S)" aria-label="Zoom out">−</button><button data-do="in" title="Zoom in (W)" aria-label="Zoom in">+</button></div>
     <div class="group layers"></div>
     <form class="group search" role="search"><input type="search" placeholder="Search: 3F7, m7, r2" aria-label="Search actions" title="Search (/)" autocomplete="off" spellcheck="false"><output></output></form>
-    <div class="group end"><button data-do="area" aria-pressed="false" title="Drag selects an area, also by touch">Area</button><details class="menu"><summary>Export</summary><div><button data-do="png">PNG of this view</button><button data-do="svg">SVG of this view</button><button data-do="trace">Trace (JSON)</button></div></details><button data-do="perfetto" title="Open the trace in ui.perfetto.dev, in a new tab">Perfetto</button><button data-do="help" title="Keys (?)" aria-label="Keys">?</button></div>
+    <div class="group end"><button data-do="area" aria-pressed="false" title="Drag selects an area, also by touch">Area</button><details class="menu"><summary>Export</summary><div><button data-do="png">PNG of this view</button><button data-do="svg">SVG of this view</button><button data-do="pdf">PDF of this view</button><button data-do="trace">Trace (JSON)</button></div></details><button data-do="perfetto" title="Open the trace in ui.perfetto.dev, in a new tab">Perfetto</button><button data-do="help" title="Keys (?)" aria-label="Keys">?</button></div>
   </div>
   <div class="overview" aria-hidden="true"><canvas></canvas><div class="window"></div></div>
   <canvas class="axis" aria-hidden="true"></canvas>
@@ -87,6 +87,7 @@ class DebubbleTimeline extends HTMLElement {
       area: () => this.setAreaMode(!this.areaMode),
       png: () => savePng(this),
       svg: () => download("timeline.svg", new Blob([svgText(this)], { type: "image/svg+xml" })),
+      pdf: async () => download("timeline.pdf", await pdfBlob(this)),
       trace: () => { const run = this.run(); download(`${run.name}.trace.json`, traceOf(run, this.data.unit)); },
       perfetto: () => openInPerfetto(this.run(), this.data.unit),
       help: () => this.help(),
@@ -209,7 +210,7 @@ class DebubbleTimeline extends HTMLElement {
       items.push(head);
       if (view.right > 50) {
         const title = make("div", { class: "side title" }, make("span", {}, "idle"), make("span", {}, "peak"));
-        title.style.top = `${panel.y - 17}px`;
+        title.style.top = `${panel.y - 22}px`;
         items.push(title);
       }
       for (let rank = 0; rank < run.ranks; rank += this.labelStep) {
@@ -217,30 +218,51 @@ class DebubbleTimeline extends HTMLElement {
         const label = make("div", { class: "rank" }, String(rank));
         label.style.top = top;
         items.push(label);
-        if (view.right <= 50) continue;
-        const share = 1 - run.busy[rank] / run.makespan, limit = limitOf(this.data.limit, rank);
-        const over = limit != null && run.peak[rank] > limit * (1 + 1e-6);
-        const side = make("div", { class: "side" }, make("span", {}, percent(Math.max(0, share))),
-          make("span", { class: over ? "over" : "", title: `peak activation ${this.amount(run.peak[rank])}` }, this.level(run.peak[rank])));
+        if (view.right <= 50 || !this.differs(run, rank)) continue;
+        const side = make("div", { class: "side" }, make("span", {}, this.idleText(run, rank)),
+          make("span", { class: this.isOver(run, rank) ? "over" : "", title: `peak activation ${this.amount(run.peak[rank])}` }, this.level(run.peak[rank])));
         side.style.top = top;
         items.push(side);
       }
     }
+    parts.labels.style.setProperty("--peaks", `${view.right - 66}px`);
     parts.labels.replaceChildren(...items);
+  }
+
+  idleText(run, rank) { return percent(Math.max(0, 1 - run.busy[rank] / run.makespan)); }
+  isOver(run, rank) {
+    const limit = limitOf(this.data.limit, rank);
+    return limit != null && run.peak[rank] > limit * (1 + 1e-6);
+  }
+
+  /** Whether what stands beside a rank is written: of many equal neighbours only the first and the last. */
+  differs(run, rank) {
+    const text = (at) => `${this.idleText(run, at)} ${this.level(run.peak[at])}`, last = run.ranks - 1;
+    return run.ranks <= 12 || rank === 0 || rank + this.labelStep > last || text(rank) !== text(rank - 1) || text(rank) !== text(rank + 1);
   }
 
   /** Colours and texts of what is drawn, with the shares of idle time over all ranks. */
   legend() {
     const { runs, kinds, causes } = this.data, theme = this.theme, items = [];
     kinds.forEach((kind, index) => {
-      if (runs.some((run) => run.kindOf.includes(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
+      // Transfers and copies that are actions are drawn in their own layer.
+      const drawn = kind.name === "S" || kind.name === "T" || index <= 5 || this.layers.p2p;
+      if (drawn && runs.some((run) => run.kindOf.includes(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
     });
     if (!this.layers.bubbles) items.push({ color: theme.idle, text: "idle" });
     else causes.forEach((cause, index) => {
       const shares = runs.map((run) => run.idle[index].reduce((a, b) => a + b, 0) / (run.makespan * run.ranks || 1));
       if (shares.every((share) => share < 1e-9)) return;
-      items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${shares.map(percent).join(" | ")}` });
+      items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${runs.length === 1 ? percent(shares[0]) : `(${shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ")})`}` });
     });
+    const longest = Math.max(...runs.map((run) => run.iterations));
+    for (let k = 0; longest > 1 && k < Math.min(longest, theme.iterations.length); k++) {
+      items.push({ color: theme.iterations[k], text: `line below: iteration ${k}${longest > k + 3 ? `, ${k + 3}, …` : ""}` });
+    }
+    for (const text of new Set(runs.map((run) => run.shades).filter(Boolean))) {
+      const names = runs.filter((run) => run.shades === text).map((run) => run.name);
+      items.push({ text: `${text}${runs.length > 1 ? ` (${names.join(", ")})` : ""}` });
+    }
     if (this.layers.memory) items.push({ color: theme.memory, text: "activation memory" });
     if (this.layers.memory && this.data.limit != null) items.push({ color: theme.limit, text: `limit ${[this.data.limit].flat().map((limit) => this.amount(limit)).join(" / ")}` });
     return items;
@@ -248,6 +270,7 @@ class DebubbleTimeline extends HTMLElement {
 
   drawLegend() {
     const chips = this.legend().map(({ color, kind, cause, text }) => {
+      if (!color) return make("span", {}, text);
       const swatch = make("i", cause != null ? { class: `cause c${cause}` } : {});
       swatch.style.backgroundColor = cause != null ? this.theme.causes[cause][0] : color;
       if (cause != null) swatch.style.setProperty("--tone", this.theme.causes[cause][1]);

@@ -15,6 +15,7 @@ async function decode(payload) {
   }
   const { kinds, causes, limit, time_unit: unit } = payload;
   const memory = { unit: payload.memory_unit, size: payload.memory_size };
+  for (const run of runs) run.first = payload.numbers_from ?? 0;
   return { runs, kinds, causes, limit, unit, memory };
 }
 
@@ -76,6 +77,7 @@ class Run {
     this.laneOf = Uint8Array.from(s.lane);
     this.durationOf = Float64Array.from(s.duration);
     this.linkOf = Float64Array.from(s.link);
+    this.shortest = s.duration.reduce((least, time, k) => (s.kind[k] < 5 && time > 0 ? Math.min(least, time) : least), Infinity);
 
     this.offsets = new Uint32Array(2 * meta.ranks + 1);
     meta.counts.forEach((rows, row) => { this.offsets[row + 1] = this.offsets[row] + rows; });
@@ -153,6 +155,16 @@ class Run {
   slack(i) { return this.slackTicks[i] * this.tick; }
   rank(i) { return this.rowOf(i) % this.ranks; }
   actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.unit[i]}`; }
+
+  /** Which iteration an action belongs to. */
+  iterationOf(i) { return this.kind(i) === 5 ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
+
+  /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer step. */
+  label(i) {
+    if (this.kind(i) === 5) return "";
+    const unit = this.unit[i], { slices, first } = this;
+    return slices > 1 ? `${Math.floor(unit / slices) + first}.${(unit % slices) + first}` : String(unit + first);
+  }
 
   rowOf(i) {
     let low = 0, high = this.offsets.length - 1;

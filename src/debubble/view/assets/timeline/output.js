@@ -1,7 +1,6 @@
-// Files: the view as PNG or SVG, and a trace for Perfetto.
+// Files: the view as PNG, and a trace for Perfetto; see vector.js for SVG and PDF.
 
 const PERFETTO = "https://ui.perfetto.dev";
-const MOST_VECTORS = 20000;
 const MOST_ARROWS = 200000;
 // Perfetto takes thread 0 for the one with the number of the process, a rank; no rank has the others' numbers.
 const THREADS = [0, 1000001, 1000002], THREAD_NAMES = ["compute", "compute, second half of a pair", "transfers"];
@@ -12,8 +11,8 @@ function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** Everything in the view as a list of rectangles and texts, for one of the two writers below. */
-function figure(host) {
+/** What stands around the rows, as a list of rectangles and texts. */
+function around(host) {
   const { view, data } = host, { rows } = view, theme = host.theme;
   const items = [], width = view.left + view.plot + view.right, top = 22;
   const rect = (x, y, w, h, fill) => items.push({ x, y, w, h, fill });
@@ -25,10 +24,17 @@ function figure(host) {
     const { run } = panel;
     text(view.left, top + panel.head + 16, run.name, { size: 13, bold: true });
     text(view.left, top + panel.head + 32, host.caption(run), { fill: theme.faint });
-    for (let rank = 0; rank < run.ranks; rank++) {
-      if (rank % host.labelStep === 0) {
-        text(view.left - 8, top + panel.y + rank * rows.pitch + rows.bar / 2 + 4, String(rank), { fill: theme.faint, anchor: "end" });
-      }
+    const beside = view.right > 50, edge = view.left + view.plot;
+    if (beside) {
+      text(edge + 50, top + panel.y - 8, "idle", { fill: theme.faint, anchor: "end" });
+      text(edge + view.right - 6, top + panel.y - 8, "peak", { fill: theme.faint, anchor: "end" });
+    }
+    for (let rank = 0; rank < run.ranks; rank += host.labelStep) {
+      const y = top + panel.y + rank * rows.pitch + rows.bar / 2 + 4;
+      text(view.left - 8, y, String(rank), { fill: theme.faint, anchor: "end" });
+      if (!beside || !host.differs(run, rank)) continue;
+      text(edge + 50, y, host.idleText(run, rank), { fill: theme.faint, anchor: "end" });
+      text(edge + view.right - 6, y, number(run.peak[rank]), { fill: host.isOver(run, rank) ? theme.limit : theme.faint, anchor: "end" });
     }
   }
   items.push(...legend.items);
@@ -42,7 +48,8 @@ function legendItems(host, y, width) {
   for (const { color, text } of host.legend()) {
     const wide = 28 + 6.4 * text.length;
     if (x > left && x + wide > width) { x = left; y += 18; }
-    items.push({ x, y: y - 9, w: 12, h: 10, fill: color }, { x: x + 16, y, body: text, size: 11, fill: host.theme.faint });
+    if (color) items.push({ x, y: y - 9, w: 12, h: 10, fill: color });
+    items.push({ x: color ? x + 16 : x, y, body: text, size: 11, fill: host.theme.faint });
     x += wide;
   }
   return { items, bottom: y + 12 };
@@ -61,7 +68,7 @@ function rowsPicture(host, scale) {
 }
 
 async function savePng(host) {
-  const scale = 2, { items, width, height, top } = figure(host);
+  const scale = 2, { items, width, height, top } = around(host);
   const canvas = document.createElement("canvas");
   Object.assign(canvas, { width: width * scale, height: height * scale });
   const context = canvas.getContext("2d");
@@ -78,69 +85,6 @@ async function savePng(host) {
   context.drawImage(picture, 0, top, picture.width / scale, picture.height / scale);
   items.slice(1).forEach(draw);
   download("timeline.png", await new Promise((done) => canvas.toBlob(done, "image/png")));
-}
-
-function escapeXml(text) {
-  return text.replace(/[&<>"]/g, (sign) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[sign]);
-}
-
-/** The view as SVG: rectangles while they can be counted, else a picture inside. */
-function svgText(host) {
-  const { view } = host, { items, width, height, top } = figure(host), { rows } = view;
-  const shapes = [];
-  const rect = (x, y, w, h, fill) => shapes.push(`<rect x="${x.toFixed(2)}" y="${y.toFixed(2)}" width="${Math.max(0, w).toFixed(2)}" height="${h.toFixed(2)}" fill="${fill}"/>`);
-  const word = (item) => shapes.push(
-    `<text x="${item.x.toFixed(1)}" y="${item.y.toFixed(1)}" font-size="${item.size}" fill="${item.fill}"` +
-    `${item.bold ? ' font-weight="600"' : ""}${item.anchor ? ` text-anchor="${item.anchor}"` : ""}>${escapeXml(item.body)}</text>`);
-  let count = 0;
-  for (const { run } of view.panels) {
-    for (let rank = 0; rank < run.ranks; rank++) count += run.at(rank, view.time(run, view.to)) - run.at(rank, view.time(run, view.from));
-  }
-  rect(0, 0, width, height, host.theme.paper);
-  if (count > MOST_VECTORS || view.layers.memory || view.layers.p2p) {
-    const picture = rowsPicture(host, 2);
-    shapes.push(`<image x="0" y="${top}" width="${picture.width / 2}" height="${picture.height / 2}" href="${picture.toDataURL()}"/>`);
-  }
-  if (count <= MOST_VECTORS) {
-    for (const { run, y } of view.panels) {
-      for (let rank = 0; rank < run.ranks; rank++) vectorRow(host, run, rank, top + y + rank * rows.pitch, rect, word);
-    }
-  }
-  for (const item of items.slice(1)) {
-    if (item.body == null) rect(item.x, item.y, item.w, item.h, item.fill); else word(item);
-  }
-  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" ` +
-    `font-family="system-ui, 'DejaVu Sans', sans-serif">\n${shapes.join("\n")}\n</svg>\n`;
-}
-
-function vectorRow(host, run, rank, y, rect, word) {
-  const { view, theme } = host, { bar } = view.rows, [low, high] = run.row(rank);
-  const clip = (x) => Math.min(view.left + view.plot, Math.max(view.left, x));
-  const span = (a, b, top, tall, fill) => { const x = clip(view.x(run, a)); rect(x, top, clip(view.x(run, b)) - x, tall, fill); };
-  span(0, run.makespan, y, bar, view.layers.bubbles ? theme.causes[DATA][1] : theme.idle);
-  if (view.layers.bubbles) {
-    span(0, high > low ? run.start[low] : run.makespan, y, bar, theme.causes[FILL][0]);
-    if (high > low) span(run.end(high - 1), run.makespan, y, bar, theme.causes[DRAIN][0]);
-  }
-  const first = Math.max(low, run.at(rank, view.time(run, view.from))), end = view.time(run, view.to);
-  for (let i = first; i < high && run.start[i] < end; i++) {
-    const s = run.style[i], kind = run.kinds[run.kindOf[s]], [fill, ink] = run.palette[run.kindOf[s]][run.styles.shade[s]];
-    const lane = run.laneOf[s], top = y + (lane === LOWER ? bar / 2 : 0), tall = lane ? bar / 2 : bar;
-    if (i > low && view.layers.bubbles && lane !== LOWER) {
-      const before = run.end(i - 1), gap = run.start[i] - before, data = run.gapTime(i, gap, DATA);
-      const moved = run.start[i] - run.gapTime(i, gap, P2P);
-      if (moved > before + data) span(before + data, moved, y, bar, theme.causes[MEMORY][1]);
-      if (run.start[i] > moved) span(moved, run.start[i], y, bar, theme.causes[P2P][1]);
-    }
-    span(run.start[i], run.end(i), top, tall, fill);
-    if (kind.edge && bar >= 12) span(run.start[i], run.end(i), kind.edge === "top" ? top : top + tall - 2.5, 2.5, kind.stripe);
-    if (view.layers.critical && run.critical[i]) span(run.start[i], run.end(i), top, 2, theme.ink);
-    const room = (run.duration(i) / (view.time(run, view.to) - view.time(run, view.from))) * view.plot;
-    if (room >= 14 && tall >= 10 && run.kindOf[s] !== 5) {
-      const x = (clip(view.x(run, run.start[i])) + clip(view.x(run, run.end(i)))) / 2;
-      word({ x, y: top + tall / 2 + 3.8, size: 10.5, fill: ink, anchor: "middle", body: String(run.unit[i] % run.period) });
-    }
-  }
 }
 
 /** Trace events of a run, as pieces of bytes: slices, and while they are not too many, arrows and memory. */

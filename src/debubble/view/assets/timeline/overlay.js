@@ -97,9 +97,9 @@ Object.assign(DebubbleTimeline.prototype, {
       context.fillRect(x, y, wide, tall);
       context.strokeStyle = palette.ink;
       context.strokeRect(x, y, wide, tall);
-      if (wide < 20 || tall < 11) continue;
+      if (wide < 6.2 * run.label(j).length + 4 || tall < 11) continue;
       context.fillStyle = run.palette[run.kindOf[s]][run.styles.shade[s]][1];
-      context.fillText(`${run.kinds[run.kindOf[s]].name}${run.unit[j] % run.period}`, x + wide / 2, y + tall / 2 + 4);
+      context.fillText(wide < 34 ? run.label(j) : `${run.kinds[run.kindOf[s]].name}${run.label(j)}`, x + wide / 2, y + tall / 2 + 4);
     }
   },
 });

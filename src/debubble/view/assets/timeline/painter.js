@@ -30,6 +30,7 @@ class Painter {
     this.causes = theme.causes.map((pair) => pair.map(pixel));
     this.memory = pixel(theme.memory);
     this.limit = pixel(theme.limit);
+    this.iterations = theme.iterations.map(pixel);
   }
 
   colors(run) {
@@ -70,6 +71,7 @@ class Painter {
     this.edge = box.bar >= 12 * scale ? Math.round(3 * scale) : box.bar >= 5 ? scale : 0;
     this.half = Math.ceil(box.bar / 2);
     this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
+    this.band = run.iterations > 1 && box.bar >= 10 * scale ? Math.round(2.5 * scale) : 0;
     const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
     this.tones.set([...this.colors(run).classes, ...gaps]);
   }
@@ -87,6 +89,7 @@ class Painter {
     else this.#near(i, low, high);
     strip.copy(pixels, width, height, span.left, y, this.paper);
     this.#patterns(y);
+    if (crowd < 1 && run.classes.includes(5)) this.#steps(Math.max(i, low), last, y);
     if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
     y += box.bar + this.scale;
     if (box.p2p) {
@@ -222,7 +225,9 @@ class Painter {
     if (mark < inner) strip.put(mark, x, past, top[first]);
     if (inner < lower) strip.put(inner, x, past, fill[first]);
     if (first !== s || inner >= lower) strip.put(lower, x, past, fill[s]);
-    if (bottom[s] && edge) strip.put(bar - edge, x, past, bottom[s]);
+    const { band } = this;
+    if (bottom[s] && edge) strip.put(bar - edge - band, x, past, bottom[s]);
+    if (band) strip.put(bar - band, x, past, this.iterations[run.iterationOf(i) % this.iterations.length]);
   }
 
   /**
@@ -284,22 +289,35 @@ class Painter {
     }
   }
 
-  /** Microbatch numbers, with the kind where there is room. */
+  /** Optimizer steps that are too short to be seen, as lines. */
+  #steps(i, last, y) {
+    const { run, scale, pixels, box: { bar }, image: { width, height }, span: { from, perPixel, left, right } } = this;
+    const wide = Math.round(STEP_WIDE * scale), tone = run.colors.fill;
+    for (; i <= last; i++) {
+      if (run.kind(i) !== 5 || run.duration(i) / perPixel >= wide) continue;
+      const end = left + Math.round((run.end(i) - from) / perPixel), begin = Math.max(left, end - wide), past = Math.min(right, Math.max(end, begin + 1));
+      if (end < left || begin >= right) continue;
+      for (let line = Math.max(0, y - 1); line < Math.min(height, y + bar + 1); line++) pixels.fill(tone[run.style[i]], line * width + begin, line * width + past);
+    }
+  }
+
+  /** Microbatch numbers, with the kind where all have room for it. */
   #labels(i, last, y) {
     const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
-    const { start, style, unit, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
+    const { start, style, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
     const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width));
     const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
-    const longest = glyphs.measure(`W${"0".repeat(String(run.period - 1).length)}`) + 6 * scale, least = 14 * scale;
+    const longest = glyphs.measure(`W${"0".repeat(String(run.period * run.iterations - 1 + run.first).length)}`) + 6 * scale, least = 14 * scale;
+    // A letter on some and none on others of a schedule would read as a difference between them.
+    const letters = longest <= run.shortest / perPixel;
     for (; i <= last; i++) {
       const s = style[i], room = durationOf[s] / perPixel;
       if (room < least) continue;
       const lane = laneOf[s];
       if (lane && bar < 22 * scale) continue;
       const x0 = left + (start[i] - from) / perPixel;
-      let text = kindOf[s] === 5 ? "" : String(unit[i] % run.period);
-      if (run.slices > 1 && text) text = `${Math.floor((unit[i] % run.period) / run.slices)}.${unit[i] % run.slices}`;
-      if (longest <= room) text = run.kinds[kindOf[s]].name + text;
+      let text = run.label(i);
+      if (letters) text = run.kinds[kindOf[s]].name + text;
       const span = glyphs.measure(text);
       if (!text || span + 3 * scale > room) continue;
       const height = lane ? bar / 2 : bar;

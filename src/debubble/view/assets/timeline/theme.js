@@ -3,12 +3,12 @@
 const THEMES = {
   light: {
     paper: "#ffffff", ink: "#1f2530", faint: "#5d6675", line: "#d5dae1", idle: "#e8ebef", accent: "#0b63ce",
-    memory: "#a3acb9", limit: "#c2185b",
+    memory: "#a3acb9", limit: "#c2185b", iterations: ["#d8c6ea", "#9a6fc4", "#4a1f73"],
     causes: [["#e9edf2", "#e9edf2"], ["#d6dce4", "#d6dce4"], ["#f8dde1", "#eeb6c0"], ["#c9e8e4", "#8fcbc4"], ["#e4d8f5", "#bda5e2"]],
   },
   dark: {
     paper: "#14171c", ink: "#e6e9ef", faint: "#9aa4b4", line: "#333a46", idle: "#262c35", accent: "#6cb2ff",
-    memory: "#667085", limit: "#ff6b9d",
+    memory: "#667085", limit: "#ff6b9d", iterations: ["#ead9fa", "#b48be0", "#7c43b8"],
     causes: [["#20262e", "#20262e"], ["#2f3743", "#2f3743"], ["#41262e", "#74404e"], ["#15393a", "#2c7470"], ["#332749", "#634a96"]],
   },
 };
@@ -21,6 +21,9 @@ function pixel(color) {
 
 /** Where idle time has the darker of its two colours: every so many pixels across and down, slanted or not. */
 const PATTERNS = [null, null, { across: 6, down: 1, slant: 1 }, { across: 4, down: 4, slant: 0 }, { across: 5, down: 1, slant: 0 }];
+
+/** Pixels of an optimizer step that takes no time. */
+const STEP_WIDE = 3;
 
 const CAUSE_TITLES = {
   fill: "not begun (fill)", drain: "done (drain)", data: "waiting for data", p2p: "waiting for p2p",

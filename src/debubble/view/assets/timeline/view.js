@@ -50,7 +50,9 @@ class View {
   layout(width, narrow) {
     const { runs } = this.data;
     this.left = LEFT;
-    this.right = narrow ? 8 : RIGHT;
+    // As wide as the longest peak.
+    const digits = Math.max(...runs.flatMap((run) => run.peak.map((peak) => number(peak).length)), 4);
+    this.right = narrow ? 8 : Math.max(RIGHT, 66 + 6.8 * digits);
     this.plot = Math.max(20, width - this.left - this.right);
     const ranks = runs.reduce((sum, run) => sum + run.ranks, 0);
     const target = runs.length > 1 ? 560 : 460;

@@ -1,0 +1,106 @@
+"""The options of pictures that commands share, made from the list that Python's are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import Field
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from debubble.core.errors import FormatError, ParameterError
+from debubble.view.options import FigureOptions, choices, endings_of
+
+ENDINGS = (".png", ".svg", ".pdf", ".html", ".txt")
+_NO_TITLE = "no_title"
+
+Picture = Mapping[str, Any]
+"""Options of a picture as typed: those that were, by their names in Python."""
+
+
+def with_picture(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a picture in place of its parameter ``picture``."""
+    own = inspect.signature(function).parameters
+    flag = typer.Option("--no-title", help="No title, and of one schedule no caption.")
+    parameters = [parameter for name, parameter in own.items() if name != "picture"]
+    parameters += [_parameter(spec) for spec in choices()]
+    parameters.append(_keyword(_NO_TITLE, Annotated[bool, flag], False))
+
+    @wraps(function)
+    def run(**values: Any) -> None:
+        given = {}
+        for spec in choices():
+            typed = values.pop(_typed_name(spec))
+            if typed not in (None, False):
+                # A switch that is typed turns its default round.
+                given[spec.name] = not spec.default if typed is True else typed
+        if values.pop(_NO_TITLE):
+            if "title" in given:
+                raise ParameterError("--title and --no-title exclude each other; use one of them")
+            given["title"] = ""
+        function(picture=given, **values)
+
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _parameter(spec: Field[Any]) -> inspect.Parameter:
+    """The option of a field."""
+    about, name = spec.metadata, spec.name.replace("_", "-")
+    if about["metavar"] is not None:
+        option = typer.Option(f"--{name}", metavar=about["metavar"], help=about["help"])
+        return _keyword(spec.name, Annotated[str | None, option], None)
+    option = typer.Option(f"--{_typed_name(spec).replace('_', '-')}", help=about["help"])
+    return _keyword(_typed_name(spec), Annotated[bool, option], False)
+
+
+def _typed_name(spec: Field[Any]) -> str:
+    """The option's name: ``no_…`` for a switch that is usually on."""
+    switch = spec.metadata["metavar"] is None
+    return f"no_{spec.name}" if switch and spec.default is not False else spec.name
+
+
+def _flag(name: str, picture: Picture) -> str:
+    """An option as it was typed."""
+    off = picture[name] is False or (name == "title" and not picture[name])
+    return f"--{'no-' if off else ''}{name.replace('_', '-')}"
+
+
+def check_picture(path: str | None, picture: Picture) -> None:
+    """Refuse what no picture can have, before anything is computed.
+
+    Raises
+    ------
+    FormatError
+        When the name of the file has another ending.
+    ParameterError
+        When the folder does not exist, or an option cannot be used, or there is no file.
+    """
+    if path is None:
+        if picture:
+            name = _flag(next(iter(picture)), picture)
+            raise ParameterError(f"{name} is for a picture in a file; add -o, such as -o x.svg")
+        return
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise FormatError(f"'{path}': pictures end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ParameterError(f"there is no folder '{folder}'; make it first")
+    for name in picture:
+        if ending not in endings_of(name):
+            raise ParameterError(
+                f"{_flag(name, picture)} is for {', '.join(endings_of(name))}; "
+                f"a {ending} picture does not have it"
+            )
+    FigureOptions(**picture)

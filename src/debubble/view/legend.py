@@ -1,0 +1,107 @@
+"""The legend of a figure: what is drawn in any of its panels, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from debubble.analysis.metrics import limit_text
+from debubble.core.actions import Kind
+from debubble.view.artists import TONES, Swatch, SwatchHandler, TonesSwatch
+from debubble.view.bars import Bars
+from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES
+from debubble.view.options import FigureOptions
+from debubble.view.text import text_width
+from debubble.view.transfers import Transfers
+
+_HANDLE, _PAD, _SPACE, _LINE = 2.0, 0.5, 1.3, 1.55
+"""In sizes of the text: widths of a handle, and of the gaps behind it and between entries; height
+of a line."""
+
+Entry = tuple[Any, str]
+
+
+def entries(
+    panels: Sequence[Bars],
+    options: FigureOptions,
+    moved: Sequence[Transfers],
+    memory: bool,
+) -> list[Entry]:
+    """Handle and text of everything that is in the picture."""
+    palette = options.palette
+    shades: dict[Kind, int] = {}
+    for bars in panels:
+        for kind in bars.kinds:
+            count = 1 if kind == Kind.OPT else min(bars.shades, 4)
+            shades[kind] = max(shades.get(kind, 1), count)
+    found: list[Entry] = [
+        (Swatch(kind, shades[kind], palette), f"{kind.name} {NAMES[kind]}")
+        for kind in NAMES
+        if kind in shades
+    ]
+    if any(bars.timeline.bubble_ratio > 1e-9 for bars in panels):
+        found.append((Patch(facecolor=IDLE, edgecolor="#c3cad5", linewidth=0.5), "idle"))
+    iterations = max(bars.timeline.schedule.iterations for bars in panels)
+    if iterations > 1:
+        names = [str(index) for index in range(min(iterations, len(TONES)))]
+        more = ", …" if iterations > len(TONES) else ""
+        found.append((TonesSwatch(TONES[: len(names)]), f"iteration {', '.join(names)}{more}"))
+    for backward, what in ((False, "activation"), (True, "gradient")):
+        if any(bool((part.backward == backward).any()) for part in moved):
+            kind = gradient_kind(panels) if backward else Kind.F
+            found.append((Swatch(kind, 1, palette), f"{what} sent, received"))
+    if memory:
+        found.append((Patch(facecolor=MEMORY), "activation memory"))
+        if options.limit is not None:
+            found.append(
+                (
+                    Line2D([], [], color=LIMIT, linewidth=1.0),
+                    f"limit {limit_text(options.limit, panels[0].timeline.table.costs)}",
+                )
+            )
+    if options.critical:
+        found.append((Patch(facecolor="none", edgecolor=INK, linewidth=1.3), "critical path"))
+    return found
+
+
+def gradient_kind(panels: Sequence[Bars]) -> Kind:
+    """The kind whose colour a transfer of a gradient has."""
+    split = any(Kind.I in bars.kinds for bars in panels)
+    return Kind.I if split else Kind.B
+
+
+def columns_for(found: Sequence[Entry], size: float, width: float) -> int:
+    """The most columns whose widest entries fit side by side."""
+    wide = [text_width(text, size) + (_HANDLE + _PAD) * size / 72 for _, text in found]
+    for columns in range(len(found), 1, -1):
+        # As matplotlib fills them: column by column, the first ones with one more.
+        split = np.array_split(np.array(wide), columns)
+        taken = sum(float(part.max()) for part in split) + (columns - 1) * _SPACE * size / 72
+        if taken <= width:
+            return columns
+    return 1
+
+
+def legend_height(found: Sequence[Entry], size: float, width: float) -> float:
+    """Inches the legend takes."""
+    lines = -(-len(found) // columns_for(found, size, width)) if found else 0
+    return lines * _LINE * size / 72
+
+
+def add_legend(
+    where: Axes | Figure, found: Sequence[Entry], size: float, width: float, **place: Any
+) -> None:
+    """Put the legend somewhere, in as many columns as fit into `width` inches."""
+    where.legend(
+        [handle for handle, _ in found], [text for _, text in found],
+        handler_map={Swatch: SwatchHandler(), TonesSwatch: SwatchHandler()},
+        ncols=columns_for(found, size, width), frameon=False, fontsize=size, labelcolor=INK,
+        handlelength=_HANDLE, handleheight=1.0, handletextpad=_PAD, columnspacing=_SPACE,
+        labelspacing=_LINE - 1.2, borderpad=0.0, **place,
+    )  # fmt: skip

@@ -1,0 +1,206 @@
+"""What can be chosen about a picture in a file: one list for the command line and Python."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from debubble.core.errors import ParameterError
+from debubble.engine.memory import Limit
+from debubble.view.colors import COLOR, Palette, palette_of
+
+SMALLEST_FONT = 6.0
+"""Points. Text of a figure is never smaller; what does not fit is left out."""
+
+_INCHES = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
+_LEAST = {"width": 2.0, "height": 0.5}
+_LARGEST = 200.0
+
+
+def length(wanted: str | float, name: str) -> float:
+    """A length in inches: a number of them, or text such as ``3.3in``, ``84mm``, ``240pt``.
+
+    Raises
+    ------
+    ParameterError
+        When it is none, or too small or large for the `name` it has.
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(in|cm|mm|pt)?\s*", str(wanted))
+    if not found or isinstance(wanted, bool):
+        raise ParameterError(f"{name} is '{wanted}'; give inches, or a length such as 3.3in, 84mm")
+    inches = float(found[1]) * _INCHES[found[2] or "in"]
+    least = _LEAST[name]
+    if not least <= inches <= _LARGEST:
+        raise ParameterError(
+            f"{name} is '{wanted}'; the limits are {least:g} and {_LARGEST:g} inches"
+        )
+    return inches
+
+
+def _font_size(wanted: str | float, name: str) -> float:
+    size = _number(wanted, name)
+    if not SMALLEST_FONT <= size <= 40:
+        raise ParameterError(
+            f"{name} is '{wanted}'; text is readable from {SMALLEST_FONT:g} points on, at most 40"
+        )
+    return size
+
+
+def _number(wanted: str | float, name: str) -> float:
+    try:
+        value = float(wanted)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ParameterError(f"{name} is '{wanted}'; give a number")
+    return value
+
+
+def _whole(wanted: str | float, name: str) -> int:
+    value = _number(wanted, name)
+    if value != int(value) or not 0 <= value <= 1_000_000:
+        raise ParameterError(f"{name} is '{wanted}'; give a whole number such as 1")
+    return int(value)
+
+
+def _range(wanted: Any, name: str) -> tuple[float, float]:
+    parts = wanted.split(":") if isinstance(wanted, str) else list(wanted)
+    if len(parts) != 2:
+        raise ParameterError(f"{name} is '{wanted}'; give two times such as 10:20")
+    begin, end = (_number(part, name) for part in parts)
+    if not 0 <= begin < end:
+        raise ParameterError(f"{name} is '{wanted}'; it begins at 0 or later, and ends after that")
+    return begin, end
+
+
+def _as_is(wanted: Any, name: str) -> Any:  # noqa: ARG001 - all readers are called alike
+    return wanted
+
+
+def _palette(wanted: Any, name: str) -> Palette:  # noqa: ARG001
+    return palette_of(wanted)
+
+
+FIGURES = (".png", ".svg", ".pdf")
+ALL = (*FIGURES, ".html")
+
+
+def _option(
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    read: Callable[[Any, str], Any] = _as_is,
+    endings: tuple[str, ...] = FIGURES,
+    flag: bool = True,
+) -> Any:
+    """A field, with what the command line says about it; `flag` is whether it is offered there."""
+    about = {"help": help, "metavar": metavar, "read": read, "endings": endings, "flag": flag}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureOptions:
+    """How a figure looks.
+
+    Parameters
+    ----------
+    title
+        Stands above all; empty for no title, and in a figure of one timeline no caption.
+    width, height
+        Inches, or text such as ``"3.3in"``, ``"84mm"``; the height left out is what rows of a
+        comfortable height need.
+    font_size
+        Points of most text, 6 or more; the default is 8, and 7 in figures below 6 inches.
+    numbers_from
+        The number of the first microbatch, and of the first slice.
+    palette
+        ``"color"``, ``"grey"``, or colours of kinds as for
+        :func:`debubble.view.colors.palette_of`.
+    range
+        The stretch of time to draw, ``(10, 20)`` or ``"10:20"``; all of it when left out.
+    memory
+        Whether a strip under each rank shows its activation memory over time.
+    transfers
+        Whether a row under each rank shows what it sends and receives; left out, wherever
+        transfers are actions or take time, for up to 32 ranks.
+    notes
+        Whether the conventions behind the numbers stand at the foot.
+    legend
+        Whether there is a legend of what is drawn.
+    labels
+        Whether microbatches are written on the actions that have room for them.
+    critical
+        Whether the actions of the critical path are outlined.
+    normalise
+        Whether each panel's time is divided by its ideal, the work of its busiest rank: 1 is a
+        schedule that never waits, whatever it costs.
+    limit
+        A memory limit, or one for each rank, drawn as a line across the strips.
+    time_unit
+        Unit of the costs' times, for instance ``"ms"``.
+
+    Raises
+    ------
+    ParameterError
+        When a value cannot be used.
+    """
+
+    title: str | None = _option(
+        None, "Title above all; --no-title for none, not even a caption.", metavar="TEXT",
+        endings=ALL,
+    )  # fmt: skip
+    width: float | None = _option(
+        None, "Width, such as 3.3in, 84mm or 240pt.", metavar="SIZE", read=length
+    )
+    height: float | None = _option(
+        None, "Height; rows take what text leaves.", metavar="SIZE", read=length
+    )
+    font_size: float | None = _option(
+        None, "Points of most text, from 6 on.", metavar="PT", read=_font_size
+    )
+    numbers_from: int = _option(
+        0, "Number of the first microbatch.", metavar="N", read=_whole, endings=ALL
+    )
+    palette: Palette = _option(  # noqa: RUF009 - a field, as the others
+        COLOR, "color, grey, or own colours such as F=#4169e1,B=#90ee90.", metavar="COLORS",
+        read=_palette, endings=ALL,
+    )  # fmt: skip
+    range: tuple[float, float] | None = _option(
+        None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_range
+    )
+    memory: bool = _option(True, "Leave out the memory over time.", endings=ALL)
+    transfers: bool | None = _option(None, "Leave out what ranks send and receive.")
+    notes: bool = _option(True, "Leave out the conventions at the foot.")
+    legend: bool = _option(True, "Leave out the legend.")
+    labels: bool = _option(True, "Leave out the numbers of microbatches.", endings=ALL)
+    critical: bool = _option(False, "Outline the critical path.", endings=ALL)
+    normalise: bool = _option(False, "Divide times by each schedule's ideal.", endings=ALL)
+    limit: Limit | None = _option(None, "", endings=ALL, flag=False)  # noqa: RUF009 - a field
+    time_unit: str = _option("", "", endings=ALL, flag=False)
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is not None:
+                value = spec.metadata["read"](value, spec.name.replace("_", " "))
+                object.__setattr__(self, spec.name, value)
+
+
+def option_names(ending: str) -> tuple[str, ...]:
+    """Names of the options that a format takes."""
+    return tuple(spec.name for spec in fields(FigureOptions) if ending in spec.metadata["endings"])
+
+
+def choices() -> tuple[Field[Any], ...]:
+    """The fields that the command line offers."""
+    return tuple(spec for spec in fields(FigureOptions) if spec.metadata["flag"])
+
+
+def endings_of(name: str) -> tuple[str, ...]:
+    """Endings of the formats that have an option."""
+    known = {spec.name: spec.metadata["endings"] for spec in fields(FigureOptions)}
+    return (*known[name], ".txt") if name == "title" else tuple(known[name])

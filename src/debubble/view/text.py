@@ -1,0 +1,96 @@
+"""Sizes of text in figures, and how wide text is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
+
+from debubble.view.options import SMALLEST_FONT, FigureOptions
+
+FAMILY = ["DejaVu Sans", "Verdana"]
+NARROW = 6.0
+"""Inches below which text is a little smaller."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Points of the texts of a figure.
+
+    Parameters
+    ----------
+    title, name, text, small
+        Of the title, the names of schedules, most text, and notes.
+    """
+
+    title: float
+    name: float
+    text: float
+    small: float
+
+
+def sizes_of(options: FigureOptions, width: float) -> Sizes:
+    """Sizes for a figure `width` inches wide."""
+    text = options.font_size or (8.0 if width >= NARROW else 7.0)
+    title = (1.5 if width >= NARROW else 1.2) * text
+    return Sizes(title, 1.2 * text, text, max(SMALLEST_FONT, 0.875 * text))
+
+
+def text_width(text: str, size: float, bold: bool = False) -> float:
+    """Inches that a line of text takes."""
+    return _per_point(text, bold) * size / 72
+
+
+@cache
+def _measure() -> TextToPath:
+    return TextToPath()
+
+
+@cache
+def _per_point(text: str, bold: bool) -> float:
+    font = FontProperties(family=FAMILY[0], size=100, weight="bold" if bold else "normal")
+    width, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
+    # Pixels round letters, mostly up.
+    return 1.03 * float(width) / 100
+
+
+def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[str]:
+    """Text in lines of at most `width` inches; a word that is wider is cut, too."""
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        while text_width(word, size, bold) > width and len(word) > 1:
+            keep = max(1, int(len(word) * width / text_width(word, size, bold)) - 1)
+            if line:
+                lines.append(line)
+                line = ""
+            lines.append(word[:keep])
+            word = word[keep:]
+        longer = f"{line} {word}" if line else word
+        if line and text_width(longer, size, bold) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = longer
+    return [*lines, line] if line else lines
+
+
+def phrases(texts: list[str], size: float, width: float, between: str = "  ·  ") -> list[str]:
+    """Short texts set behind each other, kept whole where a line has room for them."""
+    lines: list[str] = []
+    for text in texts:
+        longer = f"{lines[-1]}{between}{text}" if lines else text
+        if lines and text_width(longer, size) <= width:
+            lines[-1] = longer
+        else:
+            if lines:
+                lines[-1] += between.rstrip(" ·")
+            lines += wrapped(text, size, width)
+    return lines
+
+
+def clauses(text: str, size: float, width: float) -> list[str]:
+    """A text in lines that end behind commas where they can."""
+    return phrases(text.split(", "), size, width, between=", ")

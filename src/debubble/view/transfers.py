@@ -1,0 +1,101 @@
+"""Transfers between ranks as rectangles: what every rank sends and receives, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import TRANSFER_KINDS, Kind, kinds_of, microbatches_of, stages_of
+from debubble.engine.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """What ranks send and receive. Arrays have one entry for every end of a transfer.
+
+    Parameters
+    ----------
+    rank
+        Whose row it is in.
+    start, end
+        Times.
+    received
+        Whether the rank receives; else it sends.
+    backward
+        Whether a gradient moves; else an activation.
+    unit
+        Microbatch, or slice of one, through all iterations.
+    """
+
+    rank: NDArray[np.int64]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    received: NDArray[np.bool_]
+    backward: NDArray[np.bool_]
+    unit: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+def transfers_of(timeline: Timeline) -> Transfers:
+    """The transfers of a timeline: its actions where it has such, else what p2p costs say."""
+    schedule = timeline.schedule
+    kind = kinds_of(schedule.actions)
+    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    here = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
+    if len(here):
+        return Transfers(
+            rank[here], timeline.start[here], timeline.end[here],
+            np.isin(kind[here], (Kind.RECV_F, Kind.RECV_B)),
+            np.isin(kind[here], (Kind.SEND_B, Kind.RECV_B)),
+            microbatches_of(schedule.actions[here]),
+        )  # fmt: skip
+    if not timeline.table.link.any():
+        none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return Transfers(none, never, never, none > 0, none > 0, none)
+    unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
+    copy = np.where(np.isin(kind, _SENDING), schedule.copies_of(unit), 0)
+    link, there = links(timeline, kind, stage, copy)
+    sent = np.flatnonzero(link > 0)
+    begin = timeline.end[sent] + queued(timeline)[sent]
+    twice = np.concatenate
+    return Transfers(
+        twice([rank[sent], there[sent]]),
+        twice([begin, begin]),
+        twice([begin + link[sent], begin + link[sent]]),
+        np.repeat([False, True], len(sent)),
+        np.tile(kind[sent] != Kind.F, 2),
+        np.tile(unit[sent], 2),
+    )
+
+
+_SENDING = (Kind.F, Kind.I, Kind.B)
+
+
+def links(
+    timeline: Timeline, kind: NDArray[np.int64], stage: NDArray[np.int64], copy: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
+    placement = timeline.schedule.placement
+    home = np.asarray(placement.table)
+    step = np.where(kind == Kind.F, 1, -1)
+    target = stage + step
+    sends = np.isin(kind, _SENDING) & (target >= 0) & (target < placement.stages)
+    stage = np.where(sends, stage, 0)
+    target = np.where(sends, target, 0)
+    here, there = home[copy, stage], home[copy, target]
+    return np.where(sends & (here != there), timeline.table.link[here, there], -1.0), there
+
+
+def queued(timeline: Timeline) -> NDArray[np.float64]:
+    """How long every result waits before its transfer starts."""
+    graph = timeline.graph
+    found = np.zeros(len(timeline.schedule))
+    sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)
+    nodes = graph.sent[sending]
+    begin = timeline.node_end[nodes] - timeline.costs[graph.cost[nodes]]
+    found[sending] = begin - timeline.end[sending]
+    return found
