@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from debubble.cli.app import command
 from debubble.cli.options import ScheduleNames, Setup, with_setup
 from debubble.cli.output import note
 from debubble.cli.progress import steps
+
+if TYPE_CHECKING:
+    from debubble.engine.timeline import Timeline
 
 
 @with_setup
@@ -27,17 +30,27 @@ def draw(
         bool, typer.Option("--critical", help="Outline the critical path of a picture in a file.")
     ] = False,
 ) -> None:
-    """Draw schedules in a terminal or a file.
+    """Draw schedules, or the times in a trace, in a terminal or a file.
 
     Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
+    A trace of 'debubble run' shows predicted above measured times.
     """
+    from debubble.interchange.read_trace import is_trace_file, load_trace
+
     inputs = setup.read()
     if output is not None:
         check_picture(output)
-    timelines = []
+    timelines: list[Timeline] = []
+    units = set()
     with steps(2 * len(schedules) + 1) as step:
         for name in schedules:
             step(f"making {name}")
+            if is_trace_file(name):
+                recordings = load_trace(name)
+                timelines += [recording.timeline() for recording in recordings]
+                units |= {recording.time_unit for recording in recordings}
+                continue
+            units.add(inputs.time_unit)
             made = inputs.schedule(name)
             step(f"simulating {name}, {len(made):,} actions")
             timelines.append(inputs.simulate(made, name))
@@ -48,7 +61,8 @@ def draw(
             # Text has no lines to draw a limit or a path with.
             marks: dict[str, Any] = {"limit": inputs.memory, "critical": critical}
             plain = output.lower().endswith(".txt")
-            save(timelines, output, title=title, **({} if plain else marks))
+            unit = units.pop() if len(units) == 1 else ""
+            save(timelines, output, title=title, time_unit=unit, **({} if plain else marks))
     if output is not None:
         note(f"wrote {output}")
         return
@@ -75,5 +89,6 @@ app = command(
         "draw 1f1b -p 4 -m 8",
         "draw dualpipe-v -p 4 -m 8 --times F=1,I=1,W=1,O=2.5 -o dualpipe-v.svg",
         "draw 1f1b zb-h1 -p 8 -m 16 -o both.html",
+        "draw run.json.gz -o run.png",
     ],
 )

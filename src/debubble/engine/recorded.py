@@ -60,4 +60,4 @@ def recorded(
     lag = np.where(by_data, np.uint32(1 + count) + np.arange(nodes, dtype=np.uint32), 0)
     costs = np.concatenate([[0.0], end - start, gaps])
     own = replace(graph, cost=cost, lag=lag.astype(np.uint32))
-    return Timeline(own, Costs().table(schedule), costs, ends)
+    return Timeline(own, Costs().table(schedule), costs, ends, measured=True)

@@ -65,6 +65,8 @@ class Timeline:
         The cost vector of the graph.
     node_end
         End time of every node of the graph.
+    measured
+        Whether times were measured, or read from a file, and not simulated.
 
     Notes
     -----
@@ -75,6 +77,7 @@ class Timeline:
     table: CostTable
     costs: NDArray[np.float64]
     node_end: NDArray[np.float64]
+    measured: bool = False
 
     @property
     def schedule(self) -> Schedule:

@@ -130,7 +130,7 @@ def described(schedule: Schedule) -> dict[str, Any]:
     if schedule.vocabulary:
         about["vocabulary"] = schedule.vocabulary
     if schedule.iterations > 1:
-        about["sync"] = schedule.sync
+        about |= {"sync": schedule.sync, "weight_versions": list(schedule.versions)}
     return about
 
 

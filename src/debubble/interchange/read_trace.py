@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.analysis.check import check
 from debubble.core.actions import MAX_MICROBATCHES, Action, Kind, pairs_of
 from debubble.core.errors import DebubbleError, FormatError
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
@@ -40,6 +41,7 @@ MAX_EVENTS = 4_000_000
 MAX_STAGES_PER_RANK = 256
 """Stages of a rank: an event named 1048575F0 is no stage of a small pipeline."""
 
+MAX_VERSIONS = 1 << 20
 ENDINGS = (".json", ".json.gz")
 
 
@@ -238,18 +240,27 @@ def _recording(
     units = 1 + max(
         (s.action.microbatch for s in every if s.action.kind != Kind.OPT), default=0
     )
-    iterations = _count(about.get("iterations"), units)
+    iterations = about.get("iterations")
+    if not _is_count(iterations, units) or units % iterations:
+        iterations = 1
     check_size(len(begins), stages, units * slices, where)
     start = np.array(begins)
     start -= start.min()
     fields: dict[str, Any] = {"iterations": iterations, "slices": slices}
-    for key in ("vocabulary", "sync"):
-        if key in about:
+    for key, known in (("vocabulary", VOCABULARIES), ("sync", SYNCS)):
+        if about.get(key) in known:
             fields[key] = about[key]
+    versions = about.get("weight_versions")
+    if isinstance(versions, list) and all(_is_count(v, MAX_VERSIONS) for v in versions):
+        fields["weight_versions"] = tuple(versions)
     title = about.get("schedule")
     title = plain(title) if isinstance(title, str) and title else Path(where).name
     if "placement" in about:
         placement = read_placement(about["placement"], len(ranks), where)
+        if placement.stages != stages:
+            raise FormatError(
+                f"{where}: placement has {placement.stages:,} stages, the actions {stages:,}"
+            )
     else:
         placement = placement_of(programs, stages, where)
     try:
@@ -258,16 +269,17 @@ def _recording(
         )
     except DebubbleError as error:
         raise FormatError(f"{where}: {error}") from None
-    known = about.get("time_unit")
-    unit = "ms" if known is None or known in MICROSECONDS else ""
-    scale = MILLISECOND
-    return Recording(name, schedule, start / scale, (start + np.array(durations)) / scale, unit)
+    report = check(schedule)
+    if not report.ok:
+        raise FormatError(f"{where}: {report.problems[0]}; the trace lacks a part of the run")
+    written = about.get("time_unit")
+    unit = "ms" if written is None or written in MICROSECONDS else ""
+    end = start + np.array(durations)
+    return Recording(name, schedule, start / MILLISECOND, end / MILLISECOND, unit)
 
 
-def _count(value: Any, units: int) -> int:
-    """Iterations that a trace claims, where they divide its microbatches."""
-    fits = type(value) is int and 1 <= value <= units and units % value == 0
-    return value if fits else 1
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
 
 
 def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]]:
