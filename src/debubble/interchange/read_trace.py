@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.check import check
-from debubble.core.actions import MAX_MICROBATCHES, Action, Kind, pairs_of
+from debubble.core.actions import MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
 from debubble.core.errors import DebubbleError, FormatError
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.recorded import recorded
@@ -87,12 +87,14 @@ class Recording:
         times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
         pairs = []
         lane = pairs_of(self.schedule.actions)
-        for position, action in enumerate(self.schedule):
-            duration = float(self.end[position] - self.start[position])
-            if lane[position] == 0 and action.kind in (Kind.F, Kind.I, Kind.W, Kind.B):
-                times[action.kind, action.stage].append(duration)
-            elif lane[position] == 1:
+        for code, half, duration in zip(
+            self.schedule.actions, lane.tolist(), (self.end - self.start).tolist(), strict=True
+        ):
+            action = unpack(int(code))
+            if half == 1:
                 pairs.append(duration)
+            elif half == 0:
+                times[action.kind, action.stage].append(duration)
         found: dict[str, float | list[float]] = {}
         for kind in (Kind.F, Kind.I, Kind.W, Kind.B):
             known = [times.get((kind, stage)) for stage in range(self.schedule.stages)]
@@ -237,12 +239,9 @@ def _recording(
         programs.append(read_cells(cells, lambda _, rank=rank: f"{where}: rank {rank}", slices))  # type: ignore[misc]
         begins += [start for start, _ in times]
         durations += [duration for _, duration in times]
-    units = 1 + max(
-        (s.action.microbatch for s in every if s.action.kind != Kind.OPT), default=0
-    )
-    iterations = about.get("iterations")
-    if not _is_count(iterations, units) or units % iterations:
-        iterations = 1
+    units = 1 + max((s.action.microbatch for s in every if s.action.kind != Kind.OPT), default=0)
+    claimed: Any = about.get("iterations")
+    iterations = claimed if _is_count(claimed, units) and units % claimed == 0 else 1
     check_size(len(begins), stages, units * slices, where)
     start = np.array(begins)
     start -= start.min()
@@ -264,9 +263,7 @@ def _recording(
     else:
         placement = placement_of(programs, stages, where)
     try:
-        schedule = Schedule.from_programs(
-            title, placement, units // iterations, programs, **fields
-        )
+        schedule = Schedule.from_programs(title, placement, units // iterations, programs, **fields)
     except DebubbleError as error:
         raise FormatError(f"{where}: {error}") from None
     report = check(schedule)
