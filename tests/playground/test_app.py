@@ -23,7 +23,7 @@ STATE = {
 
 
 def test_every_registered_schedule_is_offered(ask):
-    listed = ask("/api/schedules").json()
+    listed = ask("/api/schedules").json()["schedules"]
     assert [entry["name"] for entry in listed] == sorted(e.name for e in registry.schedules())
     for entry in listed:
         assert entry["source"]
@@ -178,7 +178,7 @@ def test_its_own_name_and_addresses_are_served(ask, host):
     assert ask("/", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/playground.js", "/timeline.js", "/api/schedules", "/no"])
+@pytest.mark.parametrize("path", ["/", "/main.js", "/timeline.js", "/api/schedules", "/no"])
 def test_headers_are_strict(ask, path):
     headers = ask(path).headers
     policy = headers["content-security-policy"]
@@ -195,7 +195,7 @@ def test_nothing_else_is_served(ask, path):
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(ask):
-    for path in ("/", "/playground.css", "/playground.js"):
+    for path in ("/", "/playground.css", "/main.js"):
         text = ask(path).text
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text

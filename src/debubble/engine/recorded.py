@@ -30,17 +30,22 @@ def recorded(schedule: Schedule, start: NDArray[np.float64], end: NDArray[np.flo
         What was run.
     start, end
         Of every action, shape ``(n,)``, counted from the first start of all.
+    costs
+        What activations take; times in it are not used.
 
     Raises
     ------
     ScheduleError
         When the order cannot run, or there are too many actions.
+    CostError
+        When the costs do not fit the schedule.
     """
     if len(schedule) * schedule.ranks > MAX_CELLS:
         raise ScheduleError(
             f"{schedule.name} has {len(schedule):,} measured actions on {schedule.ranks:,} ranks; "
             f"the limit is {MAX_CELLS // schedule.ranks:,} actions on as many ranks"
         )
+    table = (costs or Costs()).table(schedule)
     graph = compile_graph(schedule)
     nodes, count = len(graph.first), len(schedule)
     begins, ends = np.zeros(nodes), np.zeros(nodes)
@@ -56,6 +61,6 @@ def recorded(schedule: Schedule, start: NDArray[np.float64], end: NDArray[np.flo
     cost = np.zeros(nodes, dtype=np.uint32)
     cost[graph.node] = 1 + np.arange(count)
     lag = np.where(by_data, np.uint32(1 + count) + np.arange(nodes, dtype=np.uint32), 0)
-    costs = np.concatenate([[0.0], end - start, gaps])
+    lengths = np.concatenate([[0.0], end - start, gaps])
     own = replace(graph, cost=cost, lag=lag.astype(np.uint32))
-    return Timeline(own, Costs().table(schedule), costs, ends, measured=True)
+    return Timeline(own, table, lengths, ends, measured=True)

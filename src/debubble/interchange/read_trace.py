@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from debubble.analysis.check import check
 from debubble.core.actions import MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
-from debubble.core.errors import DebubbleError, FormatError
+from debubble.core.costs import Costs
+from debubble.core.errors import CostError, DebubbleError, FormatError
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
@@ -72,15 +73,24 @@ class Recording:
         """What pictures call it."""
         return f"{self.schedule.name}, {self.group}" if self.group else self.schedule.name
 
-    def timeline(self) -> Timeline:
+    def timeline(self, costs: Costs | None = None) -> Timeline:
         """The recorded times as a timeline, called like the recording.
+
+        Parameters
+        ----------
+        costs
+            What activations take; those that do not fit the schedule are left out.
 
         Raises
         ------
         ScheduleError
             When the order cannot run.
         """
-        return recorded(replace(self.schedule, name=self.label), self.start, self.end)
+        named = replace(self.schedule, name=self.label)
+        try:
+            return recorded(named, self.start, self.end, costs)
+        except CostError:
+            return recorded(named, self.start, self.end)
 
     def mean_times(self) -> dict[str, float | list[float]]:
         """Mean duration of every kind: one number where all stages agree, else one per stage."""

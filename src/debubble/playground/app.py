@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, work
 from debubble.playground.catalogue import catalogue
@@ -102,8 +103,10 @@ class Service:
         self.pool.submit(work.warm_up)
 
     async def schedules(self, request: Request) -> Response:  # noqa: ARG002
-        """The registry."""
-        return await self._answer(b"schedules", lambda: _encoded(catalogue()))
+        """The registry, and what modes of transfers mean."""
+        return await self._answer(
+            b"schedules", lambda: _encoded({"schedules": catalogue(), "modes": MODES})
+        )
 
     async def simulate(self, request: Request) -> Response:
         """Timelines, ranking and problems of a state."""

@@ -63,10 +63,13 @@ def recordings(file: File) -> list[Recording]:
     return found
 
 
-def items(file: File) -> list[Schedule | Timeline]:
-    """What a file adds to a comparison: a schedule, or the recorded timelines of a trace."""
+def items(file: File, costs: Costs) -> list[Schedule | Timeline]:
+    """What a file adds to a comparison: a schedule, or the recorded timelines of a trace.
+
+    `costs` say what activations take.
+    """
     if is_trace(file.text):
-        return [recording.timeline() for recording in recordings(file)]
+        return [recording.timeline(costs) for recording in recordings(file)]
     return [read_schedule(file)]
 
 

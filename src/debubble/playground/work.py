@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 from debubble.analysis.compare import Comparison, Row, compare
 from debubble.analysis.metrics import number, percent
 from debubble.analysis.summary import summary
+from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile
@@ -22,6 +24,9 @@ from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode
+
+PREDICTED, MEASURED = ", predicted", ", measured"
+"""Endings of the labels of the two groups in the trace of a run."""
 
 MAX_OPTION = 1 << 20
 
@@ -57,7 +62,7 @@ def simulate(state: State) -> dict[str, Any]:
     size = 0
     for index, wanted in enumerate(state.schedules):
         try:
-            found, actions = _items(wanted, state)
+            found, actions = _items(wanted, state, file.costs)
         except DebubbleError as error:
             refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
             problems.append({"index": index, **refused.to_dict()})
@@ -83,9 +88,9 @@ def simulate(state: State) -> dict[str, Any]:
         return answer
     timelines = [row.timeline for row in rows]
     table = result.to_dict()
-    told = _run_headline(rows)
-    if told:
-        table["best"] = None
+    ranked = _without_predictions(result)
+    best = ranked.best
+    table["best"] = best.name if best else None
     table["rows"] = [row.to_dict() for row in rows]
     table["notes"] += [
         f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
@@ -96,7 +101,7 @@ def simulate(state: State) -> dict[str, Any]:
         "places": [by_label[row.name][0] for row in rows],
         "parts": [by_label[row.name][1] for row in rows],
         "table": table,
-        "headline": told or result.headline,
+        "headline": _run_headline(rows) or ranked.headline,
         "cards": [summary(timeline, state.memory) for timeline in timelines],
     }
 
@@ -108,13 +113,22 @@ def _ordered(rows: Sequence[Row], by_label: Mapping[str, tuple[int, int]]) -> li
     return [*recorded, *(row for row in rows if not row.timeline.measured)]
 
 
+def _without_predictions(result: Comparison) -> Comparison:
+    """The same ranking without what runs were predicted to take: no rival of what they took."""
+    measured = [row.name for row in result.rows if row.name.endswith(MEASURED)]
+    predicted = {name.removesuffix(MEASURED) + PREDICTED for name in measured}
+    rows = tuple(row for row in result.rows if row.name not in predicted)
+    first = measured[0] if measured else result.baseline
+    return replace(result, rows=rows, baseline=first) if predicted else result
+
+
 def _run_headline(rows: Sequence[Row]) -> str:
     """What one run says when nothing else is shown: a prediction is no rival of its measurement."""
     if len(rows) != 2 or not all(row.timeline.measured for row in rows):
         return ""
     predicted, measured = rows
-    name, _, group = measured.name.rpartition(", ")
-    if predicted.name != f"{name}, predicted" or group != "measured" or not predicted.makespan:
+    name = measured.name.removesuffix(MEASURED)
+    if predicted.name != name + PREDICTED or not predicted.makespan:
         return ""
     off = measured.makespan / predicted.makespan - 1
     side = "longer" if off >= 0 else "shorter"
@@ -139,10 +153,10 @@ def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Compa
     return result, labels
 
 
-def _items(wanted: Wanted, state: State) -> tuple[list[Any], int]:
+def _items(wanted: Wanted, state: State, costs: Costs) -> tuple[list[Any], int]:
     """What to compare, and how many actions it has at most; nothing is made yet."""
     if wanted.file is not None:
-        found = read_items(wanted.file)
+        found = read_items(wanted.file, costs)
         made = [item.schedule if isinstance(item, Timeline) else item for item in found]
         return found, sum(map(len, made))
     entry = registry.find(wanted.name)
@@ -226,7 +240,7 @@ def export(wanted: Export) -> tuple[bytes, str, str]:
             "index",
         )
     file = state.read_costs()
-    items, actions = _items(state.schedules[wanted.index], state)
+    items, actions = _items(state.schedules[wanted.index], state, file.costs)
     _check_size(actions, state)
     if wanted.part >= len(items):
         raise RefusedError(f"there is no part {wanted.part}; parts go from 0 to {len(items) - 1}")

@@ -1,0 +1,37 @@
+// Time against memory: what a faster schedule costs.
+
+import { $, amount, number, svg } from "./dom.js";
+
+/** Makespan over the memory of the fullest rank; the dashed line joins those that nothing else beats. */
+export function showPlot({ table }) {
+  if (!table?.rows.length) { $("plot").replaceChildren(); return; }
+  const { rows, memory } = table, { time_unit: unit, memory_unit: memoryUnit } = table.conventions, width = 460, height = 300, left = 58, bottom = 40, top = 14, right = 20;
+  const bytes = /^(b|bytes?)$/i.test(memoryUnit ?? "");
+  const peaks = rows.map((row) => row.peak_activation), times = rows.map((row) => row.makespan);
+  const mostX = Math.max(...peaks, memory ?? 0) * 1.12 || 1, spread = Math.max(...times) - Math.min(...times) || Math.max(...times) * 0.2 || 1;
+  const lowY = Math.max(0, Math.min(...times) - 0.25 * spread), highY = Math.max(...times) + 0.2 * spread;
+  const x = (value) => left + (value / mostX) * (width - left - right), y = (value) => top + ((highY - value) / (highY - lowY)) * (height - top - bottom);
+  const items = [];
+  const ticks = (low, high) => {
+    const raw = (high - low) / 5, power = 10 ** Math.floor(Math.log10(raw)), step = power * [1, 2, 5, 10].find((f) => f * power >= raw);
+    return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, k) => (Math.ceil(low / step) + k) * step);
+  };
+  for (const value of ticks(0, mostX)) items.push(svg("line", { x1: x(value), x2: x(value), y1: top, y2: height - bottom }), svg("text", { x: x(value), y: height - bottom + 15, "text-anchor": "middle" }, bytes ? amount(value, memoryUnit) : number(value)));
+  for (const value of ticks(lowY, highY)) items.push(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));
+  items.push(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, `peak activation of the fullest rank${memoryUnit && !bytes ? ` [${memoryUnit}]` : ""}`),
+    svg("text", { x: 12, y: (top + height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(top + height - bottom) / 2})` }, unit ? `makespan [${unit}]` : "makespan"));
+  const front = rows.filter((a) => !rows.some((b) => b !== a && b.makespan <= a.makespan && b.peak_activation <= a.peak_activation && (b.makespan < a.makespan || b.peak_activation < a.peak_activation)))
+    .sort((a, b) => a.peak_activation - b.peak_activation);
+  items.push(svg("path", { class: "front", d: `M${front.map((row) => `${x(row.peak_activation)} ${y(row.makespan)}`).join("L")}` }));
+  if (memory != null) items.push(svg("line", { class: "limit", x1: x(memory), x2: x(memory), y1: top, y2: height - bottom }), svg("text", { x: x(memory) + 4, y: top + 10 }, `limit ${amount(memory, memoryUnit)}`));
+  const used = [];
+  for (const row of rows) {
+    const cx = x(row.peak_activation), cy = y(row.makespan), toLeft = cx > width - 130;
+    let ty = cy + 4;
+    while (used.some((u) => Math.abs(u.ty - ty) < 12 && Math.abs(u.cx - cx) < 120)) ty += 12;
+    used.push({ cx, ty });
+    const dot = svg("circle", { cx, cy, r: 5, class: row.fits ? "" : "over" }, svg("title", {}, `${row.name}: makespan ${number(row.makespan)}, peak ${amount(row.peak_activation, memoryUnit)}`));
+    items.push(dot, svg("text", { class: "label", x: cx + (toLeft ? -9 : 9), y: ty, "text-anchor": toLeft ? "end" : "start" }, row.name));
+  }
+  $("plot").replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Makespan against peak activation memory" }, ...items));
+}
