@@ -18,7 +18,12 @@ MAX_CELLS = 1 << 24
 that ranks are busy is a sum over all of them."""
 
 
-def recorded(schedule: Schedule, start: NDArray[np.float64], end: NDArray[np.float64]) -> Timeline:
+def recorded(
+    schedule: Schedule,
+    start: NDArray[np.float64],
+    end: NDArray[np.float64],
+    costs: Costs | None = None,
+) -> Timeline:
     """The timeline of a schedule with the times that were measured.
 
     What waits for what is the schedule's, so that idle times have causes and there is a critical
