@@ -71,7 +71,8 @@ class Recording:
     @property
     def label(self) -> str:
         """What pictures call it."""
-        return f"{self.schedule.name}, {self.group}" if self.group else self.schedule.name
+        name = self.schedule.name
+        return f"{name}, {self.group}" if self.group else f"{name} (trace)"
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
         """The recorded times as a timeline, called like the recording.

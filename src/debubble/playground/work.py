@@ -24,6 +24,7 @@ from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode
+from debubble.view.words import MAX_NAME, printable
 
 PREDICTED, MEASURED = ", predicted", ", measured"
 """Endings of the labels of the two groups in the trace of a run."""
@@ -95,8 +96,12 @@ def simulate(state: State) -> dict[str, Any]:
     table["notes"] += [
         f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
     ]
+    payload = encode(timelines, limit=state.memory, time_unit=result.time_unit)
+    for row, encoded in zip(rows, payload["timelines"], strict=True):
+        # What tells several of one schedule apart.
+        encoded["name"] = printable(row.name, MAX_NAME)
     return answer | {
-        "timelines": encode(timelines, limit=state.memory, time_unit=result.time_unit),
+        "timelines": payload,
         "labels": [row.name for row in rows],
         "places": [by_label[row.name][0] for row in rows],
         "parts": [by_label[row.name][1] for row in rows],

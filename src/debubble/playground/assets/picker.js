@@ -37,7 +37,7 @@ export class Picker {
   showList() {
     const text = $("filter").value.trim(), found = form.catalogue.filter((entry) => fits(entry, text));
     $("schedules").replaceChildren(...found.map((entry) => {
-      const box = make("input", { type: "checkbox", name: "schedule", value: entry.name, onchange: () => {
+      const box = make("input", { type: "checkbox", name: "schedule", value: entry.name, "aria-label": entry.name, onchange: () => {
         if (box.checked) choose(entry.name); else form.chosen = form.chosen.filter(({ name }) => name !== entry.name);
         this.#tell();
       } });

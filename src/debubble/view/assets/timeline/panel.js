@@ -201,7 +201,7 @@ Object.assign(DebubbleTimeline.prototype, {
   areaText() {
     const { panel, from, to, first, last } = this.area, { run } = panel, found = summarise(run, from, to, first, last);
     const share = ([name, time]) => `${name} ${this.time(time)} (${percent(time / (found.whole || 1))})`;
-    return this.fields(`Area of ${this.time(to - from)}${this.data.unit ? "" : " of time"} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
+    return this.fields(`Area: ${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
       ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", found.causes.map(share).join(", ") || "never"],
       ["peak activation", number(found.memory)],
