@@ -292,7 +292,7 @@ def _is_count(value: Any, most: int) -> bool:
 
 def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]]:
     """Cells of one rank in order of time, and the times of their actions."""
-    ordered = sorted(slices, key=lambda s: (s.start, s.start + s.duration, s.action.kind))
+    ordered = sorted(slices, key=lambda s: (s.start, s.start + s.duration))
     cells, times = [], []
     at = 0
     while at < len(ordered):
