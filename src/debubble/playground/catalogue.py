@@ -10,6 +10,7 @@ from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
 _SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
+_PRIVATE = re.compile(r",? see :mod:`[\w.]*\._\w+`")
 _ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
 
 
@@ -82,5 +83,5 @@ def prose(text: str) -> list[dict[str, str]]:
 
 def plain(text: str) -> str:
     """Text without the markup of docstrings."""
-    text = _ROLE.sub(r"\1", text)
+    text = _ROLE.sub(r"\1", _PRIVATE.sub("", text))
     return re.sub(r"::$", ":", text.replace("``", "").replace("`", "").strip())

@@ -94,7 +94,7 @@ function empty() {
 /** The picture stays, greyed, so that one can see what was changed; nothing about it is claimed. */
 function stale(message) {
   const there = Boolean(timeline.view) && !timeline.hidden;
-  say(`Not computed: ${message.replaceAll("`", "")}${there ? " Below, greyed, are the settings before." : ""}`, "stale");
+  say(`Not computed: ${message.replaceAll("`", "")}${there ? ". Below, greyed: the settings before." : ""}`, "stale");
 }
 
 const use = (field, value) => { $(field).value = value; follow(); ask(); };

@@ -24,14 +24,17 @@ export function showPlot({ table }) {
     .sort((a, b) => a.peak_activation - b.peak_activation);
   items.push(svg("path", { class: "front", d: `M${front.map((row) => `${x(row.peak_activation)} ${y(row.makespan)}`).join("L")}` }));
   if (memory != null) items.push(svg("line", { class: "limit", x1: x(memory), x2: x(memory), y1: top, y2: height - bottom }), svg("text", { x: x(memory) + 4, y: top + 10 }, `limit ${amount(memory, memoryUnit)}`));
-  const used = [];
+  // A label goes where it hides no dot and no other label: right, left, above, below, further away.
+  const taken = rows.map((row) => ({ x0: x(row.peak_activation) - 6, x1: x(row.peak_activation) + 6, y0: y(row.makespan) - 6, y1: y(row.makespan) + 6 }));
+  const places = [0, -12, 12, -24, 24, -36, 36].flatMap((dy) => [[1, dy], [-1, dy]]);
   for (const row of rows) {
-    const cx = x(row.peak_activation), cy = y(row.makespan), toLeft = cx > width - 130;
-    let ty = cy + 4;
-    while (used.some((u) => Math.abs(u.ty - ty) < 12 && Math.abs(u.cx - cx) < 120)) ty += 12;
-    used.push({ cx, ty });
+    const cx = x(row.peak_activation), cy = y(row.makespan), wide = 6.2 * row.name.length;
+    const box = ([side, dy]) => ({ x0: side > 0 ? cx + 9 : cx - 9 - wide, x1: side > 0 ? cx + 9 + wide : cx - 9, y0: cy + dy - 5, y1: cy + dy + 5 });
+    const free = (b) => b.x0 > left && b.x1 < width && b.y0 > 0 && b.y1 < height - bottom && taken.every((u) => b.x1 < u.x0 || u.x1 < b.x0 || b.y1 < u.y0 || u.y1 < b.y0);
+    const place = places.find((option) => free(box(option))) ?? [cx > width / 2 ? -1 : 1, 0], [side, dy] = place;
+    taken.push(box(place));
     const dot = svg("circle", { cx, cy, r: 5, class: row.fits ? "" : "over" }, svg("title", {}, `${row.name}: makespan ${number(row.makespan)}, peak ${amount(row.peak_activation, memoryUnit)}`));
-    items.push(dot, svg("text", { class: "label", x: cx + (toLeft ? -9 : 9), y: ty, "text-anchor": toLeft ? "end" : "start" }, row.name));
+    items.push(dot, svg("text", { class: "label", x: cx + 9 * side, y: cy + dy + 4, "text-anchor": side > 0 ? "start" : "end" }, row.name));
   }
   $("plot").replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Makespan against peak activation memory" }, ...items));
 }
