@@ -43,7 +43,6 @@ MAX_STAGES_PER_RANK = 256
 """Stages of a rank: an event named 1048575F0 is no stage of a small pipeline."""
 
 MAX_VERSIONS = 1 << 20
-ENDINGS = (".json", ".json.gz")
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +126,16 @@ def is_trace(text: str) -> bool:
 
 
 def is_trace_file(path: str) -> bool:
-    """Whether a path names a trace: JSON, packed or not, that begins like one."""
-    if not path.lower().endswith(ENDINGS):
+    """Whether a path names a trace: packed JSON, which nothing else is, or JSON that begins so."""
+    if path.lower().endswith(".json.gz"):
+        return True
+    if not path.lower().endswith(".json"):
         return False
     try:
         with open(path, "rb") as file:
             head = file.read(1 << 16)
     except (OSError, ValueError):
         return False
-    if path.lower().endswith(".gz"):
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, 4096)
-        except zlib.error:
-            return False
     return is_trace(head.decode("utf-8", "replace"))
 
 
