@@ -115,3 +115,24 @@ def test_options_that_no_picture_has_are_refused(
     refused: Run, words: list[str], message: str
 ) -> None:
     assert refused("draw", "1f1b", "-p", "2", "-m", "4", *words).startswith(message)
+
+
+def test_the_trace_of_a_run_is_drawn_predicted_above_measured(
+    run: Run, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    import debubble as db
+    from debubble.interchange.run_trace import save_run_trace
+
+    schedule = db.make("1f1b", ranks=2, microbatches=4)
+    timeline = db.simulate(schedule, db.Costs(F=0.001, B=0.002))
+    late = (timeline.start * 1.5, timeline.start * 1.5 + timeline.duration)
+    path = tmp_path / "run.json.gz"
+    save_run_trace(schedule, {"predicted": (timeline.start, timeline.end), "measured": late}, path)
+    assert run("draw", path, "-o", tmp_path / "run.txt").code == 0
+    text = (tmp_path / "run.txt").read_text()
+    assert text.index("1f1b, predicted") < text.index("1f1b, measured")
+    assert "makespan 15 ms" in text
+    assert run("draw", path, "-o", tmp_path / "run.svg").code == 0
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"traceEvents": []}')
+    assert "no event is called like an action" in refused("draw", broken)

@@ -23,7 +23,8 @@ def test_two_groups_of_processes_with_the_same_actions() -> None:
     }
     data = json.loads("".join(run_trace(schedule, times)))
     assert data["otherData"] == {
-        "schedule": "dualpipe", "ranks": 2, "groups": ["predicted", "measured"],
+        "schedule": "dualpipe", "ranks": 2, "stages": 2, "microbatches": 4, "iterations": 1,
+        "placement": {"table": [[0, 1], [1, 0]]}, "groups": ["predicted", "measured"],
     }  # fmt: skip
     slices = [event for event in data["traceEvents"] if event["ph"] == "X"]
     first = [event for event in slices if event["pid"] < GROUP]

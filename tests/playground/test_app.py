@@ -23,15 +23,15 @@ STATE = {
 
 
 def test_every_registered_schedule_is_offered(ask):
-    listed = ask("/api/schedules").json()
-    assert [entry["name"] for entry in listed] == [entry.name for entry in registry.schedules()]
+    listed = ask("/api/schedules").json()["schedules"]
+    assert [entry["name"] for entry in listed] == sorted(e.name for e in registry.schedules())
     for entry in listed:
         assert entry["source"]
-        assert entry["text"]
+        assert entry["about"]
 
 
 def test_a_schedule_that_a_user_registers_is_offered(ask):
-    from debubble.playground.work import catalogue
+    from debubble.playground.catalogue import catalogue
 
     @db.register("tried", title="T", year=2026, source="me", placement=db.Placement.loop, chunks=1)
     def tried(*, ranks, microbatches, depth: int = 2):
@@ -39,7 +39,9 @@ def test_a_schedule_that_a_user_registers_is_offered(ask):
 
     try:
         (entry,) = [entry for entry in catalogue() if entry["name"] == "tried"]
-        assert entry["options"] == [{"name": "depth", "type": "int", "default": 2}]
+        assert entry["options"] == [
+            {"name": "depth", "kind": "whole", "choices": [], "default": 2, "text": ""}
+        ]
     finally:
         registry._ENTRIES.pop("tried")
 
@@ -49,10 +51,12 @@ def test_numbers_are_those_of_the_library(ask):
     costs = db.Costs.per_rank(F=1, I=1, W=1, p2p=0.1)
     wanted = db.compare(["1f1b", "zb-h1"], ranks=4, microbatches=8, costs=costs)
     assert data["table"] == json.loads(json.dumps(wanted.to_dict()))
-    assert data["labels"] == ["1f1b", "zb-h1"]
+    assert data["headline"] == wanted.headline
+    # In the order of the ranking, so that the winner is on top.
+    assert (data["labels"], data["places"]) == (["zb-h1", "1f1b"], [1, 0])
     assert [t["makespan"] for t in data["timelines"]["timelines"]] == [
         db.simulate(db.make(name, ranks=4, microbatches=8), costs).makespan
-        for name in ("1f1b", "zb-h1")
+        for name in ("zb-h1", "1f1b")
     ]
     assert data["cards"][0]["closed_forms"]
     assert data["problems"] == []
@@ -89,16 +93,18 @@ def test_what_does_not_fit_is_explained_beside_its_field(ask):
 REFUSED = [
     ({"ranks": 0}, "ranks", "greater than or equal to 1"),
     ({"ranks": 100_000}, "ranks", "less than or equal to"),
-    ({"microbatches": 1.5}, "microbatches", "integer"),
-    ({"microbatches": "8"}, "microbatches", "integer"),
+    ({"microbatches": 1.5}, "microbatches", "is 1.5; give a whole number from 1 to 65,536"),
+    ({"microbatches": "8"}, "microbatches", "is '8'; give a whole number from 1 to 65,536"),
+    ({"iterations": 0}, "iterations", "greater than or equal to 1"),
+    ({"sharding": "zero"}, "sharding", "is 'zero'; give ddp or fsdp"),
     ({"mode": "both"}, "mode", "overlapped"),
     ({"memory": -1.0}, "memory", "greater than 0"),
     ({"costs": {"F": -1.0}}, "F", "greater than or equal to 0"),
     ({"costs": {"F": 1e300}}, "F", "less than or equal to"),
     ({"costs": {"G": 1.0}}, "costs", "unknown key 'G'"),
-    ({"schedules": []}, "schedules", "at least 1 item"),
+    ({"schedules": []}, "schedules", "schedules has 0 entries; give at least 1"),
     ({"schedules": [{"name": "1f1b"}] * 30}, "schedules", "at most"),
-    ({"more": 1}, "", "unknown key 'more'"),
+    ({"more": 1}, "", "unknown key 'more'; leave it out"),
     ({"ranks": 64, "microbatches": 60_000}, "microbatches", "the limit is 1,500,000"),
 ]
 
@@ -172,7 +178,7 @@ def test_its_own_name_and_addresses_are_served(ask, host):
     assert ask("/", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/playground.js", "/timeline.js", "/api/schedules", "/no"])
+@pytest.mark.parametrize("path", ["/", "/main.js", "/timeline.js", "/api/schedules", "/no"])
 def test_headers_are_strict(ask, path):
     headers = ask(path).headers
     policy = headers["content-security-policy"]
@@ -189,7 +195,7 @@ def test_nothing_else_is_served(ask, path):
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(ask):
-    for path in ("/", "/playground.css", "/playground.js"):
+    for path in ("/", "/playground.css", "/main.js"):
         text = ask(path).text
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text
@@ -205,7 +211,9 @@ def test_a_cost_file_sets_costs_and_sizes(ask):
     assert found["kind"] == "costs"
     assert found["fields"] == {"ranks": 8, "microbatches": 24, "memory": 9}
     state = STATE | {"costs": {"file": found["costs"]}, "ranks": 8, "microbatches": 24}
-    data = ask("/api/simulate", state).json()
+    data = ask("/api/simulate", state | {"schedules": [{"name": "1f1b"}]}).json()
+    assert ["times in", "ms"] in data["costs"]
+    assert ["F", "2"] in data["costs"]
     costs = db.Costs.per_rank(F=2, I=2, W=1)
     wanted = db.simulate(db.make("1f1b", ranks=8, microbatches=24), costs).makespan
     assert data["timelines"]["timelines"][0]["makespan"] == wanted
@@ -281,7 +289,7 @@ def test_a_small_file_cannot_claim_a_large_machine(ask):
 
 EXPORTS = [
     ("torch-csv", "1f1b.csv", b"0F0"),
-    ("torch-csv-comms", "1f1b.csv", b"SEND_F"),
+    ("torch-csv-comms", "1f1b-with-transfers.csv", b"SEND_F"),
     ("json", "1f1b.json", b"debubble-schedule"),
     ("chrome-trace", "1f1b.trace.json", b"traceEvents"),
     ("html", "1f1b.html", b"<!doctype html>"),
@@ -347,3 +355,246 @@ def test_a_port_in_use_is_refused():
         result = CliRunner().invoke(app, ["serve", "--port", port, "--no-browser"])
     assert result.exit_code == 2
     assert "--port 0 takes a free port" in result.stderr
+
+
+def test_slices_count_before_anything_is_made(ask):
+    sliced = {"name": "seq1f1b", "options": {"slices": 1024}}
+    state = STATE | {"schedules": [sliced], "ranks": 8, "microbatches": 256}
+    answer = ask("/api/simulate", state)
+    assert answer.status_code == 422
+    data = answer.json()
+    assert "the limit is 1,500,000" in data["message"]
+    assert ask("/api/simulate", state | {"microbatches": data["nearest"]}).status_code == 200
+    too_many = {"name": "seq1f1b", "options": {"slices": 1 << 20}}
+    problems = ask("/api/simulate", STATE | {"schedules": [too_many]}).json()["problems"]
+    assert "slices of seq1f1b is 1,048,576; give 1 to 1,024" in problems[0]["message"]
+
+
+MULTIPLIED = [
+    {"iterations": 250}, {"iterations": 250, "recompute": "full"},
+    {"iterations": 250, "sharding": "fsdp", "chunks": 8},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", MULTIPLIED)
+def test_whatever_multiplies_actions_counts(ask, change):
+    state = STATE | {"ranks": 64, "microbatches": 512} | change
+    assert "the limit is 1,500,000" in ask("/api/simulate", state).json()["message"]
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in registry.schedules()])
+@pytest.mark.parametrize(
+    "change", [{}, {"iterations": 3}, {"recompute": "full"}, {"sharding": "ddp"},
+               {"sharding": "fsdp"}]
+)  # fmt: skip
+def test_no_schedule_has_more_actions_than_were_counted(name, change):
+    from debubble.core.errors import DebubbleError
+    from debubble.playground.state import State, Wanted
+    from debubble.playground.work import _compared, _items
+
+    state = State(schedules=[Wanted(name=name)], ranks=4, microbatches=8, **change)
+    file = state.read_costs()
+    try:
+        items, most = _items(state.schedules[0], state, file.costs)
+    except DebubbleError:
+        pytest.skip("does not run in this size")
+    result, _ = _compared(items, state, file)
+    for row in result.rows:
+        assert len(row.schedule) <= most
+
+
+def test_internal_errors_are_json_with_a_message(ask, monkeypatch, caplog):
+    from debubble.playground import work
+
+    def broken(state):
+        raise AssertionError("what nobody thought of")
+
+    monkeypatch.setattr(work, "simulate", broken)
+    answer = ask("/api/simulate", STATE | {"microbatches": 23})
+    assert answer.status_code == 500
+    assert answer.json()["message"].startswith("internal error: AssertionError; this is a bug")
+    assert "what nobody thought of" in caplog.text
+
+
+def test_addresses_that_do_not_exist_are_answered_as_json(ask):
+    answer = ask("/api/nothing")
+    assert (answer.status_code, answer.json()["message"]) == (404, "/api/nothing: Not Found")
+    assert ask("/api/simulate").json()["message"].endswith("Method Not Allowed")
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "null"])
+def test_origins_that_are_no_address_are_refused(ask, origin):
+    assert ask("/", headers={"origin": origin}).status_code == 403
+
+
+def test_the_content_type_may_be_in_capitals(ask):
+    for kind in ("APPLICATION/JSON", "Application/Json; charset=utf-8"):
+        assert ask("/api/simulate", STATE, headers={"content-type": kind}).status_code == 200
+
+
+def test_a_client_that_goes_away_leaves_no_traceback(caplog):
+    import asyncio
+
+    from debubble.playground.app import make_app
+
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/api/simulate", "raw_path": b"/api/simulate",
+        "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "server": ("localhost", 80), "client": ("localhost", 1),
+    }  # fmt: skip
+    asyncio.run(make_app()(scope, receive, send))
+    assert sent[0]["status"] == 499
+    assert caplog.text == ""
+
+
+def test_a_body_that_does_not_arrive_is_408(monkeypatch):
+    import asyncio
+
+    from debubble.playground.app import make_app
+
+    monkeypatch.setattr(limits, "READING", 0.2)
+
+    async def bounded():
+        app = make_app()
+        sent = []
+
+        async def receive():
+            await asyncio.sleep(0.05)
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+        async def note(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {
+            "type": "http", "method": "POST", "path": "/api/simulate", "raw_path": b"/",
+            "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+            "headers": headers, "server": ("localhost", 80), "client": ("localhost", 1),
+        }  # fmt: skip
+        await app(scope, receive, note)
+        return sent
+
+    sent = asyncio.run(bounded())
+    assert sent[0]["status"] == 408
+    assert b"more than 0.2 s" in sent[1]["body"]
+    assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def test_connections_that_send_nothing_are_closed(monkeypatch):
+    import socket
+    import threading
+    import time
+
+    import uvicorn
+
+    from debubble.playground import connection
+    from debubble.playground.app import make_app
+
+    monkeypatch.setattr(connection, "READING", 0.3)
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        make_app(), http=connection.PromptProtocol, log_level="error", lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.02)
+        for opening in (b"", b"GET / HTTP/1.1\r\nHost: local"):
+            with socket.create_connection(listener.getsockname(), timeout=20) as client:
+                client.sendall(opening)
+                assert client.recv(100) == b""
+        with socket.create_connection(listener.getsockname(), timeout=20) as client:
+            client.sendall(b"GET /dom.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+
+
+def test_requests_share_the_memory_there_is(monkeypatch, ask):
+    monkeypatch.setattr(limits, "MAX_HELD", 10)
+    assert ask("/api/simulate", STATE).status_code == 503
+    monkeypatch.undo()
+    assert ask("/api/simulate", STATE).status_code == 200
+
+
+def test_a_stage_out_of_all_proportion_is_refused(ask):
+    events = [{"ph": "X", "name": "1048575F0", "pid": 0, "ts": 0, "dur": 1}]
+    answer = uploaded(ask, "x.json", json.dumps({"traceEvents": events}))
+    assert answer.status_code == 422
+    assert "1,048,576 stages on 1 ranks" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("examples/zeropipe.yaml", "costs")])
+def test_examples_are_read(ask, name, kind):
+    from pathlib import Path
+
+    text = Path(__file__).parents[2].joinpath(name).read_text()
+    assert uploaded(ask, Path(name).name, text).json()["kind"] == kind
+
+
+def run_text(seconds=1e-3):
+    from debubble.interchange.run_trace import run_trace
+
+    schedule = db.make("zb-v", ranks=4, microbatches=8)
+    predicted = db.simulate(schedule, db.Costs(F=seconds, I=seconds, W=seconds))
+    measured = (predicted.start * 1.5, predicted.start * 1.5 + predicted.duration)
+    times = {"predicted": (predicted.start, predicted.end), "measured": measured}
+    return "".join(run_trace(schedule, times)), predicted.makespan, float(measured[1].max())
+
+
+def test_the_trace_of_a_run_shows_what_was_predicted_above_what_was_measured(ask):
+    text, predicted, measured = run_text()
+    found = uploaded(ask, "run.json", text).json()
+    assert found["groups"] == ["zb-v, predicted", "zb-v, measured"]
+    assert found["fields"] == {"ranks": 4, "microbatches": 8}
+    state = STATE | {"schedules": [{"file": found["schedule"]}], "costs": {"file": found["costs"]}}
+    data = ask("/api/simulate", state).json()
+    assert data["labels"] == found["groups"]
+    assert (data["places"], data["parts"]) == ([0, 0], [0, 1])
+    spans = [timeline["makespan"] for timeline in data["timelines"]["timelines"]]
+    assert spans == pytest.approx([1e3 * predicted, 1e3 * measured], rel=1e-5)
+    assert data["headline"].startswith("zb-v took ")
+    assert data["table"]["best"] == "zb-v, measured"
+    for part, name in enumerate(("zb-v-predicted", "zb-v-measured")):
+        wanted = {"state": state, "part": part, "format": "chrome-trace"}
+        answer = ask("/api/export", wanted)
+        assert f'filename="{name}.trace.json"' in answer.headers["content-disposition"]
+    # Others are ranked against what was measured, not against the prediction.
+    both = state | {"schedules": [{"file": found["schedule"]}, {"name": "1f1b"}]}
+    data = ask("/api/simulate", both).json()
+    assert data["labels"][:2] == found["groups"]
+    assert not data["headline"].startswith("zb-v, predicted")
+
+
+def test_names_of_files_tell_schedules_apart(ask):
+    wanted = {"name": "interleaved-1f1b", "chunks": 4}
+    state = STATE | {"schedules": [{"name": "interleaved-1f1b"}, wanted], "chunks": 2}
+    data = ask("/api/simulate", state).json()
+    assert set(data["labels"]) == {"interleaved-1f1b", "interleaved-1f1b (chunks=4)"}
+    answer = ask("/api/export", {"state": state, "index": 1, "format": "torch-csv"})
+    name = "interleaved-1f1b-chunks-4.csv"
+    assert f'filename="{name}"' in answer.headers["content-disposition"]
+
+
+def test_every_option_says_what_it_does():
+    from debubble.playground.catalogue import catalogue
+
+    for entry in catalogue():
+        for option in entry["options"]:
+            assert option["text"], (entry["name"], option["name"])
+            assert option["kind"] in ("choice", "truth", "whole", "number")
+        for block in entry["about"]:
+            assert "``" not in block["text"]
+            assert "::" not in block["text"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
+import numpy as np
 import pytest
 
 import debubble as db
 from debubble.interchange.chrome_trace import trace_text
+from debubble.interchange.run_trace import run_trace as write_run
 
 HOST = "document.querySelector('debubble-timeline')"
 
@@ -30,6 +33,19 @@ def runs(page):
     return page.evaluate(f"{HOST}.data.runs.map(run => [run.name, run.ranks, run.microbatches])")
 
 
+def card(page, name):
+    return page.locator(".card").filter(has=page.get_by_role("heading", name=name, exact=True))
+
+
+def of(name):
+    """JavaScript for the run of a schedule."""
+    return f"{HOST}.data.runs.find(run => run.name === {json.dumps(name)})"
+
+
+def shown(page):
+    return page.evaluate("document.body.dataset.shown")
+
+
 def test_it_begins_with_a_comparison(page):
     settle(page, "document.querySelectorAll('#numbers tbody tr').length === 4")
     assert set(rows(page)) == {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v"}
@@ -37,14 +53,17 @@ def test_it_begins_with_a_comparison(page):
     assert "fastest" in page.locator("#headline").inner_text()
     assert page.locator("#plot circle").count() == 4
     assert page.locator(".card").count() == 4
-    assert "(m + p − 1)(F + B)" in page.locator(".card").first.inner_text()
+    assert "(m + p − 1)(F + B)" in card(page, "1f1b").inner_text()
+    # The winner is on top of the timelines, of the table and of the cards.
+    assert runs(page)[0][0] == rows(page)[0] == page.locator(".card h3").first.inner_text()
+    assert page.locator("#headline").inner_text().startswith(rows(page)[0])
 
 
 def test_schedules_are_chosen_and_left_out(page):
     page.fill("#filter", "gpipe")
-    page.get_by_label("gpipe").check()
+    page.get_by_role("checkbox", name="gpipe", exact=True).check()
     settle(page, f"{HOST}.data.runs.length === 5")
-    page.get_by_label("gpipe").uncheck()
+    page.get_by_role("checkbox", name="gpipe", exact=True).uncheck()
     settle(page, f"{HOST}.data.runs.length === 4")
 
 
@@ -56,7 +75,7 @@ def test_numbers_follow_the_sliders(page):
     page.fill("#F", "2")
     costs = db.Costs.per_rank(F=2, I=1, W=1)
     makespan = db.simulate(db.make("1f1b", ranks=4, microbatches=20), costs).makespan
-    settle(page, f"{HOST}.data.runs[0].makespan === {makespan}")
+    settle(page, f"{of('1f1b')}?.makespan === {makespan}")
 
 
 def test_times_may_differ_from_rank_to_rank(page):
@@ -64,7 +83,7 @@ def test_times_may_differ_from_rank_to_rank(page):
     page.fill("#p2p", "0")
     costs = db.Costs.per_rank(F=[1, 1, 1, 2], I=1, W=1)
     makespan = db.simulate(db.make("1f1b", ranks=4, microbatches=8), costs).makespan
-    settle(page, f"{HOST}.data.runs[0].makespan === {makespan}")
+    settle(page, f"{of('1f1b')}?.makespan === {makespan}")
     page.fill("#F", "1/1/1")
     settle(page, "document.querySelector('[data-field=F] .problem')")
     assert "3 values for 4 ranks" in page.locator("[data-field=F]").inner_text()
@@ -95,7 +114,7 @@ def test_a_memory_limit_splits_the_table(page):
 def test_a_link_brings_the_state_back(page, visit, server):
     page.fill("#microbatches", "12")
     page.fill("#memory", "6")
-    page.get_by_role("checkbox", name="zb-v").uncheck()
+    page.get_by_role("checkbox", name="zb-v", exact=True).uncheck()
     settle(page, f"{HOST}.data.runs.length === 3 && {HOST}.data.runs[0].microbatches === 12")
     page.locator("debubble-timeline").get_by_label("Critical path").check()
     page.locator("debubble-timeline [data-do=in]").click()
@@ -131,29 +150,32 @@ def test_schedules_and_traces_are_opened(page):
     settle(page, f"{HOST}.data.runs.some(run => run.name === 'mine.csv')")
     timeline = db.simulate(db.make("zb-h1", ranks=2, microbatches=3), db.Costs(F=1, I=2, W=0.5))
     upload(page, "real.json", "".join(trace_text(timeline)))
-    settle(page, f"{HOST}.data.runs.some(run => run.name === 'real.csv')")
-    makespan = page.evaluate(f"{HOST}.data.runs.find(run => run.name === 'real.csv').makespan")
+    settle(page, f"{HOST}.data.runs.some(run => run.name === 'zb-h1 (trace)')")
+    makespan = page.evaluate(f"{HOST}.data.runs.find(run => run.name === 'zb-h1 (trace)').makespan")
     assert makespan == pytest.approx(timeline.makespan)
 
 
 def test_a_file_that_cannot_be_read_says_why(page):
     upload(page, "notes.txt", "hello")
-    settle(page, "document.querySelector('[data-field=file] .problem')")
-    assert "notes.txt" in page.locator("[data-field=file] .problem").inner_text()
+    settle(page, "document.querySelector('#problems .problem')")
+    assert "'notes.txt' is no file to read" in page.locator("#problems").inner_text()
+    # Above the picture, where it is seen.
+    assert page.locator("#problems").bounding_box()["y"] < 200
 
 
 @pytest.mark.parametrize(
-    ("button", "ending", "start"),
-    [("CSV", ".csv", b"0F0"), ("JSON", ".json", b"{"), ("Trace", ".json", b"{"),
-     ("Page", ".html", b"<!doctype")],
+    ("button", "name", "start"),
+    [("CSV", "zb-v.csv", b"0F0"), ("CSV with transfers", "zb-v-with-transfers.csv", b"0F0"),
+     ("JSON", "zb-v.json", b"{"), ("Trace", "zb-v.trace.json", b"{"),
+     ("Page", "zb-v.html", b"<!doctype")],
 )  # fmt: skip
-def test_files_are_downloaded(page, tmp_path, button, ending, start):
-    card = page.locator(".card").first
+def test_files_are_downloaded(page, tmp_path, button, name, start):
+    settle(page, "document.querySelectorAll('.card').length === 4")
     with page.expect_download() as begun:
-        card.get_by_role("button", name=button, exact=True).click()
+        card(page, "zb-v").get_by_role("button", name=button, exact=True).click()
     path = tmp_path / begun.value.suggested_filename
     begun.value.save_as(path)
-    assert path.suffix == ending
+    assert path.name == name
     assert path.read_bytes().startswith(start)
 
 
@@ -163,8 +185,12 @@ def test_it_asks_only_its_own_server(page, server):
 
 
 def test_it_fits_a_phone(visit, server):
-    page = visit(server, viewport={"width": 400, "height": 800}, has_touch=True)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page = visit(server, viewport={"width": 390, "height": 844}, has_touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    # The picture comes first: rows of the winner are seen without scrolling, before any control.
+    top = page.evaluate(f"{HOST}.parts.scroll.getBoundingClientRect().top")
+    assert top < 300
+    assert page.locator("#controls").bounding_box()["y"] > top + 300
 
 
 def test_the_theme_is_switched(page):
@@ -173,3 +199,203 @@ def test_the_theme_is_switched(page):
     page.locator("#theme").click()
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.evaluate(f"{HOST}.parts.root.dataset.theme") == "dark"
+
+
+def run_trace():
+    """A trace as 'debubble run' writes it, and its measured makespan in milliseconds."""
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+    timeline = db.simulate(schedule, db.Costs(F=0.004, B=0.008))
+    measured = (timeline.start * 1.25, timeline.start * 1.25 + timeline.duration)
+    times = {"predicted": (timeline.start, timeline.end), "measured": measured}
+    text = "".join(write_run(schedule, times))
+    return text, float(measured[1].max() * 1e3), timeline.makespan * 1e3
+
+
+def test_a_run_shows_predicted_above_measured_and_a_link_brings_it_back(page, visit):
+    text, measured, predicted = run_trace()
+    page.set_input_files(
+        "#upload",
+        {
+            "name": "run.json.gz",
+            "mimeType": "application/gzip",
+            "buffer": gzip.compress(text.encode()),
+        },
+    )
+    settle(page, f"{of('1f1b, measured')}")
+    names = [name for name, *_ in runs(page)]
+    assert names == ["1f1b, predicted", "1f1b, measured"]
+    assert page.evaluate(f"{of('1f1b, measured')}.makespan") == pytest.approx(measured, rel=1e-5)
+    assert page.evaluate(f"{of('1f1b, predicted')}.makespan") == pytest.approx(predicted, rel=1e-5)
+    assert page.evaluate(f"{HOST}.data.unit") == "ms"
+    headline = page.locator("#headline").inner_text()
+    assert headline.startswith("1f1b took ")
+    assert "longer than predicted" in headline
+    settle(page, "location.hash.includes('files=')")
+    other = visit(page.evaluate("location.href"))
+    settle(other, f"{of('1f1b, measured')}")
+    assert runs(other) == runs(page)
+    assert other.locator("#headline").inner_text() == headline
+    # Other schedules are compared on the measured times, and a prediction is never the winner.
+    other.get_by_role("checkbox", name="gpipe", exact=True).check()
+    settle(other, f"{HOST}.data.runs.length === 3")
+    assert other.locator("#headline").inner_text().split(" is fastest")[0] != "1f1b, predicted"
+
+
+def test_a_link_brings_costs_back(page, visit):
+    text = "ranks: 4\nmicrobatches: 12\nbasis: rank\ntime_unit: ms\ntimes: {F: 3, I: 3, W: 2}\n"
+    upload(page, "costs.yaml", text)
+    settle(page, f"{HOST}.data.unit === 'ms'")
+    settle(page, "location.hash.includes('files=')")
+    headline = page.locator("#headline").inner_text()
+    other = visit(page.evaluate("location.href"))
+    settle(other, f"{HOST}.data.unit === 'ms'")
+    assert other.locator("#headline").inner_text() == headline
+    assert "costs.yaml" in other.locator("#costs").inner_text()
+
+
+def test_a_link_says_which_files_it_has_no_room_for(page, visit):
+    rng = np.random.default_rng(1)
+    noise = "".join(chr(97 + int(letter)) for letter in rng.integers(0, 26, 80_000))
+    upload(page, "large.yaml", f"# {noise}\nbasis: rank\ntime_unit: ms\ntimes: {{F: 3, B: 3}}\n")
+    settle(page, f"{HOST}.data.unit === 'ms'")
+    settle(page, "location.hash.includes('missing=large.yaml')")
+    page.locator("#copy").click()
+    settle(page, "document.getElementById('copy').textContent.includes('without large.yaml')")
+    other = visit(page.evaluate("location.href"))
+    settle(other, "document.getElementById('problems').textContent.includes('large.yaml')")
+
+
+def test_damaged_links_open_what_can_be_read(visit, server):
+    page = visit(f"{server}#s=1f1b&files=AAAA&view=l%3Dbubbles")
+    settle(page, f"{HOST}.data.runs.length === 1")
+    assert "damaged" in page.locator("#problems").inner_text()
+
+
+def test_what_is_computed_is_shown_with_a_cost_file(page):
+    upload(page, "costs.yaml", "basis: rank\ntime_unit: ms\ntimes: {F: 3, I: 5, W: 2, p2p: 0.25}\n")
+    settle(page, f"{HOST}.data.unit === 'ms'")
+    assert not page.locator("#F").is_visible()
+    text = page.locator("#costs").inner_text().split()
+    for wanted in ("F", "3", "I", "5", "W", "2", "p2p", "0.25", "ms"):
+        assert wanted in text
+
+
+def test_no_stale_result_looks_fresh(page):
+    settle(page, f"{HOST}.data.runs.length === 4")
+    page.fill("#microbatches", "60000")
+    page.fill("#ranks", "100")
+    settle(page, "document.body.dataset.shown === 'stale'")
+    assert "fastest" not in page.locator("#headline").inner_text()
+    assert "Not computed" in page.locator("#headline").inner_text()
+    assert float(page.evaluate("getComputedStyle(document.querySelector('.result')).opacity")) < 0.5
+    page.fill("#ranks", "4")
+    page.fill("#microbatches", "8")
+    settle(page, "document.body.dataset.shown === ''")
+    assert "fastest" in page.locator("#headline").inner_text()
+    for name in ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v"):
+        page.get_by_label(f"Remove {name}", exact=True).click()
+    settle(page, "document.body.dataset.shown === 'stale'")
+    assert page.locator("#headline").inner_text() == "Choose at least one schedule."
+    assert not page.locator("debubble-timeline").is_visible()
+    assert page.locator("#numbers").is_hidden()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("vpp", "interleaved-1f1b"), ("zero bubble", "zb-h1"), ("ZB1P", "zb-h1")]
+)
+def test_schedules_are_found_by_alias_and_title(page, text, name):
+    page.fill("#filter", text)
+    found = page.locator("#schedules [name=schedule]").evaluate_all(
+        "boxes => boxes.map(box => box.value)"
+    )
+    assert name in found
+    assert found == sorted(found)
+    assert len(found) < 20
+
+
+def test_one_schedule_is_compared_with_several_chunks(page):
+    page.get_by_label("Add interleaved-1f1b again").click()
+    page.get_by_label("chunks of interleaved-1f1b").nth(1).fill("4")
+    settle(page, f"{of('interleaved-1f1b (chunks=4)')}")
+    assert page.evaluate(f"{of('interleaved-1f1b (chunks=4)')}.stages") == 16
+    assert page.evaluate(f"{of('interleaved-1f1b')}.stages") == 8
+    settle(page, "decodeURIComponent(location.hash).includes('interleaved-1f1b(chunks=4)')")
+
+
+def test_options_are_inputs_of_their_kind(page):
+    objective = page.get_by_label("objective of zb-v")
+    assert objective.evaluate("field => field.tagName") == "SELECT"
+    assert objective.locator("option").all_inner_texts() == ["makespan", "stage-time"]
+    tick = page.get_by_label("published of zb-v")
+    assert tick.get_attribute("type") == "checkbox"
+    assert "fixed order" in tick.evaluate("field => field.parentElement.title")
+    tick.check()
+    settle(page, f"{of('zb-v (published=True)')}")
+
+
+def test_iterations_recompute_and_replicas(page):
+    assert not page.locator("#OPT").is_visible()
+    page.fill("#iterations", "2")
+    settle(page, f"{HOST}.data.runs[0].iterations === 2")
+    assert page.locator("#OPT").is_visible()
+    page.select_option("#recompute", "full")
+    settle(page, f"{HOST}.data.runs[0].setting.includes('full recompute')")
+    page.select_option("#sharding", "fsdp")
+    page.fill("#unshard", "0.25")
+    gathers = f"{HOST}.data.kinds.findIndex(kind => kind.name === 'UNSHARD')"
+    settle(page, f"{HOST}.data.runs[0].kindOf.includes({gathers})")
+
+
+def test_sliders_grow_with_their_values(page):
+    page.fill("#microbatches", "2000")
+    settle(page, f"{HOST}.data.runs[0].microbatches === 2000")
+    assert page.locator('[data-for="microbatches"]').input_value() == "2000"
+
+
+def test_the_server_says_what_broke(page):
+    page.route("**/api/simulate", lambda route: route.fulfill(status=422, body="?"))
+    page.fill("#microbatches", "9")
+    settle(page, "document.querySelector('#problems .problem')")
+    assert "answered 422" in page.locator("#problems").inner_text()
+    page.unroute("**/api/simulate")
+
+
+@pytest.mark.parametrize("how", ["escape", "outside", "choice"])
+def test_menus_close(page, how):
+    settle(page, f"{HOST}.data.runs.length === 4")
+    menu = page.locator("debubble-timeline details.menu")
+    menu.locator("summary").click()
+    assert menu.get_attribute("open") is not None
+    assert "Trace of zb-v" in menu.inner_text()
+    if how == "escape":
+        page.keyboard.press("Escape")
+    elif how == "outside":
+        page.locator("#headline").click()
+    else:
+        page.locator("debubble-timeline [data-do=area]").click()
+    assert menu.get_attribute("open") is None
+
+
+def test_details_of_a_click_are_in_view(visit, server):
+    page = visit(server, viewport={"width": 1440, "height": 900})
+    settle(page, f"{HOST}.data.runs.length === 4")
+    box = page.locator("debubble-timeline").bounding_box()
+    page.mouse.click(box["x"] + 400, box["y"] + 180)
+    details = page.locator("debubble-timeline .details")
+    settle(page, f"!{HOST}.parts.details.hidden")
+    place = details.bounding_box()
+    assert place["y"] > 300
+    assert place["y"] + place["height"] <= 900
+    # All four schedules have rows in view.
+    assert page.evaluate(f"{HOST}.view.panels[3].y < {HOST}.tall")
+
+
+def test_ideas_are_read_as_text_and_figure(page):
+    settle(page, "document.querySelectorAll('.card').length === 4")
+    page.locator(".card summary").first.click()
+    first = page.locator(".card").first
+    text = first.inner_text()
+    assert "``" not in text
+    assert "::" not in text
+    assert "Parameters" not in text
+    assert "F0" in first.locator("pre").first.inner_text()

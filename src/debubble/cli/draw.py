@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from debubble.cli.options import Late, ScheduleNames, Setup, with_setup
 from debubble.cli.output import note
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import steps
+
+if TYPE_CHECKING:
+    from debubble.engine.timeline import Timeline
 
 
 @with_picture
@@ -25,16 +28,26 @@ def draw(
     ] = None,
     late: Late = False,
 ) -> None:
-    """Draw schedules in a terminal or a file.
+    """Draw schedules, or the times in a trace, in a terminal or a file.
 
     Several schedules share one time axis in a file, and a memory limit is drawn there as a line.
+    A trace of 'debubble run' shows predicted above measured times.
     """
+    from debubble.interchange.read_trace import is_trace_file, load_trace
+
     inputs = setup.read()
     check_picture(output, picture)
-    timelines = []
+    timelines: list[Timeline] = []
+    units = set()
     with steps(2 * len(schedules) + 1) as step:
         for name in schedules:
             step(f"making {name}")
+            if is_trace_file(name):
+                recordings = load_trace(name)
+                timelines += [recording.timeline() for recording in recordings]
+                units |= {recording.time_unit for recording in recordings}
+                continue
+            units.add(inputs.time_unit)
             made = inputs.schedule(name)
             step(f"simulating {name}, {len(made):,} actions")
             timelines.append(inputs.simulate(made, name, late=late))
@@ -45,7 +58,8 @@ def draw(
             # Text has no lines to draw a limit with.
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
-            save(timelines, output, time_unit=inputs.time_unit, **marks, **picture)
+            unit = units.pop() if len(units) == 1 else ""
+            save(timelines, output, time_unit=unit, **marks, **picture)
     if output is not None:
         note(f"wrote {output}")
         return
@@ -63,6 +77,7 @@ app = command(
         "draw 1f1b -p 4 -m 8",
         "draw dualpipe-v -p 4 -m 8 --times F=1,I=1,W=1,O=2.5 -o dualpipe-v.svg",
         "draw 1f1b zb-h1 -p 8 -m 16 -o both.html",
+        "draw run.json.gz -o run.png",
         "draw zb-v -p 4 -m 8 -o column.pdf --width 3.3in --numbers-from 1 --no-notes",
     ],
 )

@@ -32,6 +32,7 @@ def serve(
         import uvicorn
 
         from debubble.playground.app import make_app
+        from debubble.playground.connection import PromptProtocol
     except ImportError as error:
         raise ParameterError(
             f"the playground needs {error.name}; install it with: pip install 'debubble[serve]'"
@@ -52,6 +53,7 @@ def serve(
         _open_later(address)
     config = uvicorn.Config(
         make_app(frozenset({"localhost", host})),
+        http=PromptProtocol,
         log_level="warning",
         lifespan="off",
         server_header=False,

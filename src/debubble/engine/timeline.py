@@ -70,6 +70,8 @@ class Timeline:
     late
         End time of every node with forwards as late as possible, None where they are not; see
         :meth:`as_late_as_possible`.
+    measured
+        Whether times were measured, or read from a file, and not simulated.
 
     Notes
     -----
@@ -81,6 +83,7 @@ class Timeline:
     costs: NDArray[np.float64]
     node_end: NDArray[np.float64]
     late: NDArray[np.float64] | None = None
+    measured: bool = False
 
     @property
     def schedule(self) -> Schedule:

@@ -28,6 +28,7 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.errors import FormatError
+from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
 MICROSECONDS = {"s": 1e6, "sec": 1e6, "ms": 1e3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ns": 1e-3}
@@ -104,11 +105,7 @@ def _about(timeline: Timeline, time_unit: str) -> dict[str, Any]:
     known = time_unit.strip().lower() in MICROSECONDS
     costs = timeline.table.costs
     return {
-        "schedule": schedule.name,
-        "ranks": schedule.ranks,
-        "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
-        "iterations": schedule.iterations,
+        **described(schedule),
         "makespan": timeline.makespan,
         "time_unit": time_unit if known else f"one {time_unit or 'unit of the costs'} is shown as "
         "1 ms",
@@ -117,6 +114,24 @@ def _about(timeline: Timeline, time_unit: str) -> dict[str, Any]:
         "memory_unit": "unit of the activation cost" if costs.activation is not None
         else "activation units: what one microbatch leaves on one rank",
     }  # fmt: skip
+
+
+def described(schedule: Schedule) -> dict[str, Any]:
+    """What the names of a trace's slices do not say about their schedule."""
+    about: dict[str, Any] = {
+        "schedule": schedule.name,
+        "ranks": schedule.ranks,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "iterations": schedule.iterations,
+    }
+    if schedule.placement.copies > 1:
+        about["placement"] = {"table": [list(row) for row in schedule.placement.table]}
+    if schedule.vocabulary:
+        about["vocabulary"] = schedule.vocabulary
+    if schedule.iterations > 1:
+        about |= {"sync": schedule.sync, "weight_versions": list(schedule.versions)}
+    return about
 
 
 def whole_nanoseconds(

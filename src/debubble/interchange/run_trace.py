@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     COMPUTE_KINDS,
+    Action,
     Kind,
     kinds_of,
     microbatches_of,
@@ -20,7 +21,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import FormatError
 from debubble.core.schedule import Schedule
-from debubble.interchange.chrome_trace import COMPUTE, PAIRED, whole_nanoseconds
+from debubble.interchange.chrome_trace import COMPUTE, PAIRED, described, whole_nanoseconds
 
 GROUP = 10_000
 """Distance of the process numbers of two groups; more than there are ranks."""
@@ -59,7 +60,7 @@ def save_run_trace(schedule: Schedule, times: Times, path: str | Path) -> None:
 
 def run_trace(schedule: Schedule, times: Times) -> Iterator[str]:
     """The trace as pieces of JSON text."""
-    about = {"schedule": schedule.name, "ranks": schedule.ranks, "groups": list(times)}
+    about = {**described(schedule), "groups": list(times)}
     yield f'{json.dumps({"displayTimeUnit": "ms", "otherData": about})[:-1]}, "traceEvents": [\n'
     first = True
     for number, (name, (start, end)) in enumerate(times.items()):
@@ -104,8 +105,9 @@ def _slices(
         *(column.tolist() for column in columns), strict=True
     ):
         name = Kind(kind).name
+        text = Action(stage, Kind(kind), unit).text(schedule.slices)
         yield (
-            f'{{"ph": "X", "name": "{stage}{name}{unit}", "cat": "{name}", "pid": '
+            f'{{"ph": "X", "name": "{text}", "cat": "{name}", "pid": '
             f'{number * GROUP + rank}, "tid": {thread}, "ts": {begin:.3f}, '
             f'"dur": {length:.3f}}}'
         )

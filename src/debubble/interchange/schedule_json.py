@@ -95,7 +95,7 @@ def from_json(text: str, where: str) -> Schedule:
     check_keys(data, where, (*REQUIRED, *OPTIONAL), REQUIRED)
     counts = {key: _count(data.get(key, 1), key, where) for key in LARGEST}
     ranks = counts.pop("ranks")
-    placement = _placement(data["placement"], ranks, where)
+    placement = read_placement(data["placement"], ranks, where)
     programs = data["programs"]
     if not isinstance(programs, list) or len(programs) != ranks:
         found = f"{len(programs):,} programs" if isinstance(programs, list) else shown(programs)
@@ -216,7 +216,8 @@ def _cut(data: Any, slices: int, where: str) -> tuple[float, ...]:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _placement(data: Any, ranks: int, where: str) -> Placement:
+def read_placement(data: Any, ranks: int, where: str) -> Placement:
+    """The placement that a file describes."""
     if not isinstance(data, Mapping):
         raise FormatError(f'{where}: placement is {shown(data)}; give {{"table": [[0, 1]]}}')
     check_keys(data, f"{where}: placement", ("name", "table"), ("table",))

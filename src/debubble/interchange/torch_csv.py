@@ -92,7 +92,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     found = 1 + int(microbatches_of(actions).max())
     stages = 1 + int(stages_of(actions).max())
     check_size(len(actions), stages, max(found, microbatches or 0), where)
-    placement = _placement(programs, stages, where)
+    placement = placement_of(programs, stages, where)
     return Schedule.from_programs(
         PurePath(where).name,
         placement,
@@ -143,7 +143,7 @@ def _without_blank_end(rows: list[list[str]]) -> list[list[str]]:
     return rows[:end]
 
 
-def _placement(programs: list[Program], stages: int, where: str) -> Placement:
+def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
     """Which rank holds which stage, from where its actions are."""
     table: NDArray[np.int64] = np.full(stages, -1)
     for rank, program in enumerate(programs):

@@ -5,29 +5,39 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, work
+from debubble.playground.catalogue import catalogue
 from debubble.playground.limits import Cache, Guard, RefusedError
 from debubble.playground.state import Export, File, State, read
+from debubble.playground.uploads import upload
 from debubble.view import component
 
+SCRIPTS = ("main", "dom", "state", "link", "picker", "files", "answer", "plot", "cards")
 ASSETS = {
     "/": ("index.html", "text/html"),
     "/playground.css": ("playground.css", "text/css"),
-    "/playground.js": ("playground.js", "text/javascript"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
+
+log = logging.getLogger("debubble.playground")
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
@@ -36,12 +46,40 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
         Route("/timeline.js", _component),
-        Route("/api/schedules", service.schedules),
-        Route("/api/simulate", service.simulate, methods=["POST"]),
-        Route("/api/upload", service.upload, methods=["POST"]),
-        Route("/api/export", service.export, methods=["POST"]),
+        Route("/api/schedules", answering(service.schedules)),
+        Route("/api/simulate", answering(service.simulate), methods=["POST"]),
+        Route("/api/upload", answering(service.upload), methods=["POST"]),
+        Route("/api/export", answering(service.export), methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes), hosts)
+    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_served}), hosts)
+
+
+def answering(endpoint: Endpoint) -> Endpoint:
+    """The same endpoint, whose errors are answered as JSON that the page can show."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except DebubbleError as error:
+            return _refusal(error)
+        except Exception as error:
+            log.exception("internal error in %s", request.url.path)
+            return _refusal(
+                RefusedError(
+                    f"internal error: {type(error).__name__}; this is a bug, please report it "
+                    "with what 'debubble serve' printed",
+                    status=500,
+                )
+            )
+
+    return answered
+
+
+async def _not_served(request: Request, error: Any) -> Response:
+    """An address or method that does not exist."""
+    return _refusal(RefusedError(f"{request.url.path}: {error.detail}", status=error.status_code))
 
 
 async def _asset(name: str, kind: str, request: Request) -> Response:  # noqa: ARG001
@@ -65,8 +103,10 @@ class Service:
         self.pool.submit(work.warm_up)
 
     async def schedules(self, request: Request) -> Response:  # noqa: ARG002
-        """The registry."""
-        return await self._answer(b"schedules", lambda: _encoded(work.catalogue()))
+        """The registry, and what modes of transfers mean."""
+        return await self._answer(
+            b"schedules", lambda: _encoded({"schedules": catalogue(), "modes": MODES})
+        )
 
     async def simulate(self, request: Request) -> Response:
         """Timelines, ranking and problems of a state."""
@@ -74,27 +114,21 @@ class Service:
 
     async def upload(self, request: Request) -> Response:
         """What a file is."""
-        return await self._json(request, File, lambda file: _encoded(work.upload(file)))
+        return await self._json(request, File, lambda file: _encoded(upload(file)))
 
     async def export(self, request: Request) -> Response:
         """A file to download."""
-        try:
-            body = await _body(request)
-            wanted: Export = read(Export, body)
-            content, kind, name = await self._run(partial(work.export, wanted))
-        except DebubbleError as error:
-            return _refusal(error)
+        body = await _body(request)
+        wanted: Export = read(Export, body)
+        content, kind, name = await self._run(partial(work.export, wanted))
         attachment = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=kind, headers=attachment)
 
     async def _json(
         self, request: Request, model: Any, compute: Callable[[Any], bytes]
     ) -> Response:
-        try:
-            body = await _body(request)
-            value = read(model, body)
-        except DebubbleError as error:
-            return _refusal(error)
+        body = await _body(request)
+        value = read(model, body)
         return await self._answer(request.url.path.encode() + body, lambda: compute(value))
 
     async def _answer(self, question: bytes, compute: Callable[[], bytes]) -> Response:
@@ -102,10 +136,7 @@ class Service:
         key = hashlib.blake2b(question, digest_size=16).digest()
         content = self.cache.get(key)
         if content is None:
-            try:
-                content = await self._run(compute)
-            except DebubbleError as error:
-                return _refusal(error)
+            content = await self._run(compute)
             self.cache.put(key, content)
         return Response(content, media_type="application/json")
 
@@ -129,9 +160,16 @@ class Service:
 
 async def _body(request: Request) -> bytes:
     """The bytes of a request; one that a form of another page could send is refused."""
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+    kind = request.headers.get("content-type", "").partition(";")[0]
+    if kind.strip().lower() != "application/json":
         raise RefusedError("send application/json", status=415)
-    return await request.body()
+    try:
+        async with asyncio.timeout(limits.READING):
+            return await request.body()
+    except TimeoutError:
+        raise RefusedError(
+            f"the request took more than {limits.READING:g} s to arrive; send it again", status=408
+        ) from None
 
 
 def _encoded(data: Any) -> bytes:
@@ -140,6 +178,6 @@ def _encoded(data: Any) -> bytes:
 
 def _refusal(error: DebubbleError) -> Response:
     refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
-    return Response(
-        _encoded(refused.to_dict()), status_code=refused.status, media_type="application/json"
-    )
+    # What is left of a request that was not read to its end is not waited for.
+    headers = {"connection": "close"} if refused.status in (408, 413, 415) else {}
+    return Response(_encoded(refused.to_dict()), refused.status, headers, "application/json")

@@ -11,16 +11,23 @@ from urllib.parse import urlsplit
 
 from debubble.core.errors import DebubbleError
 
-MAX_BODY = 4 << 20
+MAX_BODY = 12 << 20
 """Bytes of a request."""
 
-MAX_FILE = 2 << 20
-"""Characters of an uploaded file."""
+MAX_FILE = 8 << 20
+"""Characters of an uploaded file, unpacked."""
+
+MAX_HELD = 96 << 20
+"""Bytes of all requests that are being read or answered."""
+
+READING = 10.0
+"""Seconds in which a request has to arrive, its head and its body each."""
 
 MAX_SCHEDULES = 24
 MAX_RANKS = 512
 MAX_MICROBATCHES = 1 << 16
 MAX_CHUNKS = 64
+MAX_ITERATIONS = 256
 
 MAX_ACTIONS = 1_500_000
 """Actions of all schedules of a request together."""
@@ -92,6 +99,7 @@ class Guard:
     def __init__(self, app: App, hosts: frozenset[str]) -> None:
         self.app = app
         self.hosts = hosts
+        self.held = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -113,14 +121,31 @@ class Guard:
             status, text = refusal
             await _answer(guarded, status, text)
             return
-        await self.app(scope, _bounded(receive), guarded)
+        taken = 0
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            size = len(message.get("body", b""))
+            taken += size
+            self.held += size
+            if taken > MAX_BODY:
+                raise RefusedError(f"the request has more than {MAX_BODY:,} bytes", status=413)
+            if self.held > MAX_HELD:
+                raise RefusedError("too many large requests at once; try again", status=503)
+            return message
+
+        try:
+            await self.app(scope, bounded, guarded)
+        finally:
+            self.held -= taken
 
     def _refusal(self, headers: dict[str, str]) -> tuple[int, str] | None:
         name = _name(headers.get("host", ""))
         if name not in self.hosts and not _is_address(name):
             return 421, "this server answers under its own name only"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers["host"]:
+        if origin is not None and _place(origin) != headers["host"]:
             return 403, "requests of other pages are not answered"
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY:
@@ -133,27 +158,20 @@ def _name(host: str) -> str:
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
 
 
+def _place(origin: str) -> str | None:
+    """Host and port of an origin, None when it is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
+
+
 def _is_address(name: str) -> bool:
     try:
         ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
     return True
-
-
-def _bounded(receive: Receive) -> Receive:
-    """The same stream, which fails when it is longer than it may be."""
-    taken = 0
-
-    async def read() -> Message:
-        nonlocal taken
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > MAX_BODY:
-            raise RefusedError(f"the request has more than {MAX_BODY:,} bytes", status=413)
-        return message
-
-    return read
 
 
 async def _answer(send: Send, status: int, text: str) -> None:

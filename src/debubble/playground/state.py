@@ -9,12 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.engine.graph import P2PMode
+from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
+from debubble.lowering.recompute import RecomputeAt
+from debubble.lowering.sharding import ShardingMode
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Times = Time | Annotated[list[Time], Field(min_length=1, max_length=limits.MAX_RANKS * 8)]
+Chunks = Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)]
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\\\x00-\x1f]+$")]
 OptionValue = bool | int | float | Annotated[str, Field(max_length=80)] | None
 
@@ -31,9 +35,10 @@ class File(_Strict):
 
 
 class Wanted(_Strict):
-    """One schedule: a registered name with options, or a file."""
+    """One schedule: a registered name with chunks and options of its own, or a file."""
 
     name: Name = ""
+    chunks: Chunks | None = None
     options: Annotated[dict[str, OptionValue], Field(max_length=16)] = {}
     file: File | None = None
 
@@ -52,6 +57,10 @@ class CostValues(_Strict):
     W: Times | None = None
     B: Times | None = None
     O: Time | None = None
+    R: Times | None = None
+    OPT: Times | None = None
+    unshard: Times | None = None
+    reduce_grad: Times | None = None
     p2p: Time | None = None
     activation: Times | None = None
     kept_for_weight: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -64,13 +73,25 @@ class State(_Strict):
     schedules: Annotated[list[Wanted], Field(min_length=1, max_length=limits.MAX_SCHEDULES)]
     ranks: Annotated[int, Field(ge=1, le=limits.MAX_RANKS)] = 4
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 8
-    chunks: Annotated[int, Field(ge=1, le=limits.MAX_CHUNKS)] | None = None
+    chunks: Chunks | None = None
+    iterations: Annotated[int, Field(ge=1, le=limits.MAX_ITERATIONS)] | None = None
     mode: P2PMode = "overlapped"
     memory: Limit | Limits | None = None
+    recompute: Literal["full"] | None = None
+    recompute_at: RecomputeAt | None = None
+    sharding: ShardingMode | None = None
     costs: CostValues = CostValues()
 
-    def read_costs(self) -> tuple[Costs, str]:
-        """Costs, and the name of the unit of times.
+    @property
+    def lowering(self) -> dict[str, Any]:
+        """What is added to schedules, as :func:`debubble.compare` takes it."""
+        place = self.recompute_at if self.recompute else None
+        return {
+            "recompute": self.recompute, "recompute_at": place, "sharding": self.sharding,
+        }  # fmt: skip
+
+    def read_costs(self) -> CostFile:
+        """Costs, with the names of the units.
 
         Raises
         ------
@@ -79,16 +100,13 @@ class State(_Strict):
         """
         given = self.costs
         if given.file is not None:
-            from debubble.interchange.cost_files import parse_costs
-
             try:
-                file = parse_costs(given.file.text, given.file.name)
+                return parse_costs(given.file.text, given.file.name)
             except DebubbleError as error:
                 raise RefusedError(str(error), "costs") from None
-            return file.costs, file.time_unit
         values = given.model_dump(exclude={"file", "basis"}, exclude_none=True)
         try:
-            return Costs(basis=given.basis, **values), ""
+            return CostFile(Costs(basis=given.basis, **values))
         except DebubbleError as error:
             raise RefusedError(str(error), cost_named(str(error))) from None
 
@@ -100,10 +118,11 @@ def cost_named(message: str) -> str:
 
 
 class Export(_Strict):
-    """A file to make: which of the schedules of a state, and in which format."""
+    """A file to make: which of the schedules of a state, which part of a trace, which format."""
 
     state: State
     index: Annotated[int, Field(ge=0, lt=limits.MAX_SCHEDULES)] = 0
+    part: Annotated[int, Field(ge=0, lt=limits.MAX_SCHEDULES)] = 0
     format: Literal["torch-csv", "torch-csv-comms", "json", "chrome-trace", "html"]
 
 
@@ -113,26 +132,56 @@ def read(model: type[_Strict], body: bytes) -> Any:
     Raises
     ------
     RefusedError
-        When anything in it is not as the model says; it names the first such field.
+        When anything in it is not as the model says; it names the first such field, its value,
+        and what it may be.
     """
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = [part for part in first["loc"] if part in _NAMES]
-        field = next((part for part in reversed(where) if part in _FIELDS), "")
-        text = first["msg"][:1].lower() + first["msg"][1:]
-        if first["type"] == "extra_forbidden":
-            text = f"unknown key {shown(first['loc'][-1])}"
+        field = str(next((part for part in reversed(where) if part in _FIELDS), ""))
+        name = field or ".".join(map(str, where)) or "the request"
         bounds = first.get("ctx", {})
         nearest = bounds.get("ge", bounds.get("le"))
-        place = ".".join(map(str, where)) or "the request"
-        message = f"{place}: {text}"
-        if first["type"] in _BOUNDS:
-            limit = text.removeprefix("input should be ")
-            message = f"{field or place} is {shown(first['input'])}; give a number {limit}"
-        raise RefusedError(message, str(field), nearest) from None
+        raise RefusedError(_explained(name, first), field, nearest) from None
 
+
+def _explained(name: str, error: Any) -> str:
+    """What is wrong with a value, and what to give instead."""
+    kind, value, bounds = error["type"], error["input"], error.get("ctx", {})
+    words = error["msg"][:1].lower() + error["msg"][1:]
+    if kind == "extra_forbidden":
+        return f"{name}: unknown key {shown(error['loc'][-1])}; leave it out"
+    if kind == "missing":
+        return f"{name}: '{error['loc'][-1]}' is missing; add it"
+    if kind == "json_invalid":
+        return f"the request is not JSON ({bounds.get('error', words)}); send one object"
+    if kind in ("too_short", "too_long") or kind.startswith("string_too"):
+        least, most = bounds.get("min_length"), bounds.get("max_length")
+        what = "characters" if isinstance(value, str) else "entries"
+        limit = f"at least {least}" if least is not None else f"at most {most:,}"
+        return f"{name} has {len(value):,} {what}; give {limit}"
+    if kind in _BOUNDS:
+        return f"{name} is {shown(value)}; give a number {words.removeprefix('input should be ')}"
+    wanted = "a text without slashes" if kind == "string_pattern_mismatch" else ""
+    if kind.startswith("int_"):
+        low, high = WHOLE.get(name, (1, 1 << 20))
+        wanted = f"a whole number from {low} to {high:,}"
+    elif kind in ("float_type", "float_parsing", "finite_number"):
+        wanted = "a number, or one for each rank or stage"
+    elif kind == "literal_error":
+        wanted = str(bounds.get("expected", "")).replace("'", "")
+    return f"{name} is {shown(value)}; give {wanted or words.removeprefix('input should be ')}"
+
+
+WHOLE = {
+    "ranks": (1, limits.MAX_RANKS),
+    "microbatches": (1, limits.MAX_MICROBATCHES),
+    "chunks": (1, limits.MAX_CHUNKS),
+    "iterations": (1, limits.MAX_ITERATIONS),
+}
+"""The least and the most of whole numbers."""
 
 _BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 _FIELDS = {*State.model_fields, *CostValues.model_fields} - {"file"}

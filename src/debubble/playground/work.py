@@ -1,51 +1,39 @@
-"""What the server computes: the registry as data, simulations, uploads, files to download."""
+"""What the server computes: simulations, and files to download."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from debubble.analysis.compare import Comparison, compare
+from debubble.analysis.compare import Comparison, Row, compare
 from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
-from debubble.core.schedule import Schedule
-from debubble.playground.limits import MAX_ACTIONS, MAX_RANKS, RefusedError
-from debubble.playground.state import Export, File, State, Wanted, cost_named
+from debubble.core.units import number, percent
+from debubble.engine.memory import Limit
+from debubble.engine.timeline import Timeline
+from debubble.interchange.cost_files import CostFile
+from debubble.interchange.text import shown
+from debubble.lowering.sharding import MAX_ACTIVE
+from debubble.playground.limits import MAX_ACTIONS, RefusedError
+from debubble.playground.state import Export, State, Wanted, cost_named
+from debubble.playground.uploads import cost_lines
+from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode
+from debubble.view.words import MAX_NAME, printable
+
+PREDICTED, MEASURED = ", predicted", ", measured"
+"""Endings of the labels of the two groups in the trace of a run."""
+
+MAX_OPTION = 1 << 20
 
 _DRAWING = Lock()
 """Drawings are made one at a time: matplotlib is not made for threads."""
-
-
-def catalogue() -> list[dict[str, Any]]:
-    """Every registered schedule: what it is, what it needs, its formulas and its figure."""
-    return [_described(entry) for entry in registry.schedules()]
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "year": entry.year,
-        "source": entry.source,
-        "chunks": entry.chunks,
-        "default_chunks": entry.chunks or entry.default_chunks,
-        "constraints": [{"field": c.parameter, "text": c.text} for c in entry.constraints],
-        "options": [
-            {"name": option.name, "type": option.type, "default": option.default}
-            for option in entry.options
-        ],
-        "forms": [
-            {"quantity": form.quantity, "text": form.text, "accuracy": form.accuracy,
-             "condition": form.condition}
-            for form in entry.forms
-        ],
-        "text": entry.text,
-    }  # fmt: skip
 
 
 def warm_up() -> None:
@@ -63,76 +51,127 @@ def simulate(state: State) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``timelines``, for the component, in the order of the schedules that could be made, with
-        ``places``, the index in the request of each; ``table``, the ranking of
-        :class:`debubble.Comparison`; ``cards``, the numbers and formulas of every timeline; and
+        ``timelines``, for the component, in the order of ``table``, the ranking of
+        :class:`debubble.Comparison`, recorded ones first; ``labels`` of every timeline, ``places``,
+        its index in the request, and ``parts``, which of a trace's groups it is; ``headline``;
+        ``cards``, the numbers and formulas of every timeline; ``costs``, what a cost file says; and
         ``problems``, each with ``index``, ``message``, ``field`` and ``nearest``.
     """
-    costs, unit = state.read_costs()
+    file = state.read_costs()
     problems: list[dict[str, Any]] = []
-    items: list[tuple[int, Any]] = []
+    places: list[tuple[int, int]] = []
+    items: list[Any] = []
     size = 0
     for index, wanted in enumerate(state.schedules):
         try:
-            item, actions = _item(wanted, state)
-        except RefusedError as error:
-            problems.append({"index": index, **error.to_dict()})
-            continue
+            found, actions = _items(wanted, state, file.costs)
         except DebubbleError as error:
-            problems.append({"index": index, **RefusedError(str(error)).to_dict()})
+            refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
+            problems.append({"index": index, **refused.to_dict()})
             continue
         size += actions
-        items.append((index, item))
+        items += found
+        places += [(index, part) for part in range(len(found))]
     _check_size(size, state)
+    answer: dict[str, Any] = {
+        "problems": problems, "timelines": None, "places": [], "parts": [], "labels": [],
+        "table": None, "cards": [], "headline": "No schedule can run with these settings.",
+        "costs": cost_lines(file.costs, file) if state.costs.file else [],
+    }  # fmt: skip
     if not items:
-        return {"problems": problems, "timelines": None, "places": [], "table": None, "cards": []}
-    result, labels = _compared([item for _, item in items], state, costs, unit)
-    reasons = dict(result.skipped)
-    places, rows = [], []
-    by_name = {row.name: row for row in result.rows}
-    for (index, _), label in zip(items, labels, strict=True):
-        if label in reasons:
-            refused = RefusedError(reasons[label], cost_named(reasons[label]))
-            problems.append({"index": index, **refused.to_dict()})
-        else:
-            places.append(index)
-            rows.append(by_name[label])
+        return answer
+    result, labels = _compared(items, state, file)
+    by_label = dict(zip(labels, places, strict=True))
+    for label, reason in result.skipped:
+        refused = RefusedError(reason, cost_named(reason))
+        problems.append({"index": by_label[label][0], **refused.to_dict()})
+    rows = _ordered(result.rows, by_label)
+    if not rows:
+        return answer
     timelines = [row.timeline for row in rows]
-    return {
-        "problems": problems,
-        "timelines": encode(timelines, limit=state.memory, time_unit=unit) if timelines else None,
-        "places": places,
+    table = result.to_dict()
+    ranked = _without_predictions(result)
+    best = ranked.best
+    table["best"] = best.name if best else None
+    table["rows"] = [row.to_dict() for row in rows]
+    table["notes"] += [
+        f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
+    ]
+    payload = encode(timelines, limit=state.memory, time_unit=result.time_unit)
+    for row, encoded in zip(rows, payload["timelines"], strict=True):
+        # What tells several of one schedule apart.
+        encoded["name"] = printable(row.name, MAX_NAME)
+    return answer | {
+        "timelines": payload,
         "labels": [row.name for row in rows],
-        "table": result.to_dict(),
+        "places": [by_label[row.name][0] for row in rows],
+        "parts": [by_label[row.name][1] for row in rows],
+        "table": table,
+        "headline": _run_headline(rows) or ranked.headline,
         "cards": [summary(timeline) for timeline in timelines],
     }
 
 
-def _compared(
-    items: list[Any], state: State, costs: Costs, unit: str
-) -> tuple[Comparison, list[str]]:
+def _ordered(rows: Sequence[Row], by_label: Mapping[str, tuple[int, int]]) -> list[Row]:
+    """The recorded rows as their traces have them, predicted above measured, then the ranking."""
+    recorded = [row for row in rows if row.timeline.measured]
+    recorded.sort(key=lambda row: by_label[row.name])
+    return [*recorded, *(row for row in rows if not row.timeline.measured)]
+
+
+def _without_predictions(result: Comparison) -> Comparison:
+    """The same ranking without what runs were predicted to take: no rival of what they took."""
+    measured = [row.name for row in result.rows if row.name.endswith(MEASURED)]
+    predicted = {name.removesuffix(MEASURED) + PREDICTED for name in measured}
+    rows = tuple(row for row in result.rows if row.name not in predicted)
+    first = measured[0] if measured else result.baseline
+    return replace(result, rows=rows, baseline=first) if predicted else result
+
+
+def _run_headline(rows: Sequence[Row]) -> str:
+    """What one run says when nothing else is shown: a prediction is no rival of its measurement."""
+    if len(rows) != 2 or not all(row.timeline.measured for row in rows):
+        return ""
+    predicted, measured = rows
+    name = measured.name.removesuffix(MEASURED)
+    if predicted.name != name + PREDICTED or not predicted.makespan:
+        return ""
+    off = measured.makespan / predicted.makespan - 1
+    side = "longer" if off >= 0 else "shorter"
+    return (
+        f"{name} took {number(measured.makespan)} ms, {percent(abs(off))} {side} than predicted "
+        f"({number(predicted.makespan)} ms)"
+    )
+
+
+def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Comparison, list[str]]:
     """The comparison, and what it calls each item."""
     labels: list[str] = []
+    unit = file.time_unit
+    if not state.costs.file and all(isinstance(item, Timeline) for item in items):
+        unit = "ms"
     result = compare(
-        items, ranks=state.ranks, microbatches=state.microbatches, chunks=state.chunks, costs=costs,
-        memory=state.memory, p2p_mode=state.mode, time_unit=unit,
+        items, ranks=state.ranks, microbatches=state.microbatches, chunks=state.chunks,
+        iterations=state.iterations, costs=file.costs, memory=state.memory, p2p_mode=state.mode,
+        **state.lowering, time_unit=unit, memory_unit=file.memory_unit,
         progress=lambda label, _index, _count: labels.append(label),
     )  # fmt: skip
     return result, labels
 
 
-def _item(wanted: Wanted, state: State) -> tuple[Any, int]:
-    """What to compare, and how many actions it has at most."""
+def _items(wanted: Wanted, state: State, costs: Costs) -> tuple[list[Any], int]:
+    """What to compare, and how many actions it has at most; nothing is made yet."""
     if wanted.file is not None:
-        schedule = _parsed(wanted.file)
-        return schedule, len(schedule)
+        found = read_items(wanted.file, costs)
+        made = [item.schedule if isinstance(item, Timeline) else item for item in found]
+        return found, sum(map(len, made))
     entry = registry.find(wanted.name)
-    options = {key: value for key, value in wanted.options.items() if value is not None}
-    _check_options(entry, options)
-    chunks = entry.chunks or state.chunks or entry.default_chunks
+    own: dict[str, Any] = {k: value for k, value in wanted.options.items() if value is not None}
+    _check_options(entry, own)
+    chunks = entry.chunks or wanted.chunks or state.chunks or entry.default_chunks
     case = entry.case(
         ranks=state.ranks, microbatches=state.microbatches, chunks=chunks, memory=state.memory,
-        **options,
+        iterations=state.iterations, **own,
     )  # fmt: skip
     for constraint in entry.constraints:
         if not constraint.holds(case):
@@ -142,142 +181,113 @@ def _item(wanted: Wanted, state: State) -> tuple[Any, int]:
                 constraint.parameter,
                 registry.nearest(entry, case, constraint.parameter),
             )
-    return (entry.name, options), 3 * state.ranks * state.microbatches * chunks
+    if wanted.chunks is not None and entry.chunks is None:
+        own = {"chunks": wanted.chunks} | own
+    return [(entry.name, own)], _most_actions(entry, case, state)
+
+
+def _most_actions(entry: Entry, case: Any, state: State) -> int:
+    """The most actions of a schedule with all that is added to it."""
+    actions = entry.most_actions(case)
+    stages = entry.placement(case.ranks, case.chunks).stages
+    iterations = case.iterations or 1
+    if state.recompute:
+        actions += case.microbatches * case.slices * iterations * stages
+    if state.sharding == "ddp":
+        actions += stages * iterations
+    elif state.sharding == "fsdp":
+        # Weights may be gathered for every action and dropped behind it.
+        gathers = 1 if case.chunks <= MAX_ACTIVE else actions
+        actions += stages * iterations + 2 * gathers * (stages * iterations if gathers == 1 else 1)
+    return actions
 
 
 def _check_options(entry: Entry, options: dict[str, Any]) -> None:
-    from debubble.interchange.options import fits
-
     known = {option.name: option for option in entry.options}
     for key, value in options.items():
-        if key in known and not fits(value, known[key]):
-            raise RefusedError(f"{key} is {value!r}; it is {known[key].type}", key)
-        if isinstance(value, int) and abs(value) > 1 << 20:
-            raise RefusedError(f"{key} is {value:,}; that is too large", key)
+        if key not in known:
+            raise RefusedError(f"{entry.name} has no option {shown(key)}; leave it out", key)
+        if not known[key].fits(value):
+            kinds = " or ".join(_TYPES.get(name, name) for name in known[key].types)
+            raise RefusedError(f"{key} of {entry.name} is {shown(value)}; give {kinds}", key)
+        if isinstance(value, int) and abs(value) > MAX_OPTION:
+            raise RefusedError(
+                f"{key} of {entry.name} is {value:,}; the limit is {MAX_OPTION:,}", key
+            )
+        if key == "slices" and not 1 <= value <= registry.LIMITS["slices"]:
+            raise RefusedError(
+                f"slices of {entry.name} is {value:,}; give 1 to {registry.LIMITS['slices']:,}", key
+            )
+
+
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text",
+          "None": "nothing"}  # fmt: skip
 
 
 def _check_size(size: int, state: State) -> None:
     if size > MAX_ACTIONS:
         most = max(1, state.microbatches * MAX_ACTIONS // size)
         raise RefusedError(
-            f"the schedules have about {size:,} actions together; the limit is {MAX_ACTIONS:,}",
+            f"the schedules have up to {size:,} actions together; the limit is {MAX_ACTIONS:,}; "
+            "use fewer microbatches, slices, iterations or schedules",
             "microbatches",
-            most,
+            most if most < state.microbatches else None,
         )
-
-
-def _parsed(file: File) -> Schedule:
-    from debubble.interchange.files import is_file_name, parse
-
-    if not is_file_name(file.name):
-        raise RefusedError(f"'{file.name}' is no schedule file; they end in .json or .csv", "file")
-    schedule = parse(file.text, file.name)
-    if schedule.ranks > MAX_RANKS or len(schedule) > MAX_ACTIONS:
-        raise RefusedError(
-            f"{file.name} has {schedule.ranks:,} ranks and {len(schedule):,} actions; the limits "
-            f"are {MAX_RANKS} and {MAX_ACTIONS:,}",
-            "file",
-        )
-    return schedule
-
-
-def upload(file: File) -> dict[str, Any]:
-    """What a file is, and what the page has to send to use it.
-
-    Returns
-    -------
-    dict
-        ``kind`` is ``"costs"``, ``"schedule"`` or ``"trace"``; ``schedule`` and ``costs`` are files
-        for later requests, and ``fields`` sizes that the file suggests.
-    """
-    name = file.name.lower()
-    if name.endswith((".yaml", ".yml", ".toml")):
-        return _costs(file)
-    if name.endswith(".csv"):
-        return _schedule(file)
-    if name.endswith(".json"):
-        from debubble.interchange.schedule_json import parse_json
-
-        data = parse_json(file.text, file.name)
-        if isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data):
-            from debubble.playground.traces import read_trace
-
-            schedule, costs = read_trace(data, file.name)
-            return {**_schedule(schedule), "kind": "trace", "costs": costs.model_dump()}
-        if isinstance(data, dict) and ("times" in data or "basis" in data):
-            return _costs(file)
-        return _schedule(file)
-    raise RefusedError(
-        f"'{file.name}' is no file to read; give a cost file (.yaml, .toml, .json), a schedule "
-        "(.csv, .json) or a trace (.json)",
-        "file",
-    )
-
-
-def _schedule(file: File) -> dict[str, Any]:
-    from debubble.analysis.check import check
-
-    schedule = _parsed(file)
-    report = check(schedule)
-    return {
-        "kind": "schedule",
-        "schedule": file.model_dump(),
-        "costs": None,
-        "fields": {"ranks": schedule.ranks, "microbatches": schedule.microbatches},
-        "problems": [str(problem) for problem in report.problems[:5]],
-    }
-
-
-def _costs(file: File) -> dict[str, Any]:
-    from debubble.interchange.cost_files import parse_costs
-
-    found = parse_costs(file.text, file.name)
-    fields = {
-        "ranks": found.ranks, "microbatches": found.microbatches, "chunks": found.chunks,
-        "memory": found.memory_limit,
-    }  # fmt: skip
-    return {
-        "kind": "costs",
-        "schedule": None,
-        "costs": file.model_dump(),
-        "fields": {key: value for key, value in fields.items() if value is not None},
-        "problems": [],
-        "title": " · ".join(text for text in (found.name, found.source) if text),
-    }
 
 
 def export(wanted: Export) -> tuple[bytes, str, str]:
     """A file: its content, media type and name."""
     state = wanted.state
     if wanted.index >= len(state.schedules):
-        raise RefusedError(f"there is no schedule {wanted.index}", "index")
-    costs, unit = state.read_costs()
-    item, actions = _item(state.schedules[wanted.index], state)
+        raise RefusedError(
+            f"there is no schedule {wanted.index}; they go from 0 to {len(state.schedules) - 1}",
+            "index",
+        )
+    file = state.read_costs()
+    items, actions = _items(state.schedules[wanted.index], state, file.costs)
     _check_size(actions, state)
-    result, _ = _compared([item], state, costs, unit)
+    if wanted.part >= len(items):
+        raise RefusedError(f"there is no part {wanted.part}; parts go from 0 to {len(items) - 1}")
+    result, _ = _compared([items[wanted.part]], state, file)
     if not result.rows:
         raise RefusedError(result.skipped[0][1])
-    timeline = result.rows[0].timeline
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in timeline.schedule.name)[:60]
-    if wanted.format == "html":
+    return _file(result.rows[0], wanted.format, result.time_unit, state.memory)
+
+
+def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, str, str]:
+    timeline, name = row.timeline, stem(row.name)
+    if form == "html":
         from debubble.view.page import page
 
         with _DRAWING:
-            text = page([timeline], time_unit=unit, limit=state.memory)
+            text = page([timeline], time_unit=unit, limit=memory)
         return text.encode(), "text/html", f"{name}.html"
-    if wanted.format == "chrome-trace":
+    if form == "chrome-trace":
         from debubble.interchange.chrome_trace import trace_text
 
         return _joined(trace_text(timeline, unit)), "application/json", f"{name}.trace.json"
-    if wanted.format == "json":
+    if form == "json":
         from debubble.interchange.schedule_json import to_json
 
         return to_json(timeline.schedule).encode(), "application/json", f"{name}.json"
     from debubble.interchange.torch_csv import to_csv, with_transfers
 
-    lowered = wanted.format == "torch-csv-comms"
-    schedule = with_transfers(timeline.schedule) if lowered else timeline.schedule
-    return to_csv(schedule, lowered).encode(), "text/csv", f"{name}.csv"
+    if form == "torch-csv-comms":
+        text = to_csv(with_transfers(timeline.schedule), True)
+        return text.encode(), "text/csv", f"{name}-with-transfers.csv"
+    return to_csv(timeline.schedule, False).encode(), "text/csv", f"{name}.csv"
+
+
+def stem(label: str) -> str:
+    """A file name for a label, without what file systems and headers mind.
+
+    Examples
+    --------
+    >>> stem("interleaved-1f1b (chunks=4)")
+    'interleaved-1f1b-chunks-4'
+    """
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", label.removesuffix(".csv").removesuffix(".json"))
+    return plain.strip("-.")[:60] or "schedule"
 
 
 def _joined(pieces: Iterable[str]) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,11 +110,27 @@ class FormValue:
 
 @dataclass(frozen=True)
 class Option:
-    """A parameter that only some schedules have."""
+    """A parameter that only some schedules have.
+
+    Parameters
+    ----------
+    name, type, default
+        As in the function's signature.
+    text
+        What it does, from the function's docstring; empty where that does not say.
+    """
 
     name: str
     type: str
     default: Any
+    text: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts it takes, as its description quotes them; empty where any will do."""
+        if "str" not in self.type:
+            return ()
+        return tuple(dict.fromkeys(re.findall(r'``"([^"`]+)"``', self.text)))
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -134,6 +152,37 @@ class Option:
             raise ParameterError(f"option {self.name} is {shown}; give a value of type {kinds}")
 
 
+OPTIONS = {
+    "group_size": "Microbatches that pass one chunk before the next; more hide more latency and "
+    "keep more activations.",
+    "slices": "Pieces that every microbatch's sequence is cut into.",
+    "cut": '``"flops"`` shortens later slices until all take the same time; ``"tokens"`` makes all '
+    "equally long.",
+    "objective": '``"makespan"``, or ``"stage-time"``, the largest time from a rank\'s first to '
+    "last action.",
+    "published": "Take the fixed order as published, whatever the costs.",
+    "in_flight": "Forwards of slices on rank 0 before its first backward.",
+    "exchange": "Every slice does the mean share of the attention, which ranks exchange for it.",
+}
+"""What options mean that several schedules have, where a docstring does not say."""
+
+
+def described_parameters(doc: str) -> dict[str, str]:
+    """What the section ``Parameters`` of a numpydoc docstring says, by name."""
+    _, _, section = doc.partition("\nParameters\n----------\n")
+    found: dict[str, list[str]] = {}
+    names: list[str] = []
+    for line, following in zip_longest(section.splitlines(), section.splitlines()[1:]):
+        if line and set(following or "") == {"-"}:
+            break
+        if line and not line.startswith(" "):
+            names = [name.strip() for name in line.partition(":")[0].split(",")]
+        elif line.strip():
+            for name in names:
+                found.setdefault(name, []).append(line.strip())
+    return {name: " ".join(lines) for name, lines in found.items()}
+
+
 @dataclass(frozen=True)
 class Entry:
     """A registered schedule and what is known about it; see :func:`register`."""
@@ -151,6 +200,7 @@ class Entry:
     forms: tuple[ClosedForm, ...] = ()
     options: tuple[Option, ...] = ()
     weight_versions: int | Callable[[Any], Sequence[int]] = 1
+    copies_activations: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -167,6 +217,19 @@ class Entry:
     def uses_costs(self) -> bool:
         """Whether the order depends on the costs."""
         return "costs" in self.parameters
+
+    def most_actions(self, case: Any) -> int:
+        """The most actions that a case can have, told without making it.
+
+        Every stage runs a forward and a backward of each microbatch or slice, the backward in one
+        or two pieces; beside them run optimizer steps, shards of the output layer, and copies.
+        """
+        iterations = case.iterations or 1
+        units = case.microbatches * case.slices * iterations
+        stages = self.placement(case.ranks, case.chunks).stages
+        pieces = 5 if self.copies_activations else 3
+        shards = 2 * case.ranks if self.fields.get("vocabulary") else 0
+        return int(units * (pieces * stages + shards) + case.ranks * iterations)
 
     def weight_versions_of(self, case: Any) -> int | tuple[int, ...]:
         """Versions of the weights kept at the same time: one number, or one for each rank."""

@@ -29,6 +29,7 @@ def _hidden(k: Any) -> bool:
 
 @register(
     "bpipe",
+    copies_activations=True,
     title="1F1B with the activations of early ranks kept by late ranks",
     year=2023,
     source="Kim et al., BPipe, ICML 2023, pmlr v202",

@@ -103,6 +103,7 @@ SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
 
 @register(
     "pipeoffload-half",
+    copies_activations=True,
     title="Half of the chunks wait for their backward on the host: a quarter of the memory",
     year=2025,
     source=SOURCE,
@@ -158,6 +159,7 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
 
 @register(
     "pipeoffload-full",
+    copies_activations=True,
     title="All chunks wait for their backward on the host: memory of three chunks",
     year=2025,
     source=SOURCE,

@@ -27,7 +27,15 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
-from debubble.schedules._entry import ClosedForm, Constraint, Entry, FormValue, Option
+from debubble.schedules._entry import (
+    OPTIONS,
+    ClosedForm,
+    Constraint,
+    Entry,
+    FormValue,
+    Option,
+    described_parameters,
+)
 from debubble.schedules._recomputed import with_recompute
 
 if TYPE_CHECKING:
@@ -72,6 +80,7 @@ def register(
     constraints: tuple[Constraint, ...] = (),
     forms: tuple[ClosedForm, ...] = (),
     weight_versions: int | Callable[[Any], Sequence[int]] = 1,
+    copies_activations: bool = False,
     **fields: Any,
 ) -> Callable[[Callable[..., Iterable[Program]]], Callable[..., Iterable[Program]]]:
     """Make a function a schedule that everything else can find.
@@ -93,6 +102,8 @@ def register(
     weight_versions
         Versions of the weights its training rule keeps at the same time; a function of the case
         when every rank keeps its own number.
+    copies_activations
+        Whether it moves activations to the host or another rank.
     **fields
         Further fields of :class:`debubble.core.schedule.Schedule`, for instance ``sync="local"``; a
         function is called with the case, the namespace of all parameters.
@@ -113,14 +124,18 @@ def register(
     """
 
     def wrap(order: Callable[..., Iterable[Program]]) -> Callable[..., Iterable[Program]]:
+        texts = OPTIONS | described_parameters(inspect.getdoc(order) or "")
         options = tuple(
-            Option(parameter.name, str(parameter.annotation), parameter.default)
+            Option(
+                parameter.name, str(parameter.annotation), parameter.default,
+                texts.get(parameter.name, ""),
+            )
             for parameter in inspect.signature(order).parameters.values()
             if parameter.name not in COMMON
-        )
+        )  # fmt: skip
         entry = Entry(
             name, order, title, year, source, placement, chunks, default_chunks, aliases,
-            constraints, forms, options, weight_versions, fields,
+            constraints, forms, options, weight_versions, copies_activations, fields,
         )  # fmt: skip
         _ENTRIES[name] = entry
         _ALIASES.update(dict.fromkeys(aliases, name))
@@ -251,7 +266,7 @@ def make(
         costs=costs, memory=memory, **options,
     )  # fmt: skip
     check_constraints(entry, case)
-    size = case.ranks * case.microbatches * case.slices * case.chunks * 3 * (case.iterations or 1)
+    size = entry.most_actions(case)
     if size > MAX_ACTIONS:
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"

@@ -105,11 +105,15 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
     """How the numbers of these timelines are meant, a phrase each, without repeats."""
-    paying = [timeline for timeline in timelines if timeline.table.link.any()]
-    free = [name(timeline) for timeline in timelines if not timeline.table.link.any()]
-    chunks = {timeline.schedule.chunks for timeline in timelines}
+    simulated = [timeline for timeline in timelines if not timeline.measured]
+    paying = [timeline for timeline in simulated if timeline.table.link.any()]
+    free = [name(timeline) for timeline in simulated if not timeline.table.link.any()]
+    chunks = {timeline.schedule.chunks for timeline in simulated}
     divisor = chunks.pop() if len(chunks) == 1 else None
-    lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in timelines]
+    lines = [f"times: {times_text(timeline.table.costs, divisor)}" for timeline in simulated]
+    if len(simulated) < len(timelines):
+        told = dict.fromkeys(name(timeline) for timeline in timelines if timeline.measured)
+        lines.append(f"times of {' and '.join(told)}: as in the trace")
     lines += [f"slices: {slices_text(cut)}" for cut in timelines if cut.schedule.slices > 1]
     sharded = [timeline.schedule.vocabulary for timeline in timelines]
     lines += [f"vocabulary: {VOCABULARY[number]}" for number in sharded if number]

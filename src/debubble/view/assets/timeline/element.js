@@ -12,7 +12,7 @@ const SKELETON = `
   </div>
   <div class="overview" aria-hidden="true"><canvas></canvas><div class="window"></div></div>
   <canvas class="axis" aria-hidden="true"></canvas>
-  <div class="scroll"><div class="content"><canvas class="base"></canvas><canvas class="surface"></canvas><div class="labels"></div></div></div>
+  <div class="frame"><div class="scroll"><div class="content"><canvas class="base"></canvas><canvas class="surface"></canvas><div class="labels"></div></div></div><button class="more" hidden></button></div>
   <div class="legend" aria-label="Legend"></div>
   <div class="details" aria-live="polite" hidden></div>
   <dialog class="help" aria-label="Keys"></dialog>
@@ -28,7 +28,7 @@ class DebubbleTimeline extends HTMLElement {
     shadow.innerHTML = SKELETON;
     const part = (name) => shadow.querySelector(`.${name}`);
     this.parts = Object.fromEntries(
-      ["root", "tools", "layers", "search", "overview", "window", "axis", "scroll", "content", "base", "surface", "labels", "legend", "details", "help"]
+      ["root", "tools", "layers", "search", "overview", "window", "axis", "scroll", "content", "base", "surface", "labels", "more", "legend", "details", "help"]
         .map((name) => [name, part(name)]));
     this.layers = { bubbles: true, memory: true, p2p: false, critical: false, normalise: false };
     this.painter = new Painter(this.parts.base);
@@ -53,6 +53,7 @@ class DebubbleTimeline extends HTMLElement {
     this.observer?.disconnect();
     this.themes?.disconnect();
     this.darkness?.removeEventListener("change", this.repaint);
+    document.removeEventListener("pointerdown", this.closeMenus, true);
   }
 
   /** Follow the size of the element and the theme of the page. */
@@ -62,6 +63,7 @@ class DebubbleTimeline extends HTMLElement {
     this.observer.observe(this.parts.root);
     this.darkness = matchMedia("(prefers-color-scheme: dark)");
     this.darkness.addEventListener("change", this.repaint);
+    document.addEventListener("pointerdown", this.closeMenus, true);
     if (!this.hasAttribute("cell")) return;
     this.themes = new MutationObserver(() => { if (this.palette && this.palette !== this.theme) this.layout(); });
     this.themes.observe(document.body, { attributeFilter: ["class", "data-jp-theme-light", "data-vscode-theme-kind"] });
@@ -98,6 +100,7 @@ class DebubbleTimeline extends HTMLElement {
       event.target.closest("details")?.removeAttribute("open");
       acts[act]();
     });
+    this.#menus();
     const field = parts.search.querySelector("input");
     parts.search.addEventListener("submit", (event) => { event.preventDefault(); this.next(1); });
     field.addEventListener("input", () => { this.found = null; this.next(0); });
@@ -106,12 +109,41 @@ class DebubbleTimeline extends HTMLElement {
       if (event.key === "Enter" && event.shiftKey) { event.preventDefault(); this.next(-1); }
       event.stopPropagation();
     });
-    parts.scroll.addEventListener("scroll", () => { if (this.view) { this.view.scroll = parts.scroll.scrollTop; this.changed(false); } });
+    parts.scroll.addEventListener("scroll", () => { if (this.view) { this.view.scroll = parts.scroll.scrollTop; this.#more(); this.changed(false); } });
+    parts.more.addEventListener("click", () => parts.scroll.scrollBy({ top: 0.8 * this.tall, behavior: "smooth" }));
     const keys = HELP.map(([key, text]) => make("div", {}, make("kbd", {}, key), make("span", {}, text)));
     parts.help.append(make("h2", {}, "Keys and pointer"), make("div", { class: "keys" }, ...keys),
       make("p", {}, "Every column of pixels that many actions share shows how much of it each kind takes: forward on top, idle time at the bottom."),
       make("button", { onclick: () => parts.help.close() }, "Close"));
     parts.help.addEventListener("click", (event) => { if (event.target === parts.help) parts.help.close(); });
+  }
+
+  /** Menus close on Escape, on a click elsewhere, and when something else is used. */
+  #menus() {
+    const open = () => this.parts.tools.querySelectorAll("details[open]");
+    const close = () => open().forEach((menu) => menu.removeAttribute("open"));
+    this.closeMenus = (event) => { for (const menu of open()) if (!event.composedPath().includes(menu)) menu.removeAttribute("open"); };
+    this.parts.root.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || !open().length) return;
+      const [menu] = open();
+      close();
+      menu.querySelector("summary").focus();
+      event.stopImmediatePropagation();
+    }, true);
+    this.parts.root.addEventListener("focusin", this.closeMenus);
+    // The trace is that of the selection's schedule, or of the first: the menu says which.
+    for (const menu of this.parts.tools.querySelectorAll("details")) menu.addEventListener("toggle", () => {
+      const trace = menu.querySelector('[data-do="trace"]');
+      if (menu.open && trace && this.data) trace.textContent = `Trace of ${this.run().name} (JSON)`;
+    });
+  }
+
+  /** Schedules that begin below what is in view. */
+  #more() {
+    const { more, scroll } = this.parts, end = scroll.scrollTop + this.tall;
+    const below = this.view.panels.filter(({ y, height }) => y + height / 2 > end).map(({ run }) => run.name);
+    more.hidden = !below.length;
+    more.textContent = below.length > 2 ? `↓ ${below.length} more` : `↓ ${below.join(", ")}`;
   }
 
   /** Show a payload of debubble.view.timeline_data. `keep` leaves the view where it is. */
@@ -177,8 +209,9 @@ class DebubbleTimeline extends HTMLElement {
       this.drawLegend();
     }
     this.painter.setTheme(this.palette);
-    view.layout(width, width < 620);
-    const tall = Math.min(view.height, Math.max(240, Math.round(innerHeight * 0.72)));
+    const room = Math.max(240, Math.round(innerHeight * 0.68));
+    view.layout(width, width < 620, room);
+    const tall = Math.min(view.height, room);
     this.tall = tall;
     parts.scroll.style.height = `${tall}px`;
     parts.content.style.height = `${view.height}px`;
@@ -195,6 +228,7 @@ class DebubbleTimeline extends HTMLElement {
     this.#labels();
     this.#overview();
     view.scroll = parts.scroll.scrollTop;
+    this.#more();
     this.draw();
   }
 

@@ -111,7 +111,7 @@ Object.assign(DebubbleTimeline.prototype, {
 
   startSearch() { this.parts.search.querySelector("input").focus(); },
 
-  /** The actions that the search text names, in order of time. */
+  /** The actions that the search text names: schedule by schedule, in order of time. */
   matches(text) {
     const wanted = /^\s*(?:([rms])\s*(\d+)|(\d*)\s*([a-z_]*)\s*(\d*))\s*$/i.exec(text);
     if (!text.trim() || !wanted) return [];
@@ -132,7 +132,7 @@ Object.assign(DebubbleTimeline.prototype, {
         for (let i = low; i < high; i++) if (number < 0 || run.unit[i] === number) consider(i);
       }
     });
-    return found.sort((a, b) => this.data.runs[a.panel].start[a.index] - this.data.runs[b.panel].start[b.index]);
+    return found.sort((a, b) => a.panel - b.panel || this.data.runs[a.panel].start[a.index] - this.data.runs[b.panel].start[b.index]);
   },
 
   next(by) {
@@ -207,7 +207,7 @@ Object.assign(DebubbleTimeline.prototype, {
   areaText() {
     const { panel, from, to, first, last } = this.area, { run } = panel, found = summarise(run, from, to, first, last);
     const share = ([name, time]) => `${name} ${this.time(time)} (${percent(time / (found.whole || 1))})`;
-    return this.fields(`${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
+    return this.fields(`Area: ${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
       ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", found.causes.map(share).join(", ") || "never"],
       ["peak activation", this.amount(found.memory)],

@@ -7,7 +7,7 @@ const LAYERS = {
   critical: ["Critical path", "a line over the actions that decide the makespan", "KeyC"],
   normalise: ["Normalise", "every schedule as wide as its own makespan", "KeyN"],
 };
-const HEADER = 46, GAP_Y = 18, LEFT = 40, RIGHT = 96;
+const HEADER = 42, GAP_Y = 12, LEFT = 40, RIGHT = 96;
 
 class View {
   constructor(data, layers) {
@@ -46,8 +46,8 @@ class View {
   axis(run, time) { return this.layers.normalise ? time / run.makespan : time; }
   time(run, place) { return this.layers.normalise ? place * run.makespan : place; }
 
-  /** Rows of all panels in CSS pixels for a plot `width` wide. */
-  layout(width, narrow) {
+  /** Rows of all panels in CSS pixels for a plot `width` wide, within `room` of height where rows can be. */
+  layout(width, narrow, room = Infinity) {
     const { runs } = this.data;
     this.left = LEFT;
     // As wide as the longest peak.
@@ -55,7 +55,7 @@ class View {
     this.right = narrow ? 8 : Math.max(RIGHT, 66 + 6.8 * digits);
     this.plot = Math.max(20, width - this.left - this.right);
     const ranks = runs.reduce((sum, run) => sum + run.ranks, 0);
-    const target = runs.length > 1 ? 560 : 460;
+    const target = Math.min(runs.length > 1 ? 560 : 460, Math.max(240, room - 6 - runs.length * (HEADER + GAP_Y)));
     const share = Math.max(target / ranks, ranks <= 64 ? 20 : 0);
     const bar = Math.max(4, Math.min(runs.length > 1 ? 24 : 28, Math.floor(0.62 * share)));
     const memory = this.layers.memory ? Math.max(3, Math.min(14, Math.round(0.3 * share))) : 0;

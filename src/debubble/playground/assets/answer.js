@@ -1,0 +1,37 @@
+// The ranking as a table, with the notes that belong to it, and problems beside their fields.
+
+import { $, amount, make, number, percent } from "./dom.js";
+
+export function showTable({ table }) {
+  if (!table) { $("numbers").replaceChildren(); $("notes").replaceChildren(); return; }
+  const { times, p2p, memory, time_unit: unit, memory_unit: memoryUnit } = table.conventions;
+  const heads = ["schedule", unit ? `makespan [${unit}]` : "makespan", "time / best", "bubble ratio", "overhead", "peak activation", "parameter copies", "p2p volume"];
+  const rows = table.rows.map((row) => make("tr", { class: row.name === table.best ? "best" : row.fits ? "" : "over" },
+    ...[row.name, number(row.makespan), row.ratio.toFixed(3), percent(row.bubble_ratio), percent(row.overhead),
+      `${amount(row.peak_activation, memoryUnit)}${row.fits ? "" : " (over)"}`, number(row.parameter_copies), number(row.p2p_volume)].map((text) => make("td", {}, text))));
+  $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows));
+  $("notes").replaceChildren(...[...table.notes, `times: ${times}`, `p2p: ${p2p}`, `memory: ${memory}`].map((text) => make("li", {}, text)));
+}
+
+export function clearProblems() {
+  for (const field of document.querySelectorAll(".field.wrong")) {
+    field.classList.remove("wrong");
+    field.querySelectorAll(".problem").forEach((old) => old.remove());
+  }
+  $("problems").replaceChildren();
+}
+
+/** Problems stand next to their field; those of no field above the timelines. `use` sets a field. */
+export function showProblems(problems, use) {
+  const rest = [], seen = new Set();
+  for (const { field, message, nearest } of problems) {
+    if (seen.has(`${field}|${message}`)) continue;
+    seen.add(`${field}|${message}`);
+    const place = field && document.querySelector(`.field[data-field="${CSS.escape(field)}"]`);
+    const text = make("p", { class: "problem" }, message.replaceAll("`", ""));
+    if (place && nearest != null && $(field)) text.append(make("button", { type: "button", onclick: () => use(field, nearest) }, `use ${nearest}`));
+    const hidden = place && !place.offsetParent;
+    if (place && !hidden) { place.classList.add("wrong"); place.append(text); } else rest.push(text);
+  }
+  $("problems").append(...rest);
+}

@@ -1,0 +1,55 @@
+// Opening files: by the button or by dropping them on the page.
+
+import { $, make, size } from "./dom.js";
+import { gunzip } from "./link.js";
+import { form } from "./state.js";
+
+const MOST = 8 << 20;
+
+/** The name and the text of a file, unpacked when it is a gzip file. */
+async function textOf(file) {
+  if (file.size > MOST) throw new Error(`${file.name} has ${size(file.size)}; the limit is ${size(MOST)}`);
+  let bytes = new Uint8Array(await file.arrayBuffer()), { name } = file;
+  if (bytes[0] === 0x1f && bytes[1] === 0x8b) {
+    try { bytes = await gunzip(bytes); } catch (error) { throw new Error(`${name}: cannot be unpacked, ${error.message}`); }
+    name = name.replace(/\.gz$/i, "");
+  }
+  return { name: name.slice(-80), text: new TextDecoder().decode(bytes) };
+}
+
+/** Open a file; returns what it changed, or throws {message}. */
+export async function open(picked, post) {
+  const file = await textOf(picked), found = await post("/api/upload", file);
+  if (found.costs) form.costs = found.costs;
+  if (found.schedule) {
+    form.files = [...form.files.filter((item) => item.file.name !== found.schedule.name), { file: found.schedule }];
+    // A run is looked at by itself first: what was predicted above what was measured.
+    if (found.kind === "trace") form.chosen = [];
+  }
+  for (const [id, value] of Object.entries(found.fields)) if ($(id)) $(id).value = value;
+  return found;
+}
+
+/** Take files that are dropped anywhere. */
+export function listenForDrops(take) {
+  addEventListener("dragover", (event) => { if (event.dataTransfer?.types.includes("Files")) { event.preventDefault(); document.body.classList.add("dropping"); } });
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
+  addEventListener("drop", (event) => {
+    document.body.classList.remove("dropping");
+    if (!event.dataTransfer?.files.length) return;
+    event.preventDefault();
+    take([...event.dataTransfer.files]);
+  });
+}
+
+/** Where costs come from: the fields, or what a file says in their place. */
+export function showCosts(lines, drop) {
+  const file = form.costs;
+  $("times").classList.toggle("from-file", Boolean(file));
+  for (const field of $("times").querySelectorAll(".typed input")) field.disabled = Boolean(file);
+  if (!file) { $("costs").replaceChildren(); return; }
+  const rows = lines.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]);
+  $("costs").replaceChildren(
+    make("div", { class: "item" }, make("b", { title: file.name }, file.name), make("button", { type: "button", "aria-label": `Remove costs: ${file.name}`, title: "Type costs instead", onclick: drop }, "×")),
+    make("dl", {}, ...rows));
+}

@@ -1,0 +1,225 @@
+// Every change of the form is sent to the server; what comes back is shown, and the state goes into the address.
+
+import { $, make, size } from "./dom.js";
+import { clearProblems, showProblems, showTable } from "./answer.js";
+import { showCards } from "./cards.js";
+import { listenForDrops, open, showCosts } from "./files.js";
+import { MOST } from "./link.js";
+import { Picker } from "./picker.js";
+import { showPlot } from "./plot.js";
+import { FIELDS, address, form, repack, request, restore } from "./state.js";
+
+const timeline = $("timeline");
+const BUSY = 400; // milliseconds after which a page says that it computes
+let modes = {};
+
+// ---- talking to the server
+
+/** What the server answers, or the file it makes; throws {message, field, nearest} for anything else. */
+async function post(path, value, isFile = false) {
+  let response;
+  try {
+    response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+  } catch {
+    throw { message: "The server does not answer; is debubble serve still running?" };
+  }
+  if (response.ok && isFile) return response;
+  let data;
+  try { data = await response.json(); } catch { data = { message: `The server answered ${response.status} ${response.statusText}, and no reason.` }; }
+  if (!response.ok) throw data;
+  return data;
+}
+
+let asking = false, again = false, turn = 0;
+
+/** One request at a time, always for the newest state. */
+function ask() {
+  if (asking) { again = true; return; }
+  asking = true;
+  send().finally(() => { asking = false; if (again) { again = false; ask(); } });
+}
+
+async function send() {
+  const mine = ++turn, begin = performance.now();
+  const late = setTimeout(() => say("Computing…", "busy"), BUSY);
+  try {
+    const state = request();
+    remember();
+    if (!state.schedules.length) { clearProblems(); empty(); return; }
+    const data = await post("/api/simulate", state);
+    if (mine !== turn || again) return;
+    clearProblems();
+    await show(state, data);
+    document.documentElement.dataset.milliseconds = (performance.now() - begin).toFixed(1);
+  } catch (problem) {
+    if (!problem.message) throw problem;
+    clearProblems();
+    showProblems([problem], use);
+    stale(problem.message);
+  } finally {
+    clearTimeout(late);
+    if (form.lost) $("problems").append(make("p", { class: "problem" }, form.lost));
+  }
+}
+
+async function show(state, data) {
+  showProblems(data.problems, use);
+  showCosts(data.costs, () => { form.costs = null; showCosts([]); changedFiles(); });
+  showTable(data);
+  showPlot(data);
+  showCards(state, data, save);
+  if (!data.timelines) { hide(true); say(data.headline, "stale"); return; }
+  hide(false);
+  $("mode-note").textContent = modes[state.mode] ?? "";
+  await timeline.load(data.timelines, true);
+  say(data.headline, "");
+  remember();
+}
+
+// ---- what is shown is either what was asked for, or says that it is not
+
+function say(text, how) {
+  $("headline").textContent = text;
+  document.body.dataset.shown = how;
+}
+
+function hide(nothing) { for (const part of document.querySelectorAll(".result")) part.hidden = nothing; }
+
+function empty() {
+  hide(true);
+  showCosts([], () => { form.costs = null; showCosts([]); changedFiles(); });
+  say("Choose at least one schedule.", "stale");
+}
+
+/** The picture stays, greyed, so that one can see what was changed; nothing about it is claimed. */
+function stale(message) {
+  const there = Boolean(timeline.view) && !timeline.hidden;
+  say(`Not computed: ${message.replaceAll("`", "")}${there ? ". Below, greyed: the settings before." : ""}`, "stale");
+}
+
+const use = (field, value) => { $(field).value = value; follow(); ask(); };
+
+// ---- the address
+
+function remember() { history.replaceState(null, "", address(timeline.state)); }
+
+async function changedFiles() {
+  picker.show();
+  await repack();
+  ask();
+}
+
+async function copy() {
+  remember();
+  const lost = form.missing.length ? `, without ${form.missing.join(" and ")}: a link holds ${size(MOST)} of files` : "";
+  let text = `Copied${lost}`;
+  try { await navigator.clipboard.writeText(location.href); } catch { text = `See the address${lost}`; }
+  $("copy").textContent = text;
+  setTimeout(() => { $("copy").textContent = "Copy link"; }, lost ? 8000 : 1500);
+}
+
+async function save(wanted) {
+  try {
+    const response = await post("/api/export", wanted, true);
+    const name = /filename="([^"]+)"/.exec(response.headers.get("content-disposition"))?.[1] ?? "schedule";
+    const link = make("a", { href: URL.createObjectURL(await response.blob()), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  } catch (problem) {
+    showProblems([problem], use);
+    $("problems").scrollIntoView({ block: "nearest" });
+  }
+}
+
+async function take(picked) {
+  clearProblems();
+  form.lost = "";
+  const wrong = [];
+  for (const file of picked) {
+    try {
+      const { problems, schedule } = await open(file, post);
+      wrong.push(...problems.map((message) => ({ message: `${schedule.name}: ${message}` })));
+    } catch (problem) { wrong.push({ message: problem.message }); }
+  }
+  follow();
+  if (wrong.length) showProblems(wrong, use);
+  if (wrong.length < picked.length || !wrong.length) await changedFiles();
+  $("problems").scrollIntoView({ block: "nearest" });
+}
+
+// ---- controls
+
+const picker = new Picker(ask);
+
+/** Sliders and what depends on other fields follow the fields. */
+function follow() {
+  for (const slider of document.querySelectorAll("[data-for]")) {
+    const field = $(slider.dataset.for), value = Number(field.value), most = Number(field.max || slider.dataset.most || slider.max);
+    slider.disabled = field.value !== "" && !Number.isFinite(value);
+    // A slider that is too short for a value becomes long enough for it and as much again.
+    while (value > Number(slider.max) && Number(slider.max) < most) slider.max = Math.min(most, 2 * Number(slider.max));
+    slider.value = field.value === "" ? (slider.min || 0) : value;
+  }
+  const needs = { recompute_at: $("recompute").value, OPT: $("iterations").value, unshard: $("sharding").value === "fsdp", reduce_grad: $("sharding").value };
+  for (const [name, wanted] of Object.entries(needs)) document.querySelector(`[data-field="${name}"]`).hidden = !wanted;
+  $("mode-note").textContent = modes[$("mode").value] ?? "";
+}
+
+function listen() {
+  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  for (const slider of document.querySelectorAll("[data-for]")) {
+    slider.addEventListener("input", () => {
+      const empty = slider.value === slider.min && ["memory", "O", "iterations"].includes(slider.dataset.for);
+      $(slider.dataset.for).value = empty ? "" : slider.value;
+      ask();
+    });
+    slider.addEventListener("change", () => {
+      const most = Number($(slider.dataset.for).max || 0);
+      if (slider.value === slider.max && Number(slider.max) < most) slider.max = Math.min(most, 2 * Number(slider.max));
+      follow();
+    });
+  }
+  for (const id of FIELDS) $(id).addEventListener("input", () => { follow(); ask(); });
+  document.querySelectorAll('input[name="basis"]').forEach((box) => box.addEventListener("change", ask));
+  $("upload").addEventListener("change", async () => { const picked = [...$("upload").files]; if (picked.length) await take(picked); $("upload").value = ""; });
+  listenForDrops(take);
+  $("copy").addEventListener("click", copy);
+  timeline.addEventListener("timeline-view", remember);
+  addEventListener("hashchange", back);
+}
+
+async function back() {
+  const view = await restore(location.hash);
+  follow();
+  picker.show();
+  if (view) timeline.state = view;
+  ask();
+}
+
+const THEMES = ["auto", "light", "dark"];
+
+function applyTheme() {
+  let name = "auto";
+  try { name = localStorage.getItem("debubble-theme") ?? "auto"; } catch { /* storage may be off */ }
+  const dark = name === "dark" || (name === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = timeline.dataset.theme = dark ? "dark" : "light";
+  $("theme").textContent = `Theme: ${name}`;
+  timeline.repaint?.();
+  return name;
+}
+
+async function begin() {
+  applyTheme();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", applyTheme);
+  $("theme").addEventListener("click", () => {
+    const next = THEMES[(THEMES.indexOf(applyTheme()) + 1) % 3];
+    try { localStorage.setItem("debubble-theme", next); } catch { /* as above */ }
+    applyTheme();
+  });
+  ({ schedules: form.catalogue, modes } = await (await fetch("/api/schedules")).json());
+  $("mode").replaceChildren(...Object.entries(modes).map(([name, text]) => make("option", { value: name, title: text }, name)));
+  listen();
+  await back();
+}
+
+begin();

@@ -1,0 +1,86 @@
+"""The registry as the page shows it: what schedules are, need and take, and their figures."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from debubble.schedules import registry
+from debubble.schedules.registry import Entry, Option
+
+_SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
+_PRIVATE = re.compile(r",? see :mod:`[\w.]*\._\w+`")
+_ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """Every registered schedule by name: what it is, what it needs, its formulas and its figure."""
+    return [_described(entry) for entry in sorted(registry.schedules(), key=lambda e: e.name)]
+
+
+def _described(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "title": entry.title,
+        "year": entry.year,
+        "source": entry.source,
+        "chunks": entry.chunks,
+        "default_chunks": entry.chunks or entry.default_chunks,
+        "constraints": [{"field": c.parameter, "text": c.text} for c in entry.constraints],
+        "options": [_option(option) for option in entry.options],
+        "forms": [
+            {"quantity": form.quantity, "text": form.text, "accuracy": form.accuracy,
+             "condition": form.condition}
+            for form in entry.forms
+        ],
+        "about": prose(entry.text),
+    }  # fmt: skip
+
+
+def _option(option: Option) -> dict[str, Any]:
+    """An option as an input: a choice, a tick, a number, or a text."""
+    types = option.types
+    kind = "text"
+    if option.choices:
+        kind = "choice"
+    elif types == ("bool",):
+        kind = "truth"
+    elif set(types) <= {"int", "float", "None"}:
+        kind = "whole" if "float" not in types else "number"
+    return {
+        "name": option.name,
+        "kind": kind,
+        "choices": list(option.choices),
+        "default": option.default,
+        "text": plain(option.text),
+    }
+
+
+def prose(text: str) -> list[dict[str, str]]:
+    r"""A docstring up to its first section: paragraphs and preformatted figures, no markup.
+
+    Examples
+    --------
+    >>> prose("Runs ``F``, like this::\n\n    r0 | F0\n    r1 | .\n\nParameters\n----------\nx")[1]
+    {'kind': 'figure', 'text': 'r0 | F0\nr1 | .'}
+    """
+    body = _SECTION.split(f"{text}\n", maxsplit=1)[0]
+    found: list[dict[str, str]] = []
+    for block in re.split(r"\n\s*\n", body.strip("\n")):
+        lines = block.split("\n")
+        if all(line.startswith("    ") for line in lines):
+            figure = "\n".join(line[4:].rstrip() for line in lines)
+            if found and found[-1]["kind"] == "figure":
+                found[-1]["text"] += f"\n\n{figure}"
+            else:
+                found.append({"kind": "figure", "text": figure})
+        elif block.strip():
+            found.append({"kind": "text", "text": plain(" ".join(map(str.strip, lines)))})
+    return found
+
+
+def plain(text: str) -> str:
+    """Text without the markup of docstrings."""
+    text = _ROLE.sub(r"\1", _PRIVATE.sub("", text))
+    return re.sub(r"::$", ":", text.replace("``", "").replace("`", "").strip())
