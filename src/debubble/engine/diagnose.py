@@ -21,7 +21,7 @@ from debubble.core.actions import (
 from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels import compile as sweep
+from debubble.engine.kernels import sweep
 
 SEARCH_LIMIT = 400
 """Remaining actions up to which every one is tried as the start of the shortest cycle.
@@ -52,10 +52,10 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
         return ScheduleError(
             f"{where} runs twice, or beside another backward of the same microbatch; remove one"
         )
-    if outcome == sweep.BAD_PAIR:
+    if outcome == sweep.BAD_GROUP:
         return ScheduleError(
-            f"{where} is in a bad overlapped pair; a pair is one forward, then one backward "
-            "of another microbatch: (0F1;0B0)OVERLAP_F_B"
+            f"{where} is in a bad overlapped group; its members are two to 16 of F, I, W, B and R "
+            "of different stages or microbatches: (0F1;0B0)OVERLAP_F_B"
         )
     if outcome == sweep.BAD_STEP:
         return ScheduleError(f"{where} steps an iteration that was stepped before; remove one")

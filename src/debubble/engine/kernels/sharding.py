@@ -185,5 +185,5 @@ def sharding_holds(
                     if made[key] != mark:
                         made[key] = mark
                         missing += 1
-            joined = pair == 1
+            joined = pair % 2 == 1
     return missing == 0 or not (asked or reductions > 0)

@@ -1,0 +1,41 @@
+"""Why a schedule cannot be compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.errors import ScheduleError
+from debubble.core.schedule import Schedule
+from debubble.engine import diagnose, stuck
+from debubble.engine.events import Events, compile_events
+from debubble.engine.kernels import sweep
+from debubble.engine.malformed import refuse_malformed
+from debubble.engine.modes import MODE, P2PMode
+
+_TOLD_BY_ALL = (sweep.STUCK, sweep.ORDER, sweep.UNMATCHED, sweep.CROSSED, sweep.INCOMPLETE)
+"""Outcomes that may follow from another action than the one at which the sweep ended."""
+
+
+def explain_refusal(
+    schedule: Schedule,
+    mode: P2PMode,
+    outcome: int,
+    position: int,
+    next_action: NDArray[np.int64],
+    node: NDArray[np.int32],
+    explicit: bool,
+    rare: bool,
+) -> ScheduleError:
+    """The error for a sweep that ended with an outcome, and where and how far it came."""
+    if not explicit and not rare:
+        return diagnose.explain(schedule, outcome, position)
+    stopped = stuck.Stopped(schedule, MODE[mode].blocks, next_action, node)
+    try:
+        if rare or MODE[mode].queued:
+            compile_events(schedule, mode)
+        elif outcome in _TOLD_BY_ALL:
+            refuse_malformed(Events(schedule, mode, 1))
+    except ScheduleError as error:
+        return error
+    return stuck.explain(stopped, outcome, position)
