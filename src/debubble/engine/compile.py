@@ -162,7 +162,7 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         zeros(ranks),
         zeros(ranks * schedule.iterations if chained else 0),
         *groups,
-        *(_transfers(schedule, mode) if explicit else [None] * 15),
+        *(_transfers(schedule, mode) if explicit else [None] * 11),
         *(_beside(schedule, mode, kinds, shared, explain) if rare else [None] * 10),
         state,
     )
@@ -229,17 +229,13 @@ def _transfers(schedule: Schedule, mode: P2PMode) -> list[NDArray[Any]]:
     spec = MODE[mode]
     ranks, count = schedule.ranks, len(schedule)
     cells = schedule.stages * schedule.units
-    queued = count if spec.queued else 0
     queues = ranks * (ranks if spec.by_peer else 1) * (2 if spec.by_direction else 1)
-    queues = queues if spec.queued else 0
+    queues, ends = (queues, sweep.ENDS * count) if spec.queued else (0, 0)
     sizes = (
         2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks, ranks,
-        queued, queued, queued, queued,
+        ends, queues, queues, queues, 2 * ranks,
     )  # fmt: skip
-    arrays: list[NDArray[Any]] = [np.zeros(size, dtype=np.int32) for size in sizes]
-    heads = np.zeros(queued, dtype=np.uint8)
-    rest = [np.zeros(size, dtype=np.int32) for size in (queues, queues, queues, 2 * ranks)]
-    return [*arrays, heads, *rest]
+    return [np.zeros(size, dtype=np.int32) for size in sizes]
 
 
 def _beside(

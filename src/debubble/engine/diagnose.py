@@ -13,6 +13,7 @@ from debubble.core.actions import (
     STAGE_SHIFT,
     Action,
     Kind,
+    group_bounds,
     kinds_of,
     microbatches_of,
     stages_of,
@@ -164,6 +165,11 @@ class _Waits:
                 self.where.setdefault(action, position)
         self.missing: tuple[int, Action] | None = None
         self.sources = [self._sources(position) for position in range(len(self.actions))]
+        # A group begins when all of its members can.
+        begins = group_bounds(schedule.actions)[0].tolist()
+        for position, begin in enumerate(begins):
+            if begin < position:
+                self.sources[begin] = self.sources[begin] + self.sources[position]
         self.done = self._run()
 
     def text(self, position: int) -> str:

@@ -49,6 +49,13 @@ def refuse_malformed(events: Events) -> None:
             raise error
 
 
+def refuse_misplaced(events: Events) -> None:
+    """Raise the error for the first action that is there twice or should not be where it is."""
+    for sort in (_misplaced, _repeated, _bad_pairs):
+        for error in sort(events):
+            raise error
+
+
 def _explain(events: Events, outcome: int, position: int) -> ScheduleError:
     unused = np.zeros(0, dtype=np.int64)
     stopped = stuck.Stopped(

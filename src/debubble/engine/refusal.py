@@ -10,11 +10,8 @@ from debubble.core.schedule import Schedule
 from debubble.engine import diagnose, stuck
 from debubble.engine.events import Events, compile_events
 from debubble.engine.kernels import sweep
-from debubble.engine.malformed import refuse_malformed
+from debubble.engine.malformed import refuse_malformed, refuse_misplaced
 from debubble.engine.modes import MODE, P2PMode
-
-_TOLD_BY_ALL = (sweep.STUCK, sweep.ORDER, sweep.UNMATCHED, sweep.CROSSED, sweep.INCOMPLETE)
-"""Outcomes that may follow from another action than the one at which the sweep ended."""
 
 
 def explain_refusal(
@@ -34,8 +31,11 @@ def explain_refusal(
     try:
         if rare or MODE[mode].queued:
             compile_events(schedule, mode)
-        elif outcome in _TOLD_BY_ALL:
+        elif outcome == sweep.UNMATCHED:
             refuse_malformed(Events(schedule, mode, 1))
+        elif outcome == sweep.STUCK:
+            # An action that is not reached may be what is wrong.
+            refuse_misplaced(Events(schedule, mode, 1))
     except ScheduleError as error:
         return error
     return stuck.explain(stopped, outcome, position)

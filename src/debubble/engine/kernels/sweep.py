@@ -36,6 +36,11 @@ WORK, TRANSFER, COPY, SHARD, STEP, COLLECTIVE, UNKNOWN = range(7)
     COMPLETES, HALF, SENDS, EDGE, GIVEN, AWAY, BACK, WEIGHTS, REDUCES, WIDTH,
 ) = range(22)  # fmt: skip
 
+# Of an end of a queued transfer, from posted[end * ENDS] on: the other end and the end behind it on
+# its queue, each and 1; the node, and 1, that was the last of its rank when it was posted; its cost
+# index where it is a send; and whether nothing is in front of it.
+OTHER, BEHIND, AFTER, TIME, HEAD, ENDS = range(6)
+
 # Overlapped groups: bits of actions that run alone, and of the first and last of a group.
 ALONE, FIRST, LAST, MIDDLE = range(4)
 MOST_MEMBERS = 16
@@ -146,11 +151,7 @@ def sweep(
     begins: Rare,
     stops: Rare,
     unmet: Rare,
-    other: Rare,
-    time_of: Rare,
     posted: Rare,
-    behind: Rare,
-    heads: Rare,
     queue_end: Rare,
     queue_node: Rare,
     queue_seen: Rare,
@@ -195,10 +196,9 @@ def sweep(
     * Where transfers block, a rank in a group of them has ``begins[rank] − 1`` and ``stops[rank]``
       as its bounds. Whichever end is reached later emits the transfer; a rank leaves its group when
       ``unmet`` of its transfers is zero, behind a chain of joins over them.
-    * Where they are queued, ``posted[i] − 1`` is the node that was the last of its rank when end i
-      was posted, ``behind[i] − 1`` the end behind it on its queue, and ``heads[i]`` whether
-      nothing is in front of it. A queue's last posted end is ``queue_end[q] − 1``, its last
-      transfer to run ``queue_node[q]``, and what that had ``posted`` is ``queue_seen[q]``.
+    * Where they are queued, ``posted`` has a row for every end. A queue's last posted end is
+      ``queue_end[q] − 1``, its last transfer to run ``queue_node[q]``, and the node after which
+      that had been posted ``queue_seen[q] − 1``.
 
     **Copies, collectives and shards of the output layer** (``streams`` is no None).
     ``streams[3·r]`` and the two behind it are the last copy, collective and reduction of rank r.
@@ -340,10 +340,11 @@ def sweep(
                         if step != 0 and 0 <= stage + step < stages:
                             wanted = kinds[row + RESULT] * cells + cell + step * units
                             if ends is not None:
-                                if (
-                                    rank_of[place + step] != rank
-                                    and done & kinds[row + THROUGH] == 0
-                                ):
+                                # It comes through a receive, or was made here, before this.
+                                ready_here = done & kinds[row + THROUGH] != 0
+                                if rank_of[place + step] == rank:
+                                    ready_here = results[wanted] > 0
+                                if not ready_here:
                                     wrong = ORDER
                                     break
                             if results[wanted] <= 0:
@@ -695,34 +696,38 @@ def sweep(
                         n += 1
                     if queued:
                         if end >= 0:
-                            other[here] = end + 1
-                            other[end] = here + 1
+                            posted[ENDS * here + OTHER] = end + 1
+                            posted[ENDS * end + OTHER] = here + 1
                         # One queue of a rank for all, for each peer, or for each and direction.
                         spot = (rank * peers + min(far, peers - 1)) * ways
                         if sends:
-                            time_of[here] = time
+                            posted[ENDS * here + TIME] = time
                         else:
                             spot += ways - 1
                         before = queue_end[spot] - 1
                         queue_end[spot] = here + 1
-                        posted[here] = last_node[rank] + 1
+                        posted[ENDS * here + AFTER] = last_node[rank] + 1
                         posts += 1
                         count = 0
                         if before >= 0 and node[before] == 0:
-                            behind[before] = here + 1
+                            posted[ENDS * before + BEHIND] = here + 1
                         else:
-                            heads[here] = 1
+                            posted[ENDS * here + HEAD] = 1
                         # Both ends have to head their queues.
-                        if end >= 0 and heads[here] == 1 and heads[end] == 1:
+                        if (
+                            end >= 0
+                            and posted[ENDS * here + HEAD] == 1
+                            and posted[ENDS * end + HEAD] == 1
+                        ):
                             ready[0] = here
                             count = 1
                         while count > 0:
                             count -= 1
                             one = ready[count]
-                            two = other[one] - 1
+                            two = posted[ENDS * one + OTHER] - 1
                             if kinds[(actions[one] & KIND_MASK) * WIDTH + SENDS] == 0:
                                 one, two = two, one
-                            time = time_of[one]
+                            time = posted[ENDS * one + TIME]
                             source, target = dynamic_a[time - base], dynamic_b[time - base]
                             if lanes > 1:
                                 source = source % ranks
@@ -736,10 +741,10 @@ def sweep(
                                     if queue_node[into_queue] != joined:
                                         more = queue_node[into_queue]
                                 elif choice == 1:
-                                    if queue_seen[from_queue] != posted[one]:
-                                        more = posted[one] - 1
-                                elif queue_seen[into_queue] != posted[two]:
-                                    more = posted[two] - 1
+                                    if queue_seen[from_queue] != posted[ENDS * one + AFTER]:
+                                        more = posted[ENDS * one + AFTER] - 1
+                                elif queue_seen[into_queue] != posted[ENDS * two + AFTER]:
+                                    more = posted[ENDS * two + AFTER] - 1
                                 if more == 0:
                                     continue
                                 if joined == 0:
@@ -759,8 +764,8 @@ def sweep(
                             node[two] = n
                             queue_node[from_queue] = n
                             queue_node[into_queue] = n
-                            queue_seen[from_queue] = posted[one]
-                            queue_seen[into_queue] = posted[two]
+                            queue_seen[from_queue] = posted[ENDS * one + AFTER]
+                            queue_seen[into_queue] = posted[ENDS * two + AFTER]
                             posts -= 2
                             action = actions[one]
                             key = kinds[(action & KIND_MASK) * WIDTH + RESULT] * cells
@@ -772,10 +777,19 @@ def sweep(
                                 queue[(head + waiting) & wrap] = -waiter - 1
                                 waiting += 1
                             n += 1
-                            for following in (behind[one] - 1, behind[two] - 1):
+                            for following in (
+                                posted[ENDS * one + BEHIND] - 1,
+                                posted[ENDS * two + BEHIND] - 1,
+                            ):
                                 if following >= 0:
-                                    heads[following] = 1
-                                    if other[following] > 0 and heads[other[following] - 1] == 1:
+                                    posted[ENDS * following + HEAD] = 1
+                                    if (
+                                        posted[ENDS * following + OTHER] > 0
+                                        and posted[
+                                            ENDS * (posted[ENDS * following + OTHER] - 1) + HEAD
+                                        ]
+                                        == 1
+                                    ):
                                         ready[count] = following
                                         count += 1
                     here += 1
