@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.actions import unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import diagnose, stuck
@@ -27,6 +28,15 @@ def explain_refusal(
     """The error for a sweep that ended with an outcome, and where and how far it came."""
     if not explicit and not rare:
         return diagnose.explain(schedule, outcome, position)
+    if outcome == sweep.REDUCED:
+        text = schedule.text(unpack(int(schedule.actions[position])))
+        rank = schedule.rank_of(position)
+        return ScheduleError(
+            f"rank {rank}, action {position - int(schedule.offsets[rank])}: {text} comes after the "
+            "REDUCE_GRAD of its stage and iteration, which reduces its gradient, too; move it "
+            "before that",
+            (text,),
+        )
     stopped = stuck.Stopped(schedule, MODE[mode].blocks, next_action, node)
     try:
         if rare or MODE[mode].queued:

@@ -18,8 +18,8 @@ from debubble.engine.jit import Array, helper, kernel
 # Outcomes, in state[OUTCOME].
 (
     DONE, STUCK, OTHER_KIND, OUT_OF_RANGE, WRONG_RANK, DUPLICATE, ORDER, BAD_GROUP, BAD_STEP,
-    NO_TRANSFER, UNMATCHED, CROSSED, INCOMPLETE, MIXED,
-) = range(14)  # fmt: skip
+    NO_TRANSFER, UNMATCHED, CROSSED, INCOMPLETE, MIXED, REDUCED,
+) = range(15)  # fmt: skip
 
 # Indices into state.
 OUTCOME, POSITION, NODES, COMPLETED, DYNAMIC, OVERTAKEN, STATES = range(7)
@@ -323,6 +323,14 @@ def sweep(
                     if group_place is not None:
                         if members > 1:
                             group_place[index] = place
+                    if sort == TRANSFER:
+                        step = kinds[row + TOWARDS]
+                        far = rank
+                        if 0 <= stage + step < stages:
+                            far = rank_of[place + step]
+                        if far == rank:
+                            wrong = NO_TRANSFER
+                            break
                     if (done | ALWAYS) & kinds[row + BEFORE] == 0 or done & kinds[row + NOT] != 0:
                         wrong = ORDER
                         if done & kinds[row + NEVER] != 0:
@@ -358,7 +366,7 @@ def sweep(
                             if kinds[row + REDUCES] != 0:
                                 owner = owner_of[place] * iterations
                                 if reductions[owner + unit // (microbatches * slices)] != 0:
-                                    wrong = ORDER
+                                    wrong = REDUCED
                                     break
                             if kinds[row + EDGE] != 0 and stage == stages - 1:
                                 spot = 6 * unit + 3
@@ -599,13 +607,7 @@ def sweep(
                 if ends is not None:
                     seen[cell] = done | kinds[row + BIT]
                     step = kinds[row + TOWARDS]
-                    far = rank
-                    if 0 <= stage + step < stages:
-                        far = rank_of[place + step]
-                    if far == rank:
-                        state[OUTCOME] = NO_TRANSFER
-                        state[POSITION] = here
-                        return
+                    far = rank_of[place + step]
                     sends = kinds[row + SENDS] != 0
                     key = kinds[row + RESULT] * cells + cell
                     if sends and len(sent) > 0:
