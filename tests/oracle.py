@@ -22,6 +22,25 @@ class CannotRunError(Exception):
     """No rank can go on."""
 
 
+def group_at(program: list[int], index: int) -> list[int]:
+    """The packed actions that start together with one."""
+    stop = index
+    while (program[stop] >> PAIR_SHIFT) & 3 in (1, 3):
+        stop += 1
+    return program[index : stop + 1]
+
+
+def group_time(table: CostTable, places: list[tuple[int, int]]) -> float:
+    """A forward and a backward take their overlapped time, other groups the sum of their parts."""
+    kinds = [kind for kind, _ in places]
+    if len(places) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
+        return table.pair(*sorted(places, key=lambda place: place[0]))
+    total = 0.0
+    for place in places:
+        total += float(table.duration[place])
+    return total
+
+
 def copy_of(schedule: Schedule, unit: int) -> int:
     microbatch = unit // schedule.slices % schedule.microbatches
     return microbatch * schedule.placement.copies // schedule.microbatches
@@ -185,7 +204,6 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
             while heads[rank] < len(program):
                 index = heads[rank]
                 action = unpack(program[index])
-                paired = (program[index] >> PAIR_SHIFT) & 3 == 1
                 if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
                     out = action.kind == Kind.OFFLOAD
                     needed = action._replace(kind=Kind.F if out else Kind.OFFLOAD)
@@ -216,16 +234,13 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                     heads[rank] += 1
                     moved = True
                     continue
-                group = [action, unpack(program[index + 1])] if paired else [action]
+                group = [unpack(code) for code in group_at(program, index)]
                 arrivals = [arrival(member, rank) for member in group]
                 if any(when is None for when in arrivals):
                     break
                 begin = max([free[rank], *(when for when in arrivals if when is not None)])
                 places = [(int(member.kind), place_of(schedule, member)) for member in group]
-                if paired:
-                    took = table.pair(places[0], places[1])
-                else:
-                    took = float(table.duration[places[0]])
+                took = group_time(table, places)
                 for offset, member in enumerate(group):
                     start[rank, index + offset] = begin
                     end[rank, index + offset] = begin + took
@@ -260,8 +275,7 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
         most = 0.0
         index = 0
         while index < len(actions):
-            paired = (program[index] >> PAIR_SHIFT) & 3 == 1
-            group = actions[index : index + 1 + paired]
+            group = actions[index : index + len(group_at(program, index))]
             index += len(group)
             for member in group:
                 stage, kind, unit = member

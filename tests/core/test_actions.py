@@ -52,7 +52,7 @@ def test_cells_read_back(program: list[Action], paired: bool) -> None:
     "text",
     [
         "", "F", "0F", "F0", "0X0", "0F0xyz", "-1F0", "0F-1", "0.5F0", "0F0 1F0", "0f0", "٣F0",
-        "(0F0)OVERLAP_F_B", "(0F0;1B0)", "(0F0;1B0;2W0)OVERLAP_F_B", "(0F0;1B0)OVERLAP",
+        "(0F0)OVERLAP_F_B", "(0F0;1B0)", "(0F0;)OVERLAP_F_B", "(0F0;1B0)OVERLAP",
         f"{MAX_STAGES}F0", f"0F{MAX_MICROBATCHES}", "9" * 40 + "F0",
     ],
 )  # fmt: skip

@@ -53,8 +53,8 @@ def test_a_missing_action_is_named() -> None:
         (["0F0 1F0", "1B0 0B0"], "1F0 is on the wrong rank; stage 1 lives on rank 1"),
         (["0F0 0F0 0B0", "1F0 1B0"], "0F0 runs twice"),
         (["0F0 0B0 0W0", "1F0 1B0"], "0W0 runs twice, or beside another backward"),
-        (["(0F0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped pair"),
-        (["(0B0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped pair"),
+        (["(0F0;0I0)OVERLAP_F_B", "1F0"], "bad overlapped group"),
+        (["(0B0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped group"),
     ],
 )
 def test_broken_programs_are_named_by_rank_and_place(rows: list[str], message: str) -> None:

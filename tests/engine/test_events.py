@@ -15,11 +15,12 @@ import debubble as db
 from debubble import Costs, Placement, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import COPY_KINDS, kinds_of
 from debubble.engine import rules
-from debubble.engine.events import Edges, Events, compile_events
+from debubble.engine.events import Edges, Events
 from debubble.engine.graph import P2P_MODES, QUEUES, compile_graph
 from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
+from tests.engine.ruled import by_rules
 from tests.strategies import ENTRIES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -50,7 +51,7 @@ def test_times_are_those_of_the_sweeps(entry: Entry, mode: str, data: st.DataObj
         schedule = add_transfers(schedule, policy=data.draw(st.sampled_from(RECEIVE_POLICIES)))
     costs = data.draw(costs_for(schedule))
     swept = evaluate_graph(compile_graph(schedule, mode), costs)
-    ruled = evaluate_graph(compile_events(schedule, mode), costs)
+    ruled = evaluate_graph(by_rules(schedule, mode), costs)
     assert ruled.makespan == swept.makespan
     assert ruled.end.tolist() == swept.end.tolist()
     assert ruled.start.tolist() == swept.start.tolist()
@@ -89,7 +90,7 @@ def test_orders_are_refused_as_by_the_sweeps(mode: str, data: st.DataObject) -> 
         program.insert(other, program[one])
     broken = with_programs(schedule, [np.array(row, dtype=np.int64) for row in programs])
     refusals = []
-    for lower in (compile_graph, compile_events):
+    for lower in (compile_graph, by_rules):
         try:
             lower(broken, mode)
         except ScheduleError as error:
@@ -135,7 +136,7 @@ def test_orders_are_refused_as_by_the_sweeps(mode: str, data: st.DataObject) -> 
 def test_refusals_say_why(mode: str, rows: list[list[str]], message: str) -> None:
     schedule = Schedule.from_text(rows, Placement.linear(2), 2)
     with pytest.raises(ScheduleError, match=message):
-        compile_events(schedule, mode)
+        by_rules(schedule, mode)
 
 
 def test_the_shortest_of_several_circles_is_shown() -> None:
@@ -166,8 +167,8 @@ def test_a_rule_of_ones_own_waits_for_any_number_of_actions(
 
     schedule = make("gpipe", ranks=5, microbatches=2)
     costs = Costs(F=[1, 1, 1, 1, 50])
-    assert evaluate_graph(compile_events(schedule, "overlapped"), costs).start[1] == 1
+    assert evaluate_graph(by_rules(schedule, "overlapped"), costs).start[1] == 1
     monkeypatch.setattr(rules, "RULES", (*rules.RULES, all_ranks))
     for mode in ("overlapped", "channel"):
-        timeline = evaluate_graph(compile_events(schedule, mode), costs)
+        timeline = evaluate_graph(by_rules(schedule, mode), costs)
         assert [timeline.start[4 * rank + 1] for rank in range(5)] == [54, 55, 56, 57, 58]

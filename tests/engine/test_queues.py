@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble import Costs, Kind, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import TRANSFER_KINDS, pairs_of
-from debubble.engine.events import compile_events
 from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
+from tests.engine.ruled import by_rules
 from tests.oracle import copy_of
 from tests.strategies import ENTRIES, costs_for, made
 
 each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-each_mode = pytest.mark.parametrize("mode", ["pair", "group"])
+each_mode = pytest.mark.parametrize("mode", ["pair", "group", "directed"])
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
 
@@ -47,7 +47,8 @@ def run_queues(schedule: Schedule, mode: str, p2p: float) -> list[float] | None:
         for index, action in enumerate(program):
             if action.kind in TRANSFER_KINDS:
                 peer, name = other(rank, index)
-                key = (rank, peer) if mode == "pair" else rank
+                sends = action.kind in SENDS
+                key = {"pair": (rank, peer), "group": rank, "directed": (rank, peer, sends)}[mode]
                 queues.setdefault(key, []).append((rank, index))
                 member[rank, index] = key
                 ends_of.setdefault(name, []).append((rank, index))
@@ -151,7 +152,7 @@ def test_times_are_those_of_the_rules(entry: Entry, mode: str, data: st.DataObje
         schedule = add_transfers(schedule, policy=policy)
     costs = data.draw(costs_for(schedule))
     swept = evaluate_graph(compile_graph(schedule, mode), costs)
-    ruled = evaluate_graph(compile_events(schedule, mode), costs)
+    ruled = evaluate_graph(by_rules(schedule, mode), costs)
     assert ruled.end.tolist() == swept.end.tolist()
     assert ruled.start.tolist() == swept.start.tolist()
     assert ruled.slack.tolist() == swept.slack.tolist()

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, computes, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import (
+    Kind,
+    begins_group,
+    computes,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+)
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
 
@@ -72,7 +81,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
     (['data', 'data', 'fill', 'drain'], [1.0, 2.0, 3.0, 0.0, 0.0])
     """
     schedule = timeline.schedule
-    busy = np.flatnonzero(computes(kinds_of(schedule.actions)) & (pairs_of(schedule.actions) != 2))
+    busy = np.flatnonzero(computes(kinds_of(schedule.actions)) & begins_group(schedule.actions))
     rank = np.searchsorted(schedule.offsets, busy, side="right") - 1
     opening = np.diff(rank, prepend=-1) > 0
     begin, end = timeline.start[busy], timeline.end[busy]
@@ -179,15 +188,15 @@ def _computed(timeline: Timeline) -> NDArray[np.float64]:
     if timeline.mode != "blocking":
         local[:] = np.inf
     computed = np.where(remote, timeline.end[needs], local)
-    pairs = pairs_of(schedule.actions)
-    second = np.flatnonzero(pairs == 2)
-    if len(second):
-        # The half whose input arrives later decides; an input of the same rank has no journey.
+    members = np.flatnonzero(pairs_of(schedule.actions))
+    if len(members):
+        # The member whose input arrives last decides; an input of the same rank has no journey.
         arrival = np.where(remote, timeline.end[needs] + timeline.table.link[ranks[needs], ranks],
                            -np.inf)  # fmt: skip
-        first = second - 1
-        later = arrival[second] > arrival[first]
-        computed[first] = np.where(later, computed[second], computed[first])
+        begin = group_bounds(schedule.actions)[0][members]
+        order = np.lexsort((members, -arrival[members], begin))
+        first, last_to_come = np.unique(begin[order], return_index=True)
+        computed[first] = computed[members[order][last_to_come]]
     return computed
 
 

@@ -51,6 +51,8 @@ MODES = {
     "the programs (NCCL, one communicator for two ranks)",
     "group": "each rank queues all its transfers in the order of its program (NCCL, one "
     "communicator for all)",
+    "directed": "transfers queue between each two ranks, each direction on one queue, in the order "
+    "of the programs",
 }
 """What a transfer between ranks does."""
 

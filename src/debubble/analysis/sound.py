@@ -14,8 +14,7 @@ from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.kernels.sharding import sharding_holds
-from debubble.engine.streams import links_of
-from debubble.engine.transfers import first_transfer, without
+from debubble.engine.transfers import without
 
 
 def without_sharding(schedule: Schedule) -> Schedule:
@@ -58,13 +57,11 @@ def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
 
 def _work_is_sound(bare: Schedule) -> bool:
     cells = bare.stages * bare.units
-    if first_transfer(bare) is not None:
-        links = links_of(bare)
-        return links.matched and links.completed == cells
     try:
-        return compile_graph(bare, explain=False).completed == cells
+        graph = compile_graph(bare, explain=False)
     except ScheduleError:
         return False
+    return graph.completed == cells and not graph.overtaken
 
 
 def _steps_are_home(schedule: Schedule) -> bool:

@@ -138,27 +138,30 @@ def _pairs(columns: Columns, found: Findings) -> None:
     led = np.zeros(len(pair), dtype=np.int64)
     led[1:] = np.where(columns.rank[:-1] == columns.rank[1:], pair[:-1], 0)
     after = np.roll(np.arange(len(pair)), -1)
-    backward = (kind == Kind.I) | (kind == Kind.W) | (kind == Kind.B)
+    work = kind <= Kind.R
     same = (columns.stage == columns.stage[after]) & (columns.unit == columns.unit[after])
-    whole = (pair == 1) & (following == 2)
-    good = whole & (kind == Kind.F) & backward[after] & ~same
-    lone = ((pair == 2) & (led != 1)) | (pair == 3) | ((pair == 1) & ~whole)
+    goes_on = (pair % 2 == 1) & (following >= 2)
+    lone = ((pair >= 2) & (led % 2 == 0)) | ((pair % 2 == 1) & ~goes_on)
+    mixed = goes_on & ~(work & work[after] & ~same)
 
     def describe(position: int) -> Problem:
         rank, index, text, where = position_text(schedule, position)
         texts: tuple[str, ...] = (text,)
         if lone[position]:
-            what = f"{where} is half of an overlapped pair without the other half"
+            what = f"{where} is part of an overlapped group without the rest"
         else:
             partner = position_text(schedule, position + 1)[2]
             texts = (text, partner)
             what = f"{where} overlaps {partner}"
             if same[position]:
                 what += ", which waits for it"
-        fix = "a pair is one forward and one backward of another microbatch: (0F1;0B0)OVERLAP_F_B"
+        fix = (
+            "a group is two or more of F, I, W, B and R of different stages or microbatches: "
+            "(0F1;0B0)OVERLAP_F_B"
+        )
         return Problem("bad-pair", what, rank, index, texts, fix)
 
-    found.add("bad-pair", np.flatnonzero(lone | (whole & ~good)), describe)
+    found.add("bad-pair", np.flatnonzero(lone | mixed), describe)
 
 
 def _cells(columns: Columns, found: Findings) -> None:

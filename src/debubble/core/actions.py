@@ -7,7 +7,7 @@ one packed action, from the lowest bit up:
 field       bits meaning
 =========== ==== =====================================================================
 kind        5    :class:`Kind`
-pair        2    0 alone, 1 first and 2 second action of an overlapped pair
+pair        2    0 alone; of an overlapped group 1 first, 3 between, 2 last
 stage       20   model stage, 0..S-1
 microbatch  36   counted through all iterations: iteration k holds k·m .. (k+1)·m-1
 =========== ==== =====================================================================
@@ -107,7 +107,7 @@ class Action(NamedTuple):
 _COMPUTES = np.isin(np.arange(KIND_MASK + 1), COMPUTE_KINDS)
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})(?:\.(\d{{1,9}}))?", re.ASCII)
-_PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
+_GROUP = re.compile(r"\(([^()]*;[^()]*)\)OVERLAP_F_B")
 
 
 def pack(kind: Kind, stage: ArrayLike, microbatch: ArrayLike) -> Program:
@@ -153,8 +153,28 @@ def computes(kinds: NDArray[np.integer]) -> NDArray[np.bool_]:
 
 
 def pairs_of(packed: Program) -> NDArray[np.int64]:
-    """0 for actions that run alone, 1 and 2 for the halves of an overlapped pair."""
+    """0 for actions that run alone; for those of an overlapped group 1 first, 3 between, 2 last."""
     return (packed >> PAIR_SHIFT) & PAIR_MASK
+
+
+def begins_group(packed: Program) -> NDArray[np.bool_]:
+    """Whether actions run alone or are the first of an overlapped group."""
+    return pairs_of(packed) <= 1
+
+
+def ends_group(packed: Program) -> NDArray[np.bool_]:
+    """Whether actions run alone or are the last of an overlapped group."""
+    last: NDArray[np.bool_] = pairs_of(packed) % 2 == 0
+    return last
+
+
+def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the group of every action begins, and the position behind its end."""
+    begins = np.flatnonzero(begins_group(packed))
+    ends = np.flatnonzero(ends_group(packed)) + 1
+    here = np.arange(len(packed))
+    begin = begins[np.searchsorted(begins, here, side="right") - 1]
+    return begin, ends[np.searchsorted(ends, here, side="right")]
 
 
 def stages_of(packed: Program) -> NDArray[np.int64]:
@@ -168,7 +188,7 @@ def microbatches_of(packed: Program) -> NDArray[np.int64]:
 
 
 def parse_cell(text: str, slices: int = 1) -> list[int]:
-    """Packed actions of one cell of text: one action, or the two of an overlapped pair.
+    """Packed actions of one cell of text: one action, or those of an overlapped group.
 
     `slices` are those of a microbatch, as in :meth:`Action.parse`.
 
@@ -176,32 +196,37 @@ def parse_cell(text: str, slices: int = 1) -> list[int]:
     --------
     >>> [str(unpack(code)) for code in parse_cell("(0F3;3B1)OVERLAP_F_B")]
     ['0F3', '3B1']
+    >>> [str(unpack(code)) for code in parse_cell("(0F3;3I1;2W0)OVERLAP_F_B")]
+    ['0F3', '3I1', '2W0']
     """
     text = text.strip()
     if not text.startswith("("):
         action = Action.parse(text, slices)
         return [int(pack(action.kind, action.stage, action.microbatch)[0])]
-    match = _PAIR.fullmatch(text)
+    match = _GROUP.fullmatch(text)
     if match is None:
-        raise FormatError(f"'{text}' is not a pair; write (0F3;3B1)OVERLAP_F_B")
+        raise FormatError(f"'{text}' is not an overlapped group; write (0F3;3B1)OVERLAP_F_B")
+    parts = match[1].split(";")
     codes = []
-    for place, part in enumerate(match.groups(), start=1):
+    for index, part in enumerate(parts):
         action = Action.parse(part, slices)
+        place = 1 if index == 0 else 2 if index == len(parts) - 1 else 3
         code = int(pack(action.kind, action.stage, action.microbatch)[0])
         codes.append(code | place << PAIR_SHIFT)
     return codes
 
 
 def cells(program: Program, slices: int = 1) -> list[str]:
-    """The text of a program, one cell an action or overlapped pair; reads back the same."""
+    """The text of a program, one cell an action or overlapped group; reads back the same."""
     texts: list[str] = []
-    first = ""
+    group: list[str] = []
     for code, place in zip(program.tolist(), pairs_of(program).tolist(), strict=True):
         text = unpack(code).text(slices)
-        if place == 1:
-            first = text
-        elif place == 2:
-            texts.append(f"({first};{text})OVERLAP_F_B")
-        else:
+        if place == 0:
             texts.append(text)
+            continue
+        group.append(text)
+        if place == 2:
+            texts.append(f"({';'.join(group)})OVERLAP_F_B")
+            group = []
     return texts

@@ -119,7 +119,10 @@ class _Rest:
         return next((pair for pair in ends if pair[1] < pair[0]), ends[0])
 
     def _parts(self, event: int) -> tuple[int, ...]:
-        return (event, event + 1) if self.events.pair[event] == 1 else (event,)
+        stop = event + 1
+        while stop < len(self.events.pair) and self.events.pair[stop] >= 2:
+            stop += 1
+        return tuple(range(event, stop)) if self.events.pair[event] == 1 else (event,)
 
     def _action(self, position: int) -> Action:
         return unpack(int(self.events.schedule.actions[position]))

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import SHARDING_KINDS, Kind
+from debubble.engine.event_graph import COLLECTIVE_KINDS
 from debubble.engine.events import Edges, Events, Ids
-from debubble.engine.graph import COLLECTIVE_KINDS
 
 USES = (Kind.F, Kind.I, Kind.B, Kind.W, Kind.R)
 """Kinds that compute with a stage's weights."""

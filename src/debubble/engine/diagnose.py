@@ -13,16 +13,16 @@ from debubble.core.actions import (
     STAGE_SHIFT,
     Action,
     Kind,
+    group_bounds,
     kinds_of,
     microbatches_of,
-    pairs_of,
     stages_of,
     unpack,
 )
 from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels import compile as sweep
+from debubble.engine.kernels import sweep
 
 SEARCH_LIMIT = 400
 """Remaining actions up to which every one is tried as the start of the shortest cycle.
@@ -53,10 +53,10 @@ def explain(schedule: Schedule, outcome: int, position: int) -> ScheduleError:
         return ScheduleError(
             f"{where} runs twice, or beside another backward of the same microbatch; remove one"
         )
-    if outcome == sweep.BAD_PAIR:
+    if outcome == sweep.BAD_GROUP:
         return ScheduleError(
-            f"{where} is in a bad overlapped pair; a pair is one forward, then one backward "
-            "of another microbatch: (0F1;0B0)OVERLAP_F_B"
+            f"{where} is in a bad overlapped group; its members are two to 16 of F, I, W, B and R "
+            "of different stages or microbatches: (0F1;0B0)OVERLAP_F_B"
         )
     if outcome == sweep.BAD_STEP:
         return ScheduleError(f"{where} steps an iteration that was stepped before; remove one")
@@ -168,14 +168,13 @@ class _Waits:
                 self.where.setdefault(action, position)
         self.missing: tuple[int, Action] | None = None
         self.sources = [self._sources(position) for position in range(len(self.actions))]
-        # The halves of a pair start together: the first waits for all that the second does.
+        # The members of a group start together: the first waits for all that the others do.
         self.leads: dict[int, list[int]] = {}
-        pairs = pairs_of(schedule.actions)
-        for lead in np.flatnonzero((pairs[:-1] == 1) & (pairs[1:] == 2)).tolist():
-            if self.ranks[lead] != self.ranks[lead + 1]:
-                continue
-            self.leads[lead] = self.sources[lead]
-            self.sources[lead] = self.sources[lead] + self.sources[lead + 1]
+        begins = group_bounds(schedule.actions)[0].tolist()
+        for position, lead in enumerate(begins):
+            if lead < position and self.ranks[lead] == self.ranks[position]:
+                self.leads.setdefault(lead, self.sources[lead])
+                self.sources[lead] = self.sources[lead] + self.sources[position]
         self.done = self._run()
 
     def text(self, position: int) -> str:

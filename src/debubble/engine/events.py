@@ -33,7 +33,6 @@ where ranks are in step, it takes their copies in turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,8 +40,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
-    KIND_MASK,
-    TRANSFER_KINDS,
     Kind,
     computes,
     kinds_of,
@@ -52,17 +49,9 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import (
-    LINK,
-    MEETING,
-    QUEUES,
-    TIMED_KINDS,
-    EventGraph,
-    P2PMode,
-    lanes_of,
-)
+from debubble.engine.event_graph import LINK, TIMED_KINDS, EventGraph, lanes_of
 from debubble.engine.kernels.events import WIDTH, WORK, join_edges, sort_events
-from debubble.engine.transfers import ReceivePolicy, first_transfer, insert_transfers
+from debubble.engine.modes import P2PMode
 
 Ids: TypeAlias = NDArray[np.integer]
 """Positions of actions, or numbers of events: an action's event has the action's position."""
@@ -114,7 +103,7 @@ class Events:
         self.event: Ids = np.arange(len(actions), dtype=np.int32)
         self.carrier: Ids = np.full(len(actions), -1, dtype=np.int32)
         self.meets: Ids = np.full(len(actions), -1, dtype=np.int32)
-        alone = np.flatnonzero(computes(self.kind) & (self.pair != 2))
+        alone = np.flatnonzero(computes(self.kind) & (self.pair <= 1))
         self.turns: tuple[Ids, Ids] = (alone, alone)
         self._added: list[Ids] = []
         self._events = len(actions)
@@ -283,11 +272,9 @@ def compile_events(schedule: Schedule, mode: P2PMode, shared: int = 1) -> EventG
     Parameters
     ----------
     schedule
-        Any schedule. In modes in which transfers meet one without transfers gets them from
-        :func:`debubble.engine.transfers.insert_transfers`, and the graph speaks about the actions
-        of the schedule as given.
+        Any schedule; in modes in which it matters where receives stand, with its transfers.
     mode
-        What a transfer does, see :mod:`debubble.engine.streams` and
+        What a transfer does, see :mod:`debubble.engine.modes` and
         :func:`debubble.engine.rules.sends`.
     shared
         How many neighbouring ranks share one link to the host.
@@ -298,12 +285,6 @@ def compile_events(schedule: Schedule, mode: P2PMode, shared: int = 1) -> EventG
         When the order cannot run: an action twice, without what it needs, or a circle of actions
         that wait for each other, of which the shortest is shown.
     """
-    if mode in MEETING and first_transfer(schedule) is None:
-        policy: ReceivePolicy = "queued" if mode in QUEUES else "just-in-time"
-        graph = _compile(insert_transfers(schedule, policy), mode, shared)
-        kinds = graph.schedule.actions & KIND_MASK
-        kept = np.flatnonzero((kinds < min(TRANSFER_KINDS)) | (kinds > max(TRANSFER_KINDS)))
-        return replace(graph, schedule=schedule, node=graph.node[kept], sent=graph.sent[kept])
     return _compile(schedule, mode, shared)
 
 
@@ -351,5 +332,5 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int) -> EventGraph:
     completed = len(events.of(Kind.W, Kind.B))
     return EventGraph(
         schedule, mode, first, second, lag_of, cost, place[events.event], sent, kinds, a, b,
-        completed, shared,
+        completed, False, shared,
     )  # fmt: skip

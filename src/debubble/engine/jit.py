@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 Array: TypeAlias = NDArray[Any]
 """What kernels take: arrays of numbers, or lists in place of one-dimensional ones."""
@@ -23,6 +25,9 @@ INTERPRET_AT_MOST = 400_000
 
 INTERPRET_WHEN_LOADED = 100
 """Loop steps below which interpreting is sooner done once numba is loaded."""
+
+HELPER = "called_by_kernels"
+"""Attribute of functions that are compiled together with the kernels that call them."""
 
 _interpreted = 0
 
@@ -51,7 +56,15 @@ class Kernel(Generic[R]):
         if self._compiled is None:
             import numba
 
-            self._compiled = numba.njit(cache=True, nogil=True)(self.py_func)
+            scope = {
+                name: numba.njit(value) if getattr(value, HELPER, False) else value
+                for name, value in self.py_func.__globals__.items()
+            }
+            function = types.FunctionType(
+                self.py_func.__code__, scope, self.py_func.__name__, self.py_func.__defaults__
+            )
+            function.__qualname__ = self.py_func.__qualname__
+            self._compiled = numba.njit(cache=True, nogil=True)(function)
         return self._compiled
 
     def run(self, work: int, *args: Any) -> R:
@@ -79,6 +92,15 @@ class Kernel(Generic[R]):
             target: Any = args[index]
             target[:] = lists[index]
         return result
+
+
+def helper(function: F) -> F:
+    """Mark a function that kernels of the same file call.
+
+    Of the same file, because compiled code is kept on disk until the file of its kernel changes.
+    """
+    setattr(function, HELPER, True)
+    return function
 
 
 def kernel(*, writes: tuple[str, ...] = ()) -> Callable[[Callable[..., R]], Kernel[R]]:

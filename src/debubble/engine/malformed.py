@@ -14,15 +14,15 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
+    group_bounds,
 )
 from debubble.core.ends import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.engine import stuck
 from debubble.engine.collectives import copies_here
 from debubble.engine.events import SLICES, Events, Ids, takers
-from debubble.engine.graph import MEETING
-from debubble.engine.kernels import compile as sweep
-from debubble.engine.kernels import links
+from debubble.engine.kernels import sweep
+from debubble.engine.modes import MEETING
 from debubble.engine.recompute import recompute_share
 
 ONCE = frozenset(Kind) - set(WHOLE_STAGE_KINDS)
@@ -45,6 +45,13 @@ def refuse_malformed(events: Events) -> None:
         What the sweeps say in the same case.
     """
     for sort in (_misplaced, _repeated, _bad_pairs, _missing, _transfers, _steps, _shards):
+        for error in sort(events):
+            raise error
+
+
+def refuse_misplaced(events: Events) -> None:
+    """Raise the error for the first action that is there twice or should not be where it is."""
+    for sort in (_misplaced, _repeated, _bad_pairs):
         for error in sort(events):
             raise error
 
@@ -97,20 +104,22 @@ def _bad_pairs(events: Events) -> Iterator[ScheduleError]:
     if not events.pair.any():
         return
     pair, kind = events.pair, events.kind
-    after = np.minimum(np.arange(1, len(pair) + 1), len(pair) - 1)
-    before = np.maximum(np.arange(-1, len(pair) - 1), 0)
-    good = (
-        (pair == 1)
-        & (pair[after] == 2)
-        & (events.rank[after] == events.rank)
-        & (kind == Kind.F)
-        & (kind[after] >= Kind.I)
-        & (kind[after] <= Kind.B)
-        & (events.cell[after] != events.cell)
-    )
-    bad = ((pair == 1) & ~good) | ((pair == 2) & ~good[before]) | (pair == 3)
+    same_rank = events.rank[1:] == events.rank[:-1]
+    goes_on, led = np.zeros((2, len(pair)), dtype=bool)
+    goes_on[:-1] = same_rank & (pair[1:] >= 2)
+    led[1:] = same_rank & (pair[:-1] % 2 == 1)
+    bad = ((pair % 2 == 1) & ~goes_on) | ((pair >= 2) & ~led) | ((pair > 0) & (kind > Kind.R))
+    if not bad.any():
+        begin, stop = group_bounds(events.schedule.actions)
+        bad = stop - begin > sweep.MOST_MEMBERS
+        members = np.flatnonzero(pair)
+        order = members[np.lexsort((events.cell[members], begin[members]))]
+        again = (begin[order][1:] == begin[order][:-1]) & (
+            events.cell[order][1:] == events.cell[order][:-1]
+        )
+        bad[begin[order][1:][again]] = True
     for position in _first(bad):
-        yield _explain(events, sweep.BAD_PAIR, position)
+        yield _explain(events, sweep.BAD_GROUP, position)
 
 
 def _missing(events: Events) -> Iterator[ScheduleError]:
@@ -230,13 +239,13 @@ def _transfers(events: Events) -> Iterator[ScheduleError]:
         end = events.stage[here] + step
         nowhere = (end < 0) | (end >= schedule.stages)
         for position in _first(nowhere, here):
-            yield _explain(events, links.NO_TRANSFER, position)
+            yield _explain(events, sweep.NO_TRANSFER, position)
         for position in _first(events.home(here, step) == events.rank[here], here):
-            yield _explain(events, links.NO_TRANSFER, position)
+            yield _explain(events, sweep.NO_TRANSFER, position)
         if len(here):
             found = events.where(other)[events.cell[here] + step * units]
             for position in _first(found < 0, here):
-                yield _explain(events, links.UNMATCHED, position)
+                yield _explain(events, sweep.UNMATCHED, position)
     for kinds, wanted, step in takers(events):
         receive = Kind.RECV_F if step < 0 else Kind.RECV_B
         here, made = events.needed(kinds, wanted, step)
@@ -266,7 +275,7 @@ def _crossed(events: Events) -> Iterator[ScheduleError]:
     here, there, link = here[order], there[order], link[order]
     swapped = (link[1:] == link[:-1]) & (there[1:] < there[:-1])
     for position in _first(swapped, here[1:]):
-        yield _explain(events, links.CROSSED, position)
+        yield _explain(events, sweep.CROSSED, position)
 
 
 def _steps(events: Events) -> Iterator[ScheduleError]:

@@ -6,34 +6,36 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS, Kind
-from debubble.core.costs import Costs
+from debubble.core.actions import group_bounds
 from debubble.core.ends import first_stages
+from debubble.core.kinds import COPY_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS, Kind
 from debubble.engine.collectives import collectives, reductions_before
+from debubble.engine.event_graph import TIMED_KINDS
 from debubble.engine.events import SLICES, Edges, Events, Ids, Rule, takers
-from debubble.engine.graph import QUEUES, TIMED_KINDS, compile_graph
 from debubble.engine.kernels.events import follow
+from debubble.engine.modes import QUEUES
 
 BOUNDARIES = (((Kind.F,), 1), ((Kind.I, Kind.B), -1))
 """Kinds whose results go to a neighbouring stage, and the step to it."""
 
 RECEIVED_BY = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
 
-UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
-"""Costs of the simulation that orders the copies on a shared link."""
-
 
 def durations(events: Events) -> Iterator[Edges]:
-    """Compute actions take their time; the two halves of a pair are one event."""
+    """Compute actions take their time; the members of a group are one event."""
     alone = np.flatnonzero((events.kind < Kind.OPT) & (events.pair == 0))
     kind = events.kind[alone].astype(np.int64)
     events.own[alone] = 1 + kind * events.places + events.place[alone]
     steps = events.of(Kind.OPT)
     events.own[steps] = 1 + TIMED_KINDS * events.places + events.rank[steps]
-    second = np.flatnonzero(events.pair == 2)
-    events.event[second] = second - 1
+    members = np.flatnonzero(events.pair)
+    begin = group_bounds(events.schedule.actions)[0][members] if len(members) else members
+    events.event[members] = begin
+    # Times of groups matter to nobody who looks for a cycle, but those of pairs are as they are.
+    events.own[begin] = 0
+    second = members[(events.pair[members] == 2) & (members - begin == 1)]
     for half in (Kind.I, Kind.W, Kind.B):
-        these = second[events.kind[second] == half]
+        these = second[(events.kind[second] == half) & (events.kind[second - 1] == Kind.F)]
         if len(these):
             events.own[these - 1] = events.pair_time(
                 half, events.place[these - 1], events.place[these]
@@ -104,8 +106,10 @@ def sends(events: Events) -> Iterator[Edges]:
 def _queues(events: Events, both: Ids) -> Edges:
     """Every end of a transfer comes after the one before it on its queue."""
     queue = events.rank[both].astype(np.int64)
-    if events.mode == "pair":
+    if events.mode != "group":
         queue = queue * events.schedule.ranks + events.rank[events.meets[both]]
+        if events.mode == "directed":
+            queue = 2 * queue + np.isin(events.kind[both], (Kind.RECV_F, Kind.RECV_B))
         order = np.argsort(queue, kind="stable")
         both, queue = both[order], queue[order]
     same = queue[1:] == queue[:-1]
@@ -221,18 +225,8 @@ def copies(events: Events) -> Iterator[Edges]:
 
 
 def _on_streams(events: Events, both: Ids) -> Edges:
-    """One copy after the other, on every rank's own stream or on links that ranks share."""
-    schedule = events.schedule
-    stream = events.rank[both].astype(np.int64)
-    if events.shared > 1:
-        to_host = np.array([target is None for target in schedule.copy_targets])[stream]
-        graph = compile_graph(schedule, events.mode)
-        vector = graph.cost_vector(UNIT_COSTS.table(schedule))
-        node = graph.node[both]
-        time = (graph.evaluate(vector) - vector[graph.cost])[node]
-        stream = np.where(to_host, schedule.ranks + stream // events.shared, stream)
-        order = np.lexsort((node, time, stream))
-        both, stream = both[order], stream[order]
+    """One copy after the other, on every rank's own stream."""
+    stream = events.rank[both]
     same = stream[1:] == stream[:-1]
     return Edges(both[1:][same], both[:-1][same], turn=True)
 

@@ -12,8 +12,7 @@ from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT, Action, Kind
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine import diagnose
-from debubble.engine.kernels import compile as sweep
-from debubble.engine.kernels import links
+from debubble.engine.kernels import sweep
 
 SEARCH_LIMIT = 512
 """Ranks up to which every one is tried as the start of the shortest circle."""
@@ -102,18 +101,18 @@ def explain(stopped: Stopped, outcome: int, position: int) -> ScheduleError:
         )
     if outcome == sweep.DUPLICATE and action.kind > Kind.OPT:
         return ScheduleError(f"{where} runs twice; remove one", (text,))
-    if outcome == links.NO_TRANSFER:
+    if outcome == sweep.NO_TRANSFER:
         other = partner(action).stage
         if 0 <= other < schedule.stages:
             reason = f"stages {action.stage} and {other} both live on rank {rank}"
         else:
             reason = f"stage {action.stage} is the {'first' if other < 0 else 'last'}"
         return ScheduleError(f"{where} has no other end: {reason}; remove it", (text,))
-    if outcome == links.UNMATCHED:
+    if outcome == sweep.UNMATCHED:
         wanted = partner(action)
         home, end = stopped.home(wanted.stage, wanted.microbatch), schedule.text(wanted)
         return ScheduleError(f"{where} has no other end; add {end} on rank {home}", (text, end))
-    if outcome == links.CROSSED:
+    if outcome == sweep.CROSSED:
         other = stopped.home(*partner(action)[::2])
         sender, receiver = (rank, other) if action.kind in (6, 8) else (other, rank)
         return ScheduleError(
@@ -247,8 +246,10 @@ def _waits(stopped: Stopped, rank: int) -> list[_Wait]:
                 waits.append(wait(position, partner(stopped.action(position))))
             position += 1
         return waits
-    paired = (int(schedule.actions[here]) >> PAIR_SHIFT) & PAIR_MASK == 1
-    for position in range(here, here + 1 + paired):
+    behind = here + 1
+    while (int(schedule.actions[behind - 1]) >> PAIR_SHIFT) & 1:
+        behind += 1
+    for position in range(here, behind):
         stage, own, microbatch = stopped.action(position)
         step, send = (-1, Kind.SEND_F) if own == Kind.F else (1, Kind.SEND_B)
         waits_for_none = own != Kind.F and not diagnose.takes_gradient(schedule, own)

@@ -19,6 +19,7 @@ from debubble.core.actions import (
     Action,
     Kind,
     computes,
+    ends_group,
     kinds_of,
     pairs_of,
     unpack,
@@ -130,7 +131,7 @@ class Timeline:
         for rank in range(schedule.ranks):
             part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
             program = schedule.actions[part]
-            alone = graph.node[part][(pairs_of(program) != 1) & computes(kinds_of(program))]
+            alone = graph.node[part][ends_group(program) & computes(kinds_of(program))]
             counts = np.bincount(graph.cost[alone], minlength=len(self.costs))
             use[rank] = counts
         return use @ self.costs

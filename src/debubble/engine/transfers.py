@@ -44,7 +44,6 @@ this, and put back behind the compute action they followed, in front of its tran
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,25 +55,24 @@ from debubble.core.actions import (
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
     computes,
+    group_bounds,
     kinds_of,
-    pairs_of,
     unpack,
 )
-from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
-from debubble.engine.graph import compile_graph
+from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
+from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
 
-ReceivePolicy: TypeAlias = Literal["eager", "just-in-time", "queued"]
-RECEIVE_POLICIES = ("eager", "just-in-time", "queued")
+__all__ = [
+    "RECEIVE_POLICIES", "UNIT_COSTS", "ReceivePolicy", "first_transfer", "insert_transfers",
+    "without",
+]  # fmt: skip
 
 ASIDE = (*COPY_KINDS, *SHARDING_KINDS)
 """Kinds beside compute and transfers between stages."""
-
-UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
-"""Costs of the simulation that places receives: whole numbers, and none of them zero."""
 
 
 def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
@@ -108,7 +106,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     aside = np.isin(kinds_of(schedule.actions), ASIDE)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
-    graph = compile_graph(schedule)
+    graph = compile_programs(schedule, "overlapped")
     ranks, count = schedule.ranks, len(schedule)
     home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
     consumer = np.zeros(count, dtype=np.int32)
@@ -198,7 +196,7 @@ def _one_order(
 
     `order` has them by the end of their producers, which settles what is equal in time.
     """
-    following = order + 1 + (pairs_of(schedule.actions[order]) == 1)
+    following = group_bounds(schedule.actions)[1][order]
     ends_rank = following == schedule.offsets[home[order] + 1]
     sender = np.where(ends_rank, np.iinfo(np.int32).max, np.append(start, 0)[following])
     return np.argsort(np.minimum(sender, start[slot]), kind="stable")
@@ -212,7 +210,7 @@ def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
 
 def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_]) -> Schedule:
     """The lowered schedule with what was left out of the schedule as it was given."""
-    compile_graph(schedule)
+    compile_programs(schedule, "overlapped")
     compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
     here = np.flatnonzero(aside)
     rank = np.searchsorted(schedule.offsets, here, side="right") - 1

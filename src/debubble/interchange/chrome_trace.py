@@ -21,10 +21,10 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
+    begins_group,
     computes,
     kinds_of,
     microbatches_of,
-    pairs_of,
     stages_of,
 )
 from debubble.core.errors import FormatError
@@ -174,7 +174,7 @@ def _threads(timeline: Timeline) -> NDArray[np.int64]:
     """Thread of every action: halves of a pair run at the same time and take one each."""
     actions = timeline.schedule.actions
     kinds = kinds_of(actions)
-    threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
+    threads = np.where(begins_group(actions), COMPUTE, PAIRED)
     threads = np.where(computes(kinds), threads, TRANSFERS)
     threads = np.where(np.isin(kinds, SHARDING_KINDS), COLLECTIVES, threads)
     return np.where(np.isin(kinds, COPY_KINDS), COPIES, threads)

@@ -14,9 +14,9 @@ from debubble.core.actions import (
     COMPUTE_KINDS,
     Action,
     Kind,
+    begins_group,
     kinds_of,
     microbatches_of,
-    pairs_of,
     stages_of,
 )
 from debubble.core.errors import FormatError
@@ -91,7 +91,7 @@ def _slices(
     ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     compute = np.flatnonzero(np.isin(kinds_of(actions), COMPUTE_KINDS))
     actions, ranks = actions[compute], ranks[compute]
-    threads = np.where(pairs_of(actions) == 2, PAIRED, COMPUTE)
+    threads = np.where(begins_group(actions), COMPUTE, PAIRED)
     begins, lengths = whole_nanoseconds(
         start[compute] * MICROSECONDS,
         (end - start)[compute] * MICROSECONDS,

@@ -27,10 +27,10 @@ from debubble.core.actions import (
     Action,
     Kind,
     Program,
+    begins_group,
     cells,
     kinds_of,
     microbatches_of,
-    pairs_of,
     stages_of,
     unpack,
 )
@@ -212,14 +212,14 @@ def _lowered(program: Program, waits: bool) -> list[str]:
     """
     texts = cells(program)
     actions = [unpack(code) for code in program.tolist()]
-    seconds = (pairs_of(program) == 2).tolist()
+    seconds = (~begins_group(program)).tolist()
     row: list[str] = []
     sent: dict[Action, str] = {}
     position = 0
     for text in texts:
         leaves = actions[position : position + 1]
         position += 1
-        if position < len(actions) and seconds[position]:
+        while position < len(actions) and seconds[position]:
             leaves.append(actions[position])
             position += 1
         stage, kind, _ = leaves[0]

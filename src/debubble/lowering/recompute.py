@@ -31,8 +31,8 @@ from debubble.core.actions import (
     STAGE_SHIFT,
     Kind,
     Program,
+    group_bounds,
     kinds_of,
-    pairs_of,
     stages_of,
 )
 from debubble.core.costs import Costs
@@ -199,7 +199,7 @@ def just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
     backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)
     cells = program[spots] >> STAGE_SHIFT << STAGE_SHIFT
-    return np.insert(program, spots - (pairs_of(program[spots]) == 2), cells | int(Kind.R))
+    return np.insert(program, group_bounds(program)[0][spots], cells | int(Kind.R))
 
 
 def _in_bubbles(

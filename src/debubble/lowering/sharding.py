@@ -13,10 +13,11 @@ from debubble.core.actions import (
     TRANSFER_KINDS,
     Kind,
     Program,
+    begins_group,
+    group_bounds,
     kinds_of,
     microbatches_of,
     pack,
-    pairs_of,
     stages_of,
     unpack,
 )
@@ -96,11 +97,12 @@ def add_sharding(
             f"'{schedule.name}' has {unpack(int(schedule.actions[position]))} already on rank "
             f"{schedule.rank_of(position)}; lower a schedule without it"
         )
-    least = 2 if pairs_of(schedule.actions).any() else 1
+    begin, stop = group_bounds(schedule.actions)
+    least = int((stop - begin).max(initial=1))
     if mode == "fsdp" and max_active < least:
         raise ParameterError(
-            f"max_active is {max_active}; {'a pair may use 2 stages' if least == 2 else 'use 1'} "
-            "or more"
+            f"max_active is {max_active}; "
+            f"{f'a group may use {least} stages' if least > 1 else 'use 1'} or more"
         )
     inserts = [_reductions(schedule, kinds)]
     if mode == "fsdp":
@@ -126,7 +128,7 @@ def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     keys = np.flatnonzero(last >= 0)
     place, iteration = np.divmod(keys, schedule.iterations)
     ranks, stage = np.divmod(place, stages)
-    spots = last[keys] + 1 + (pairs_of(actions[last[keys]]) == 1)
+    spots = group_bounds(actions)[1][last[keys]]
     sends = np.flatnonzero((kinds == Kind.SEND_F) | (kinds == Kind.SEND_B))
     if len(sends):
         others = np.flatnonzero(~np.isin(kinds, TRANSFER_KINDS))
@@ -157,7 +159,7 @@ def _weights(
         4 * count,
         chain,
         stage,
-        pairs_of(actions[uses]) == 2,
+        ~begins_group(actions[uses]),
         following,
         max_active,
         prefetch,

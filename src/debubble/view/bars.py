@@ -230,7 +230,7 @@ def bars_of(timeline: Timeline) -> Bars:
     shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])
 
     # The forward of a pair is its first action.
-    lane = pairs_of(actions)
+    lane = np.minimum(pairs_of(actions), 2)
     return Bars(
         timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit, iteration
     )

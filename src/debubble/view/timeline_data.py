@@ -218,7 +218,8 @@ def _styles(
     if schedule.placement.copies > 1:
         step = kind == Kind.OPT
         copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
-    lane = pairs_of(actions)
+    # Members of a group beyond the second share its lane.
+    lane = np.minimum(pairs_of(actions), 2)
     cost = graph.cost[graph.node[order]].astype(np.int64)
     key = ((cost * graph.places + place) * 4 + lane) * 32 + held_as
     _, first, style = np.unique(key, return_index=True, return_inverse=True)

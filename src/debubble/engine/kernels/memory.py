@@ -22,7 +22,7 @@ def peak_memory(
     """Largest memory of every rank, and what is left at its end.
 
     ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends. Actions of
-    one rank do not run at the same time, except the halves of a pair, so that the order alone
+    one rank do not run at the same time, except those of a group, so that the order alone
     decides and no times are needed.
     """
     places = slices * copies * stages
@@ -43,7 +43,7 @@ def peak_memory(
             index = (action & KIND_MASK) * places + place
             held += at_start[index]
             later += at_end[index]
-            if (action >> PAIR_SHIFT) & 3 != 1:
+            if (action >> PAIR_SHIFT) & 1 == 0:
                 if held > most:
                     most = held
                 held += later

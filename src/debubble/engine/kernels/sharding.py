@@ -200,7 +200,7 @@ def sharding_holds(
                     if made[key] != mark:
                         made[key] = mark
                         missing += 1
-            joined = pair == 1
+            joined = pair % 2 == 1
         if unused > 0:
             return False
     return missing == 0 or not (asked or reductions > 0)

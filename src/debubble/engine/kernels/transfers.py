@@ -117,12 +117,13 @@ def place_late(
         position = order[index]
         latest = consumer[position]
         link = home[position] * ranks + home[latest]
-        if (actions[latest] >> PAIR_SHIFT) & 3 == 2:
+        # Groups begin and end as one.
+        while (actions[latest] >> PAIR_SHIFT) & 3 >= 2:
             latest -= 1
         if 0 < link_slot[link] <= latest:
             latest = link_slot[link] - 1
         following = position + 1
-        if (actions[position] >> PAIR_SHIFT) & 3 == 1:
+        while (actions[following - 1] >> PAIR_SHIFT) & 1 == 1:
             following += 1
         here = slot[index]
         if following == offsets[home[position] + 1]:
@@ -158,11 +159,13 @@ def write_programs(
             here += count
             lowered[here] = actions[position]
             here += 1
-            if (actions[position] >> PAIR_SHIFT) & 3 == 1:
+            if held < 0:
                 held = position
+            # The results of a group are sent behind all of it.
+            if (actions[position] >> PAIR_SHIFT) & 1 == 1:
                 continue
-            for sender in (held, position):
-                if sender >= 0 and consumer[sender] >= 0:
+            for sender in range(held, position + 1):
+                if consumer[sender] >= 0:
                     kind = 6 if actions[sender] & KIND_MASK == 0 else 8
                     lowered[here] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
                     here += 1
@@ -194,7 +197,9 @@ def write_queues(
     """
     for index in range(len(order)):
         sender = order[index]
-        after = sender + 1 if (actions[sender] >> PAIR_SHIFT) & 3 != 1 else sender + 2
+        after = sender + 1
+        while (actions[after - 1] >> PAIR_SHIFT) & 1 == 1:
+            after += 1
         room[after + home[sender]] += 1
         room[slot[index] + home[slot[index]]] += 1
     here = 0
@@ -211,7 +216,9 @@ def write_queues(
     for index in range(len(order)):
         sender = order[index]
         needed = consumer[sender]
-        after = sender + 1 if (actions[sender] >> PAIR_SHIFT) & 3 != 1 else sender + 2
+        after = sender + 1
+        while (actions[after - 1] >> PAIR_SHIFT) & 1 == 1:
+            after += 1
         kind = 6 if actions[sender] & KIND_MASK == 0 else 8
         gap = after + home[sender]
         lowered[room[gap]] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind

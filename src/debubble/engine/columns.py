@@ -1,0 +1,178 @@
+"""The table of kinds as numbers, for the kernel that compiles programs.
+
+Every number follows from a row of :data:`debubble.core.kinds.KINDS`. The kernel looks at one need
+of a kind that may be of another rank, the one of a neighbouring stage; what else a kind waits for
+either stands before it in the program of its rank, which is checked by bits, or is rare.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.kinds import (
+    KINDS,
+    WORK_KINDS,
+    Kind,
+    KindSpec,
+    Need,
+    Of,
+    Per,
+    Stream,
+    Time,
+    always,
+)
+from debubble.core.schedule import Schedule
+from debubble.engine.kernels import sweep
+
+KIND_NUMBERS = 32
+"""Kinds that five bits of an action can name."""
+
+SORTS = {
+    (Stream.COMPUTE, Per.UNIT): sweep.WORK,
+    (Stream.COMPUTE, Per.SHARD): sweep.SHARD,
+    (Stream.COMPUTE, Per.RANK_STEP): sweep.STEP,
+    (Stream.TRANSFER, Per.UNIT): sweep.TRANSFER,
+    (Stream.COPY, Per.UNIT): sweep.COPY,
+    (Stream.COLLECTIVE, Per.STAGE): sweep.COLLECTIVE,
+    (Stream.COLLECTIVE, Per.STAGE_STEP): sweep.COLLECTIVE,
+}
+"""What the kernel does with the kinds of a stream."""
+
+_RESULTS = tuple(
+    dict.fromkeys(
+        (need.kinds, -need.stage)
+        for spec in KINDS
+        for need in spec.needs
+        if need.stage and spec.stream is Stream.COMPUTE
+    )
+)
+"""Kinds whose results go to a neighbouring stage, and the step to it."""
+
+_ONCE = tuple(spec.kind for spec in KINDS if spec.per in (Per.UNIT, Per.SHARD))
+_BITS = {
+    kind: 1 << number
+    for number, kind in enumerate(sorted(_ONCE, key=lambda kind: (kind not in WORK_KINDS, kind)))
+}
+"""The bit of every kind that a (stage, microbatch) has at most once; work is in the lowest."""
+
+_CONDITIONS = tuple(need.when for spec in KINDS for need in spec.needs if need.when is not always)
+
+
+def columns(schedule: Schedule) -> NDArray[np.int64]:
+    """What the kinds of a schedule wait for, see :mod:`debubble.engine.kernels.sweep`.
+
+    Returns
+    -------
+    NDArray[np.int64]
+        Column c of kind k is at ``k * WIDTH + c``.
+    """
+    return _columns(tuple(condition(schedule) for condition in _CONDITIONS))
+
+
+@lru_cache
+def _columns(holds: tuple[bool, ...]) -> NDArray[np.int64]:
+    told = iter(holds)
+    needs = [[need for need in spec.needs if need.when is always or next(told)] for spec in KINDS]
+    table = np.zeros((KIND_NUMBERS, sweep.WIDTH), dtype=np.int64)
+    table[:, sweep.SORT] = sweep.UNKNOWN
+    for spec in KINDS:
+        for column, value in _row(spec, needs).items():
+            table[spec.kind, column] = value
+    flat = table.ravel()
+    flat.setflags(write=False)
+    return flat
+
+
+def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
+    kind, own = spec.kind, needs[spec.kind]
+    row = {sweep.SORT: SORTS[spec.stream, spec.per], sweep.BIT: _BITS.get(kind, 0)}
+    row[sweep.NEVER] = row[sweep.BIT] | _bits(spec.instead_of)
+    here = [need for need in own if need.of is Of.STAGE and not need.stage and not need.slice]
+    required = [need for need in here if not need.optional]
+    assert len(required) <= 1, f"{kind.name} needs several results of its own stage"
+    before = _bits(kind for need in required for kind in need.kinds)
+    row[sweep.BEFORE] = before or sweep.ALWAYS
+    row[sweep.NOT] = row[sweep.NEVER] | _bits(_users(kind, needs))
+    for need in own:
+        if need.of is Of.STAGE and need.stage:
+            row[sweep.TOWARDS] = need.stage
+            if spec.stream is Stream.COMPUTE:
+                row[sweep.RESULT] = _result(need.kinds)
+                row[sweep.THROUGH] = _bits([need.through] if need.through is not None else [])
+        elif need.of is Of.STAGE and need.slice:
+            row[sweep.SLICE] = need.slice
+            row[sweep.SLICE_BITS] = _bits(need.kinds)
+        elif need.of is Of.EVERY_SHARD:
+            row[sweep.EDGE] = 1
+        elif need.of is Of.ITERATION:
+            row[sweep.REDUCES] = 1
+        if Kind.UNSHARD in need.kinds:
+            row[sweep.WEIGHTS] = 1
+        back = [kind for kind in need.kinds if KINDS[kind].stream is Stream.COPY]
+        if back and spec.stream is Stream.COMPUTE:
+            row[sweep.BACK] = _bits(back)
+            row[sweep.AWAY] = _bits(
+                kind for there in back for n in needs[there] for kind in n.kinds
+            )
+    return row | _gives(spec, needs)
+
+
+def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
+    """What others do with an action, and what it costs."""
+    kind = spec.kind
+    row: dict[int, int] = {}
+    if spec.other_end is not None:
+        sender, receiver = (kind, spec.other_end) if spec.sends else (spec.other_end, kind)
+        row[sweep.SENDS] = int(spec.sends)
+        row[sweep.RESULT] = _result(needs[sender][0].kinds)
+        row[sweep.TOWARDS] = needs[receiver][0].stage * (-1 if spec.sends else 1)
+    for number, (made_by, step) in enumerate(_RESULTS):
+        if kind in made_by:
+            row[sweep.GIVES] = step
+            row[sweep.RESULT] = number
+    if spec.stream is Stream.COPY:
+        row[sweep.BACK] = _bits([kind] if _users(kind, needs) else [])
+    if kind in WORK_KINDS:
+        row[sweep.COST] = WORK_KINDS.index(kind)
+        row[sweep.HALF] = {Kind.F: 1, Kind.I: 2, Kind.W: 2, Kind.B: 2}.get(kind, 0)
+    elif spec.time is not Time.NONE:
+        row[sweep.COST] = 1
+    for other in KINDS:
+        for need in needs[other.kind]:
+            if need.of is Of.ITERATION and kind in need.kinds:
+                row[sweep.REDUCES] = row[sweep.COMPLETES] = 1
+            if need.last_stage_only and kind in need.kinds:
+                row[sweep.GIVEN] = 1
+    return row
+
+
+def _users(kind: Kind, needs: list[list[Need]]) -> list[Kind]:
+    """Kinds of the same (stage, microbatch) that wait for a kind where it is there.
+
+    What they wait for in turn has to come before them, too.
+    """
+    found = [
+        other.kind
+        for other in KINDS
+        for need in needs[other.kind]
+        if need.of is Of.STAGE and need.optional and kind in need.kinds
+    ]
+    for other in KINDS:
+        copies = other.stream is Stream.COPY and KINDS[kind].stream is Stream.COPY
+        if copies and any(kind in need.kinds for need in needs[other.kind]):
+            found += _users(other.kind, needs)
+    return found
+
+
+def _result(kinds: tuple[Kind, ...]) -> int:
+    return next(i for i, (made_by, _) in enumerate(_RESULTS) if set(kinds) <= set(made_by))
+
+
+def _bits(kinds: object) -> int:
+    total = 0
+    for kind in kinds:  # type: ignore[attr-defined]
+        total |= _BITS[kind]
+    return total

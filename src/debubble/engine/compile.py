@@ -1,0 +1,293 @@
+"""Compile the programs of a schedule, as they stand, into an event graph."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT
+from debubble.core.costs import Costs
+from debubble.core.ends import first_stages
+from debubble.core.errors import ScheduleError
+from debubble.core.kinds import COPY_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind
+from debubble.core.schedule import SYNCS, Schedule
+from debubble.engine.columns import columns
+from debubble.engine.event_graph import TIMED_KINDS, EventGraph, lanes_of
+from debubble.engine.kernels import sweep
+from debubble.engine.modes import MODE, P2PMode
+from debubble.engine.recompute import recompute_share
+from debubble.engine.refusal import explain_refusal
+
+UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
+"""Costs of simulations that settle an order: whole numbers, and none of them zero."""
+
+_BLOCK = 65536
+_GROUP_SLOTS = 8192
+_TRANSFERS = sum(1 << kind for kind in TRANSFER_KINDS)
+_COPIES = sum(1 << kind for kind in COPY_KINDS)
+_PLAIN = sum(1 << kind for kind in (*WORK_KINDS, Kind.OPT))
+_ONE = np.left_shift(np.uint32(1), np.arange(KIND_MASK + 1, dtype=np.uint32))
+
+
+def compile_programs(
+    schedule: Schedule, mode: P2PMode, shared: int = 1, *, explain: bool = True
+) -> EventGraph:
+    """Lower the programs of a schedule to an event graph; the same schedule is lowered once.
+
+    Parameters
+    ----------
+    schedule, mode
+        Any schedule, and what its transfers do, see :mod:`debubble.engine.modes`. Where there are
+        no sends and receives, what goes to another rank takes link time, and in a mode that sends
+        one transfer at a time its turn on the link.
+    shared
+        How many neighbouring ranks share one link to the host.
+    explain
+        Whether an error has to say why; to find that out takes many times as long as to compile.
+
+    Raises
+    ------
+    ScheduleError
+        When the order cannot run.
+    """
+    # The arrays are kept, not the graph: it points back at the schedule, and a circle of the two
+    # would hold on to memory until the garbage collector happens to come by.
+    key = (EventGraph, "programs", mode, shared)
+    if key not in schedule.derived:
+        graph = _compile(schedule, mode, shared, explain)
+        schedule.derived[key] = [getattr(graph, spec.name) for spec in fields(graph)[2:]]
+        return graph
+    return EventGraph(schedule, mode, *schedule.derived[key])
+
+
+def special_kinds(schedule: Schedule) -> int:
+    """The kinds of a schedule's actions beside what a rank computes: bit k stands for kind k."""
+    return _survey(schedule)[0]
+
+
+def _survey(schedule: Schedule) -> tuple[int, bool]:
+    """Those kinds, and whether any actions are overlapped."""
+    if "survey" not in schedule.derived:
+        kinds, bits = 0, 0
+        # Block by block, without a temporary array of all kinds.
+        for begin in range(0, len(schedule), _BLOCK):
+            block = schedule.actions[begin : begin + _BLOCK]
+            union = int(np.bitwise_or.reduce(block))
+            bits |= union
+            # Together, numbers have at least the bits of the largest.
+            if union & KIND_MASK > Kind.OPT:
+                kinds |= int(np.bitwise_or.reduce(_ONE[block & KIND_MASK]))
+        kinds &= ~_PLAIN
+        schedule.derived["survey"] = kinds, (bits >> PAIR_SHIFT) & PAIR_MASK != 0
+    survey: tuple[int, bool] = schedule.derived["survey"]
+    return survey
+
+
+def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> EventGraph:
+    kinds, grouped = _survey(schedule)
+    _refuse_unknown(schedule, kinds)
+    explicit = bool(kinds & _TRANSFERS)
+    rare = bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0
+    spec = MODE[mode]
+    placement = schedule.placement
+    ranks, stages, copies = placement.ranks, placement.stages, placement.copies
+    count, units, lanes = len(schedule), schedule.units, lanes_of(schedule)
+    cells = stages * units
+    places = schedule.slices * copies * stages
+    chained = schedule.sync == "post-validation"
+    one_by_one = spec.one_by_one
+
+    def zeros(size: int) -> NDArray[np.int32]:
+        return np.zeros(size, dtype=np.int32)
+
+    size = 1 + count + min(ranks * schedule.iterations, count)
+    if rare:
+        # Beside an action two joins; passes of the output layer have as many.
+        size += 2 * count
+    elif explicit or one_by_one:
+        size += count
+    costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
+    costs += (count if grouped else 0) + (6 * places if rare else 0)
+    first, second, lag, cost = (np.zeros(size, dtype=np.uint32) for _ in range(4))
+    node = zeros(count)
+    sent = zeros(0 if mode == "overlapped" else count)
+    dynamic = [np.empty(costs, dtype=np.int32) for _ in range(3)]
+    next_action = np.zeros(ranks, dtype=np.int64)
+    state = np.zeros(sweep.STATES, dtype=np.int64)
+    homes = schedule.homes
+    homes.setflags(write=False)
+    groups: list[Any] = [None] * 3
+    if grouped or rare:
+        slots = min(1 << count.bit_length(), _GROUP_SLOTS)
+        groups = [zeros(sweep.MOST_MEMBERS), np.zeros(slots, dtype=np.int64), zeros(slots)]
+    sweep.sweep.run(
+        5 * count,
+        schedule.actions,
+        schedule.offsets,
+        homes,
+        _offsets(schedule),
+        columns(schedule),
+        stages,
+        units,
+        schedule.microbatches,
+        schedule.slices,
+        lanes,
+        copies,
+        SYNCS.index(schedule.sync),
+        schedule.iterations,
+        schedule.vocabulary,
+        TIMED_KINDS,
+        one_by_one,
+        spec.blocks,
+        spec.queued,
+        ranks if spec.by_peer else 1,
+        2 if spec.by_direction else 1,
+        zeros(2 * cells),
+        np.zeros(cells, dtype=np.uint16 if explicit or rare else np.uint8),
+        zeros(ranks * ranks),
+        zeros(ranks * ranks if one_by_one else 0),
+        first,
+        second,
+        lag,
+        cost,
+        node,
+        sent,
+        *dynamic,
+        next_action,
+        zeros(ranks),
+        zeros(1 << (ranks - 1).bit_length()),
+        zeros(ranks),
+        zeros(ranks * schedule.iterations if chained else 0),
+        *groups,
+        *(_transfers(schedule, mode) if explicit else [None] * 11),
+        *(_beside(schedule, mode, kinds, shared, explain) if rare else [None] * 10),
+        state,
+    )
+    outcome, position = int(state[sweep.OUTCOME]), int(state[sweep.POSITION])
+    if outcome == sweep.DONE and kinds & _COPIES and _recomputed_in_part(schedule):
+        outcome = sweep.MIXED
+    if outcome != sweep.DONE:
+        if not explain:
+            raise ScheduleError(f"'{schedule.name}' cannot run")
+        raise explain_refusal(schedule, mode, outcome, position, next_action, node, explicit, rare)
+    nodes, used = int(state[sweep.NODES]), int(state[sweep.DYNAMIC])
+    return EventGraph(
+        schedule,
+        mode,
+        first[:nodes],
+        second[:nodes],
+        lag[:nodes],
+        cost[:nodes],
+        node,
+        sent,
+        dynamic[0][:used],
+        dynamic[1][:used],
+        dynamic[2][:used],
+        int(state[sweep.COMPLETED]),
+        bool(state[sweep.OVERTAKEN]),
+        shared,
+    )
+
+
+def _offsets(schedule: Schedule) -> NDArray[np.int32]:
+    """What is added to a stage to get the place of a unit; empty where it is 0 for all."""
+    copies = schedule.placement.copies
+    if copies * schedule.slices == 1:
+        return np.zeros(0, dtype=np.int32)
+    units = np.arange(schedule.units)
+    group = units % schedule.slices * copies + schedule.copies_of(units)
+    return (group * schedule.stages).astype(np.int32)
+
+
+def _refuse_unknown(schedule: Schedule, kinds: int) -> None:
+    """Refuse numbers that are no kind of action."""
+    if kinds >> len(KINDS):
+        number = schedule.actions & KIND_MASK
+        position = int(np.argmax(number >= len(KINDS)))
+        rank = schedule.rank_of(position)
+        raise ScheduleError(
+            f"rank {rank}, action {position - int(schedule.offsets[rank])} is of kind "
+            f"{int(number[position])}; kinds go from 0 to {len(KINDS) - 1}"
+        )
+
+
+def _recomputed_in_part(schedule: Schedule) -> bool:
+    """Whether what is offloaded is a checkpoint for some microbatches of a place only."""
+    share = recompute_share(schedule)
+    mixed = (share > 0) & (share < 1)
+    if not mixed.any():
+        return False
+    out = schedule.actions[(schedule.actions & KIND_MASK) == Kind.OFFLOAD]
+    return bool(mixed[schedule.places_of(out)].any())
+
+
+def _transfers(schedule: Schedule, mode: P2PMode) -> list[NDArray[Any]]:
+    """Arrays for sends and receives that are actions, from ``ends`` to ``ready``."""
+    spec = MODE[mode]
+    ranks, count = schedule.ranks, len(schedule)
+    cells = schedule.stages * schedule.units
+    queues = ranks * (ranks if spec.by_peer else 1) * (2 if spec.by_direction else 1)
+    queues, ends = (queues, sweep.ENDS * count) if spec.queued else (0, 0)
+    sizes = (
+        2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks, ranks,
+        ends, queues, queues, queues, 2 * ranks,
+    )  # fmt: skip
+    return [np.zeros(size, dtype=np.int32) for size in sizes]
+
+
+def _beside(
+    schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool
+) -> list[NDArray[Any]]:
+    """Arrays for copies, collectives and shards, from ``streams`` to ``shards``."""
+    placement = schedule.placement
+    ranks, stages, copies = placement.ranks, placement.stages, placement.copies
+    cells = stages * schedule.units
+    copied = bool(kinds & _COPIES)
+    # A rank may hold a stage of several copies of the model; the first stands for all.
+    table = np.asarray(placement.table)
+    owner = np.arange(copies * stages).reshape(copies, stages)
+    for copy in range(copies - 1, 0, -1):
+        for earlier in range(copy):
+            same = table[copy] == table[earlier]
+            owner[copy, same] = np.minimum(owner[copy, same], owner[earlier, same])
+    order = _shared_order(schedule, mode, shared, explain) if copied and shared > 1 else None
+    return [
+        np.zeros(3 * ranks, dtype=np.int32),
+        np.zeros(len(KINDS) * copies * stages * schedule.slices, dtype=np.int32),
+        np.tile(owner.ravel().astype(np.int32), schedule.slices),
+        np.zeros(copies * stages, dtype=np.int32),
+        np.zeros(copies * stages * schedule.iterations, dtype=np.uint8),
+        np.zeros(cells if copied else 0, dtype=np.int32),
+        np.zeros(0, dtype=np.int32) if order is None else order,
+        first_stages(placement).astype(np.int32),
+        np.zeros(ranks, dtype=np.int32),
+        np.zeros(6 * schedule.units if schedule.vocabulary else 0, dtype=np.int32),
+    ]
+
+
+def _shared_order(
+    schedule: Schedule, mode: P2PMode, shared: int, explain: bool
+) -> NDArray[np.int32]:
+    """The copy in front of every copy on its rank's own stream or on a link that ranks share.
+
+    On a shared link copies run in the order in which they would be issued were copies free and
+    everything else took one unit of time. That order extends the order of events without sharing,
+    so that it never adds a cycle; where ranks are in step, it takes their copies in turn.
+    """
+    graph = compile_programs(schedule, mode, explain=explain)
+    both = np.flatnonzero(np.isin(schedule.actions & KIND_MASK, COPY_KINDS))
+    rank = np.searchsorted(schedule.offsets, both, side="right") - 1
+    to_host = np.array([target is None for target in schedule.copy_targets])[rank]
+    vector = graph.cost_vector(UNIT_COSTS.table(schedule))
+    node = graph.node[both]
+    time = (graph.evaluate(vector) - vector[graph.cost])[node]
+    stream = np.where(to_host, schedule.ranks + rank // shared, rank)
+    order = np.lexsort((node, time, stream))
+    both, stream = both[order], stream[order]
+    ahead = np.full(len(schedule), -1, dtype=np.int32)
+    same = stream[1:] == stream[:-1]
+    ahead[both[1:][same]] = both[:-1][same]
+    return ahead

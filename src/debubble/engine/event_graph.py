@@ -1,0 +1,231 @@
+"""The event graph: what waits for what, in topological order, and how long each thing takes.
+
+Every node has at most two predecessors, so a graph is four integer arrays: ``first`` and
+``second`` name the predecessors (0 is the common start), ``lag`` and ``cost`` index a vector of
+costs. A node with more to wait for is preceded by joins of no duration. Evaluating is one linear
+walk: ``end[n] = max(end[first[n]], end[second[n]] + costs[lag[n]]) + costs[cost[n]]``.
+
+Layout of the cost vector, for P = slices · copies · stages places and p ranks::
+
+    0            nothing, costs 0
+    1 …          kind k on place c: 1 + k·P + c, for F, I, W, B, R
+    1 + 5P …     optimizer step of rank r: 1 + 5P + r
+    1 + 5P + p … links between ranks, pairs, copies, collectives and passes of the output layer's
+                 shards, in order of first use
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.cost_table import CostTable
+from debubble.core.kinds import COPY_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
+from debubble.core.schedule import Schedule
+from debubble.engine.kernels import evaluate as walk
+from debubble.engine.kernels import sweep
+from debubble.engine.modes import P2PMode
+from debubble.engine.recompute import recompute_share
+
+TIMED_KINDS = len(WORK_KINDS)
+LINK, SUM = sweep.LINK, sweep.SUM
+"""``dynamic_kind`` of a link, and of two costs that are added; other values are the kind of a
+pair's backward half, of a copy, of a collective, or of a pass of the output layer's shard."""
+
+COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+"""Kinds that take time on the collective stream of a rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class EventGraph:
+    """A schedule as a graph that can be evaluated for any costs.
+
+    Parameters
+    ----------
+    schedule, mode
+        What was compiled, and how transfers between ranks are treated.
+    first, second, lag, cost
+        ``uint32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign
+        no index is negative, which compiled code would test for at every access.
+    node
+        Node of every action, shape ``(n,)``; the two halves of a pair share one.
+    sent
+        Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
+        when transfers occupy nobody.
+    dynamic_kind, dynamic_a, dynamic_b
+        What the last cost indices stand for: a link from rank a to rank b, for slice j from
+        a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
+        of that kind on place b; the costs a and b added, of a larger group; a copy, or a pass of
+        the output layer's shard, of place a on rank b; or a collective of stage a % stages of
+        copy a // stages.
+    completed
+        How many (stage, microbatch) have all of their backward.
+    overtaken
+        Whether a rank receives a transfer before another that was sent to it earlier over the same
+        link.
+    shared
+        How many ranks share one link to the host.
+    """
+
+    schedule: Schedule
+    mode: P2PMode
+    first: NDArray[np.uint32]
+    second: NDArray[np.uint32]
+    lag: NDArray[np.uint32]
+    cost: NDArray[np.uint32]
+    node: NDArray[np.int32]
+    sent: NDArray[np.int32]
+    dynamic_kind: NDArray[np.int32]
+    dynamic_a: NDArray[np.int32]
+    dynamic_b: NDArray[np.int32]
+    completed: int
+    overtaken: bool = False
+    shared: int = 1
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def places(self) -> int:
+        """Stages of all copies, for every slice."""
+        schedule = self.schedule
+        return schedule.slices * schedule.placement.copies * schedule.stages
+
+    @property
+    def lanes(self) -> int:
+        """How many transfer times a pair of ranks has: one, or one for each uneven slice."""
+        return lanes_of(self.schedule)
+
+    @property
+    def dynamic_costs(self) -> int:
+        """Cost index of the first link or pair."""
+        return 1 + TIMED_KINDS * self.places + self.schedule.ranks
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether activations leave their ranks."""
+        kinds = self.dynamic_kind
+        return any(bool((kinds == kind).any()) for kind in COPY_KINDS)
+
+    def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
+        """Costs in the order the graph's indices mean."""
+        assert table.duration.shape[1] == self.places, "costs are not of this schedule's slices"
+        begin, ranks = self.dynamic_costs, self.schedule.ranks
+        timed = begin - ranks
+        vector = np.empty(begin + len(self.dynamic_kind))
+        vector[0] = 0
+        vector[1:timed] = table.duration[:TIMED_KINDS].ravel()
+        vector[timed:begin] = table.optimizer
+        links = self.dynamic_kind == LINK
+        a, b = self.dynamic_a, self.dynamic_b
+        if self.lanes == 1:
+            if links.all():
+                vector[begin:] = table.link[a, b]
+                return vector
+            vector[begin:][links] = table.link[a[links], b[links]]
+        else:
+            vector[begin:][links] = [
+                table.transfer(sender % ranks, receiver, sender // ranks)
+                for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
+            ]
+        for index in np.flatnonzero(~links).tolist():
+            vector[begin + index] = self._time(index, table, vector)
+        return vector
+
+    def _time(self, index: int, table: CostTable, vector: NDArray[np.float64]) -> float:
+        """A cost that is neither a link's nor of a kind and stage; earlier ones are in `vector`."""
+        kind, a, b = (
+            int(column[index]) for column in (self.dynamic_kind, self.dynamic_a, self.dynamic_b)
+        )
+        if kind == SUM:
+            return float(vector[a] + vector[b])
+        if kind in VOCABULARY_KINDS:
+            return float(table.duration[kind, a])
+        if kind in COLLECTIVE_KINDS:
+            return float(table.collective[COLLECTIVE_KINDS.index(Kind(kind)), a])
+        if kind in COPY_KINDS:
+            recomputed = bool(recompute_share(self.schedule)[a] >= 1)
+            return table.copy(Kind(kind), a, self.schedule.copy_targets[b], recomputed)
+        return table.pair((0, a), (kind, b))
+
+    def cost_names(self) -> list[str]:
+        """What every entry of a cost vector is, as text."""
+        schedule = self.schedule
+        stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
+
+        def where(place: int) -> str:
+            group, stage = divmod(place, stages)
+            copy = f" of copy {group % copies}" if copies > 1 else ""
+            return f"stage {stage}{copy}{of_slice(group // copies)}"
+
+        def of_slice(part: int) -> str:
+            return f", slice {part}" if slices > 1 else ""
+
+        def link(a: int, b: int) -> str:
+            part, sender = divmod(a, schedule.ranks)
+            return f"p2p {sender} → {b}{of_slice(part) if self.lanes > 1 else ''}"
+
+        names = ["nothing"]
+        names += [
+            f"{Kind(kind).name} of {where(place)}"
+            for kind in range(TIMED_KINDS)
+            for place in range(self.places)
+        ]
+        names += [f"OPT of rank {rank}" for rank in range(schedule.ranks)]
+        for kind, a, b in zip(self.dynamic_kind, self.dynamic_a, self.dynamic_b, strict=True):
+            if kind == LINK:
+                names.append(link(int(a), int(b)))
+            elif kind == SUM:
+                names.append(f"{names[a]} and {names[b]} together")
+            elif kind >= Kind.OFFLOAD:
+                names.append(f"{Kind(kind).name} of {where(a)}")
+            else:
+                names.append(f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}")
+        return names
+
+    def evaluate(
+        self, costs: NDArray[np.float64], out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """End time of every node, shape ``(nodes + 1,)``, for one cost vector; reuses `out`."""
+        end = np.empty(len(self.first)) if out is None else out
+        walk.evaluate.run(len(self.first), self.first, self.second, self.lag, self.cost, costs, end)
+        return end
+
+    def makespans(self, costs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Makespan for each row of a matrix of cost vectors, several rows at a time."""
+        rows = np.atleast_2d(np.asarray(costs, dtype=np.float64))
+        lanes = walk.LANES
+        result = np.empty(len(rows))
+        end = np.empty((len(self.first), lanes))
+        last = np.empty(lanes)
+        for begin in range(0, len(rows), lanes):
+            block = rows[begin : begin + lanes]
+            padded = np.zeros((lanes, rows.shape[1]))
+            padded[: len(block)] = block
+            walk.evaluate_lanes.run(
+                len(self.first) * lanes,
+                self.first,
+                self.second,
+                self.lag,
+                self.cost,
+                np.ascontiguousarray(padded.T),
+                end,
+                last,
+            )
+            result[begin : begin + lanes] = last[: len(block)]
+        return result
+
+    @cached_property
+    def order(self) -> NDArray[np.int32]:
+        """Action (position in the schedule) of every node, −1 for joins and transfers."""
+        order = np.full(len(self.first), -1, dtype=np.int32)
+        order[self.node] = np.arange(len(self.node), dtype=np.int32)
+        return order
+
+
+def lanes_of(schedule: Schedule) -> int:
+    """The number of different lengths that slices may have."""
+    return schedule.slices if schedule.cut else 1

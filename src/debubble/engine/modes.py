@@ -1,0 +1,93 @@
+"""What a transfer between two ranks does: a row for every p2p mode.
+
+In the words of a schedule whose sends and receives are actions:
+
+* ``"overlapped"``: a transfer starts when its sender reaches the send, takes link time, and
+  occupies nobody. The consumer waits for it; where the receive stands does not matter.
+* ``"channel"``: the same, but the link from a to b carries one transfer at a time, in the order
+  of the sends.
+* ``"blocking"``: contiguous sends and receives between two compute actions are one group. A rank
+  that reaches a group posts all of it. A transfer starts when both its ends are posted; the
+  transfers of one group run at the same time, those of one link one by one. The rank goes on
+  when all transfers of its group are over.
+* ``"pair"``, ``"group"``, ``"directed"``: every send and receive is queued in the order of the
+  program, as on a stream of NCCL: on one queue for each other rank, both directions together; on
+  one for all of them; or on one for each other rank and direction. A transfer starts when both
+  ranks have reached it and it heads the queues of both. Computing goes on meanwhile.
+
+Where it matters how ranks order their receives, a schedule without transfers is given some first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking", "pair", "group", "directed"]
+
+ReceivePolicy: TypeAlias = Literal["eager", "just-in-time", "queued"]
+RECEIVE_POLICIES = ("eager", "just-in-time", "queued")
+"""Where receives are put, see :mod:`debubble.engine.transfers`."""
+
+
+@dataclass(frozen=True)
+class ModeSpec:
+    """A row of the table of p2p modes.
+
+    Parameters
+    ----------
+    name
+        What users call it.
+    title
+        What it does, in a few words.
+    receives
+        Where receives are put in a schedule without transfers; None where it does not matter.
+    one_by_one
+        Whether a link carries one transfer at a time, in the order of the sends.
+    blocks
+        Whether a rank waits until its transfers are over.
+    queued
+        Whether ranks queue the ends of their transfers.
+    by_peer, by_direction
+        Whether a rank has a queue for each other rank, and for each direction.
+    """
+
+    name: P2PMode
+    title: str
+    receives: ReceivePolicy | None = None
+    one_by_one: bool = False
+    blocks: bool = False
+    queued: bool = False
+    by_peer: bool = False
+    by_direction: bool = False
+
+
+MODES: tuple[ModeSpec, ...] = (
+    ModeSpec("overlapped", "transfers delay the consumer and occupy nobody"),
+    ModeSpec("channel", "a link carries one transfer at a time", one_by_one=True),
+    ModeSpec(
+        "blocking", "sender and receiver wait for each other and for the transfer",
+        receives="just-in-time", blocks=True,
+    ),
+    ModeSpec(
+        "pair", "transfers queue between each two ranks, as by NCCL",
+        receives="queued", queued=True, by_peer=True,
+    ),
+    ModeSpec(
+        "group", "all transfers of a rank queue, as by NCCL with one communicator",
+        receives="queued", queued=True,
+    ),
+    ModeSpec(
+        "directed", "transfers queue between each two ranks in each direction",
+        receives="queued", queued=True, by_peer=True, by_direction=True,
+    ),
+)  # fmt: skip
+
+MODE = {spec.name: spec for spec in MODES}
+P2P_MODES: tuple[P2PMode, ...] = tuple(spec.name for spec in MODES)
+
+QUEUES = tuple(spec.name for spec in MODES if spec.queued)
+"""Modes in which ranks queue their transfers."""
+
+MEETING = tuple(spec.name for spec in MODES if spec.receives is not None)
+"""Modes in which it matters where receives stand."""
