@@ -39,7 +39,7 @@ def compare(
     inputs = setup.read()
     if output is not None:
         check_picture(output)
-    with steps(2 * len(schedules) + 1) as step:
+    with steps(2 * len(schedules)) as step:
         items, skipped = _items(schedules, inputs, step)
         named = [item for item in items if isinstance(item, str)]
         if named:
@@ -64,14 +64,13 @@ def compare(
         result = replace(result, skipped=(*skipped, *result.skipped))
         if not result.rows:
             _leave(result.skipped)
-        if output is not None:
-            step(f"drawing {output}")
-            result.save(output)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
         _print(result, inputs)
     if output is not None:
+        sys.stdout.flush()
+        result.save(output)
         note(f"wrote {output}")
 
 

@@ -8,7 +8,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import ScheduleNames, Setup, with_setup
-from debubble.cli.output import note
+from debubble.cli.output import check_writable, note
 from debubble.cli.progress import steps
 
 
@@ -61,12 +61,13 @@ def draw(
 
 
 def check_picture(path: str) -> None:
-    """Refuse a file name that no picture can have, before anything is computed."""
+    """Refuse a file that no picture can be written to, before anything is computed."""
     from debubble.core.errors import FormatError
 
     endings = (".png", ".svg", ".pdf", ".html", ".txt")
     if not path.lower().endswith(endings):
         raise FormatError(f"'{path}': pictures end in {', '.join(endings[:-1])} or {endings[-1]}")
+    check_writable(path)
 
 
 app = command(

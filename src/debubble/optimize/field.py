@@ -14,6 +14,9 @@ from debubble.optimize.recut import search_cuts, seeds
 from debubble.optimize.sets import Recompute, SetSearch, with_set
 from debubble.optimize.stop import Stop
 
+EARLIER = "an earlier search"
+"""What found an order that is only where the search starts."""
+
 
 class Field:
     """The problems to choose from, one for every placement and cut, and the best of all.
@@ -90,8 +93,10 @@ class Field:
             if (pool.problem.placement.table, pool.problem.cut) == (known.table, known.cut):
                 if self.sets:
                     pool = self.sets.pool(with_set(pool.problem, known.chosen))
-                pool.offer(known.programs, known.found_by)
-        self._proven = max(self._proven, known.bound)
+                earlier = f"{EARLIER} ({known.found_by.removeprefix(EARLIER).strip(' ()')})"
+                pool.offer(known.programs, earlier)
+        if known.current:
+            self._proven = max(self._proven, known.bound)
 
     def search(self, effort: float, seed: int, workers: int) -> None:
         """Look at every problem, then into the most promising, and on while one is solved."""

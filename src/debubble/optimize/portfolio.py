@@ -407,3 +407,10 @@ def has_solver() -> bool:
     from importlib.util import find_spec
 
     return find_spec("ortools") is not None
+
+
+def solver_name() -> str:
+    """The exact solver with its version; empty where there is none."""
+    from importlib.metadata import version
+
+    return f"OR-Tools {version('ortools')}" if has_solver() else ""

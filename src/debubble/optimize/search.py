@@ -20,7 +20,7 @@ from debubble.optimize.beside import beside
 from debubble.optimize.field import Field
 from debubble.optimize.layers import Cutting, check_layers
 from debubble.optimize.offload import Offload, check_offload, eased, no_room
-from debubble.optimize.portfolio import Report
+from debubble.optimize.portfolio import Report, solver_name
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.result import Result
 from debubble.optimize.sets import Recompute, same_for_all, ways_of, with_set, with_way_out
@@ -105,7 +105,8 @@ def optimize(
     workers
         Threads.
     cache
-        Whether to look for a result on disk, and to keep this one.
+        Whether to look for a result on disk, and to keep this one. One that was found without
+        OR-Tools, with another budget or by another version is only where the search starts.
     published
         Whether to simulate the published schedules for comparison.
     report
@@ -124,8 +125,8 @@ def optimize(
 
     Notes
     -----
-    Without OR-Tools (``pip install 'debubble[optimize]'``) nothing is solved exactly and no
-    patterns are sought; annealing and the bounds that need no solver remain.
+    Where OR-Tools is not installed nothing is solved exactly and no patterns are sought;
+    annealing and the bounds that need no solver remain.
 
     Examples
     --------
@@ -146,12 +147,14 @@ def optimize(
     choices = [name for name, choice in asked.items() if isinstance(choice, str)
                and choice == "free"]  # fmt: skip
     field = Field(problems, stop, report, (recompute, offload) if choices else None)
-    budget = f"{f'{time_limit:g} s' if time_limit else f'effort {effort:g}'}, seed {seed}"
+    amount = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
+    budget = f"{amount}, seed {seed}, {workers} workers"
+    solver = solver_name()
     known = store.read(problems, choices) if cache else None
     interrupted = False
     if known is not None:
         field.take(known)
-    fresh = known is None or not (field.done or known.budget == budget)
+    fresh = known is None or not (field.done or known.answers(budget, solver))
     if fresh:
         work = math.inf if time_limit else effort
         interrupted = _run(lambda: field.search(work, seed, workers), stop)
@@ -160,11 +163,13 @@ def optimize(
     if schedule is None:
         raise ParameterError(no_room(best.problem))
     timeline = best.problem.timeline(schedule)
-    seconds = time.monotonic() - began if known is None or fresh else known.seconds
+    seconds, found_by = time.monotonic() - began, best.found_by
+    if known is not None and not fresh:
+        seconds, found_by = known.seconds, known.found_by
     status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
         entry = store.Entry(
-            best.programs, bound, budget, seconds, best.found_by, cut=best.problem.cut
+            best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut
         )
         store.write(problems, schedule, entry, choices)
     compared = None
@@ -173,7 +178,7 @@ def optimize(
         found = timeline if layers else schedule
         compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers)
     return Result(
-        schedule, timeline, timeline.makespan, bound, status, seconds, best.found_by, not fresh,
+        schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
         compared, best.problem.cut, best.problem.table.costs if layers else None,
     )  # fmt: skip
 
