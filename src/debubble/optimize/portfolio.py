@@ -35,11 +35,12 @@ from debubble.core.actions import (
     Kind,
     Program,
     kinds_of,
+    stages_of,
 )
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import MEETING
-from debubble.optimize.backward import fused, fusing_helps, relaxed, separate
+from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.offload import COPIES, eased, schedules, tighter
 from debubble.optimize.pattern import find_pattern
@@ -79,6 +80,14 @@ FEW_MORE = 8
 
 PATTERN_SHARE = 0.35
 """Share of its time limit for finding one pattern."""
+
+MIXES = 6
+"""How often single backwards are fused or split, and the rest annealed, at most."""
+
+CHANGES = 2000
+"""Backwards that are fused or split each time, at most."""
+
+MIXED = ", fused in part"
 
 POLISH_SHARE = 0.15
 """Share of the time limit for annealing the best once more."""
@@ -180,6 +189,7 @@ def begin(pool: Pool, known: Iterable[tuple[str, list[Program]]] | None = None) 
         pool.offer(separate(problem, programs), name)
         if problem.backward == "free":
             pool.offer(programs, name)
+            pool.offer(separate(problem, programs, fusable(problem).tolist()), name)
     candidates = [separate(problem, pool.programs)] if pool.programs else []
     for tight in tighter(pool.problem):
         pool.offer(listed(tight, candidates), "list scheduling")
@@ -214,12 +224,12 @@ def search(pool: Pool, *, effort: float, seed: int, workers: int) -> None:
             _exactly(pool, share * effort, seed, workers)
     else:
         _search_in_lanes(pool, effort, seed, workers)
-    if not pool.done and problem.backward == "free" and fusing_helps(problem):
+    if not pool.done and fusable(problem).any():
         twin = replace(problem, backward="fused")
         order = listed(twin, ())
         pool.offer(order, "list scheduling, fused")
         _refine(pool, order, SMALL_ROUNDS * min(effort, 2.0), seed, stop, twin)
-        fuse_where_faster(pool)
+        _mix(pool, effort, seed)
 
 
 def _search_with_copies(pool: Pool, effort: float, seed: int) -> None:
@@ -281,8 +291,8 @@ def _exactly(pool: Pool, effort: float, seed: int, workers: int) -> None:
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
         if pool.done or pool.stop():
             return
-        known = separate(problem, pool.programs)
-        model = Model(relaxed(replace(problem, mode=mode)), known, pool.bound)
+        known = separate(problem, pool.programs, fusable(problem).tolist())
+        model = Model(replace(problem, mode=mode), known, pool.bound)
         with pool.stop.ending(model.stop):
             work = EXACT_WORK * effort * share
             seconds = pool.stop.left * (1.0 if mode == problem.mode else share)
@@ -386,14 +396,29 @@ def listed(
     return separate(problem, order)
 
 
-def fuse_where_faster(pool: Pool) -> None:
-    """Fuse I and W that follow each other, of all stages, then of single ones, where it helps."""
-    programs = pool.programs
-    stages = range(pool.problem.stages)
-    for chosen in [list(stages), *([stage] for stage in stages)]:
-        changed = [fused(program, chosen) for program in programs]
-        if pool.offer(changed, f"{pool.found_by}, fused"):
-            programs = changed
+def _mix(pool: Pool, effort: float, seed: int) -> None:
+    """Fuse or split single backwards where that helps, and anneal the rest around them."""
+    problem = pool.model
+    stages = fusable(problem)
+    for turn in range(max(1, round(MIXES * min(effort, 1.0)))):
+        before = pool.makespan
+        left = max(1, round(CHANGES * effort)) if np.isfinite(effort) else None
+        backwards = np.concatenate(pool.programs)
+        backwards = backwards[
+            np.isin(kinds_of(backwards), (Kind.I, Kind.B)) & stages[stages_of(backwards)]
+        ]
+        for which in np.random.default_rng(seed + turn).permutation(backwards)[:left]:
+            rank = problem.homes[stages_of(which)]
+            for changed in alternatives(pool.programs[rank], which):
+                if pool.done or pool.stop():
+                    return
+                programs = [*pool.programs[:rank], changed, *pool.programs[rank + 1 :]]
+                if pool.offer(programs, f"{pool.found_by.removesuffix(MIXED)}{MIXED}"):
+                    break
+        order = refine(problem, pool.programs, pool.stop, 2, stop_at=pool.bound, seed=seed + turn)
+        pool.offer(order, "annealing")
+        if pool.makespan >= before * (1 - TOLERANCE):
+            return
 
 
 def pairs(problem: Problem) -> int:

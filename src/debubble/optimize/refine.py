@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Program
+from debubble.core.actions import Kind, Program
 from debubble.optimize import _refine_kernel as inner
+from debubble.optimize.backward import fused_ones, separate, with_fused
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.stop import Stop
 
@@ -52,7 +53,7 @@ class Annealer:
     problem
         What the order solves; transfers occupy nobody, whatever its mode.
     programs
-        An order within memory.
+        An order within memory. Where backwards are free, those that are fused stay so.
     seed
         Start of the random numbers.
     fixed
@@ -67,7 +68,8 @@ class Annealer:
         fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     ) -> None:
         self.problem = problem
-        self.best = problem.actions(programs)
+        self._fused = fused_ones(problem, programs) & (not problem.fused)
+        self.best = problem.actions(separate(problem, programs))
         self.makespan = float("inf")
         self.mean = float(problem.times.mean()) or 1.0
         self._counters = np.zeros(inner.COUNTERS)
@@ -77,7 +79,7 @@ class Annealer:
         else:
             begin, end = (problem.offsets[:-1] + places for places in fixed)
         n = problem.size
-        self._fixed = (*_arrays(problem), problem.roof, begin, end)
+        self._fixed = (*_arrays(problem, self._fused), problem.roof, begin, end)
         self._scratch = tuple(
             np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
         )
@@ -96,7 +98,7 @@ class Annealer:
     @property
     def programs(self) -> list[Program]:
         """The best order so far."""
-        return self.problem.programs(self.best)
+        return with_fused(self.problem.programs(self.best), self._fused)
 
 
 def refine(
@@ -148,8 +150,11 @@ def refine(
 Order = NDArray[np.int64]
 
 
-def _arrays(problem: Problem) -> tuple[NDArray[np.generic], ...]:
-    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action."""
+def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.generic], ...]:
+    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action.
+
+    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing.
+    """
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
@@ -162,8 +167,18 @@ def _arrays(problem: Problem) -> tuple[NDArray[np.generic], ...]:
     if kinds > 2:
         needs[2], other[1] = number[1], number[2]
     grids = (needs, lag, consumer, other)
-    amounts = (np.repeat(values.ravel(), m) for values in (problem.added, problem.freed))
+    times, added, freed = (
+        np.repeat(values[:, :, None], m, axis=2)
+        for values in (problem.times, problem.added, problem.freed)
+    )
+    chains = number // m
+    if fused.any():
+        together = problem.table.duration[Kind.B] + problem.redo
+        times[1] = np.where(fused, together[:, None], times[1])
+        freed[1] += np.where(fused, freed[2], 0.0)
+        times[2, fused] = freed[2, fused] = 0.0
+        chains[2, fused] = problem.size + number[2, fused]
     return (
-        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), number.ravel() // m,
-        np.repeat(problem.times.ravel(), m), *(grid.ravel() for grid in grids), *amounts,
+        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), chains.ravel(),
+        times.ravel(), *(grid.ravel() for grid in grids), added.ravel(), freed.ravel(),
     )  # fmt: skip
