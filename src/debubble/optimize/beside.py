@@ -16,6 +16,7 @@ from debubble.engine.timeline import Timeline, simulate
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize.layers import cut_costs, even_cut
 from debubble.optimize.sets import Recompute, same_for_all, ways_of
+from debubble.optimize.stop import Stop
 from debubble.schedules.registry import entries, make
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def beside(
     recompute: Recompute = "none",
     copies: bool = False,
     layers: int | None = None,
+    stop: Stop | None = None,
 ) -> Comparison:
     """Published schedules of the same model on the same costs, with a found one among them.
 
@@ -37,7 +39,7 @@ def beside(
     problem and are left out, but for those that use the host where `copies` says so. The others
     recompute the same stages; where the choice is free, all of them or none, whichever fits and is
     faster. Where layers are cut, published schedules are on even cuts, and the found one is as it
-    was simulated.
+    was simulated. What `stop` leaves no time for is named in a note.
     """
     from debubble.analysis.compare import compare
 
@@ -45,7 +47,11 @@ def beside(
     same_model = costs.basis == "rank" and costs.chunks is None
     limit = None if memory is None else float(np.min(memory))
     items: list[Schedule | Timeline] = [found]
+    left_out: list[str] = []
     for entry in entries().values():
+        if stop is not None and stop():
+            left_out.append(entry.name)
+            continue
         chunks = entry.chunks or schedule.chunks
         if entry.weight_versions != 1 or not (same_model or chunks == schedule.chunks):
             continue
@@ -82,4 +88,7 @@ def beside(
             "into stages that differ by one layer at most"
         )
         compared = replace(compared, notes=(note, *compared.notes))
+    if left_out:
+        note = f"interrupted: {len(left_out)} published schedules were not compared"
+        compared = replace(compared, notes=(*compared.notes, note))
     return compared

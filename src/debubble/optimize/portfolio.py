@@ -186,12 +186,16 @@ def begin(pool: Pool, known: Iterable[tuple[str, list[Program]]] | None = None) 
     if known is None:
         known = published(problem, bool(pool.problem.offload))
     for name, programs in known:
+        if pool.stop() and pool.programs:
+            return
         pool.offer(separate(problem, programs), name)
         if problem.backward == "free":
             pool.offer(programs, name)
             pool.offer(separate(problem, programs, fusable(problem).tolist()), name)
     candidates = [separate(problem, pool.programs)] if pool.programs else []
     for tight in tighter(pool.problem):
+        if pool.stop() and pool.programs:
+            return
         pool.offer(listed(tight, candidates), "list scheduling")
     assert pool.programs or pool.problem.offload, "one microbatch at a time always fits"
 
@@ -295,6 +299,8 @@ def _exactly(pool: Pool, effort: float, seed: int, workers: int) -> None:
         model = Model(replace(problem, mode=mode), known, pool.bound)
         with pool.stop.ending(model.stop):
             work = EXACT_WORK * effort * share
+            if pool.stop():
+                return
             seconds = pool.stop.left * (1.0 if mode == problem.mode else share)
             solution = model.solve(work, seconds, workers, seed)
         if solution.programs is not None:

@@ -72,6 +72,7 @@ class Annealer:
         self.best = problem.actions(separate(problem, programs))
         self.makespan = float("inf")
         self.mean = float(problem.times.mean()) or 1.0
+        self.halt = np.zeros(1, dtype=np.int64)
         self._counters = np.zeros(inner.COUNTERS)
         self._counters[3] = (seed + 1) * 7919 % (1 << 47)
         if fixed is None:
@@ -89,7 +90,7 @@ class Annealer:
         best = order.copy()
         inner.anneal.compiled(
             moves, hot * self.mean, cold * self.mean, stop_at, TOLERANCE * self.mean,
-            *self._fixed, order, *self._scratch, best, self._counters,
+            *self._fixed, order, *self._scratch, best, self._counters, self.halt,
         )  # fmt: skip
         if self._counters[1] < self.makespan:
             self.makespan = float(self._counters[1])
@@ -119,7 +120,7 @@ def refine(
     problem, programs, seed, fixed
         As in :class:`Annealer`.
     stop
-        Ends the search between the pieces of a round.
+        Ends the search: when asked at once, by its time between the pieces of a round.
     rounds
         How many rounds at most, infinite for as many as the time allows. After every cycle of
         temperatures rounds become twice as long, up to a limit.
@@ -138,7 +139,8 @@ def refine(
         for piece in range(PIECES):
             before = annealer.makespan
             longer = moves << min(count // len(TEMPERATURES), MOST_DOUBLINGS)
-            annealer.run(longer, hot * step**piece, hot * step ** (piece + 1), stop_at, order)
+            with stop.ending(lambda: annealer.halt.fill(1)):
+                annealer.run(longer, hot * step**piece, hot * step ** (piece + 1), stop_at, order)
             if found is not None and annealer.makespan < before:
                 found(annealer.programs)
             if stop():

@@ -38,6 +38,9 @@ PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
 PATIENCE = 0.2
 """Seconds between looks at Ctrl-C while searches run."""
 
+AFTER_CTRL_C = 0.3
+"""Seconds for making published schedules to compare with."""
+
 Choice: TypeAlias = str | Placement | Sequence[int]
 
 
@@ -176,7 +179,8 @@ def optimize(
     if published:
         copies = not (offload is None or (isinstance(offload, str) and offload == "none"))
         found = timeline if layers else schedule
-        compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers)
+        soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
+        compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers, soon)
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
         compared, best.problem.cut, best.problem.table.costs if layers else None,
@@ -290,6 +294,8 @@ def _run(search: Callable[[], None], stop: Stop) -> bool:
                 if interrupted:
                     raise
                 interrupted = True
+            if interrupted:
+                # Again and again: a solver that was about to start has not heard the first.
                 stop.ask()
         running.result()
     return interrupted
