@@ -49,7 +49,7 @@ def test_compiled_and_interpreted_do_the_same() -> None:
         annealer = Annealer(asked, listed(asked, ()))
         order, best = annealer.best.copy(), annealer.best.copy()
         run(500, 2.0, 0.1, 0.0, 1e-9, *annealer._fixed, order, *annealer._scratch, best,
-            annealer._counters)  # fmt: skip
+            annealer._counters, annealer.halt)  # fmt: skip
         results.append((best.tolist(), annealer._counters.tolist()))
     assert results[0] == results[1]
 

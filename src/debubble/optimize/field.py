@@ -107,7 +107,8 @@ class Field:
             self.sets.search(effort, seed, workers)
             return
         for pool in self.pools:
-            begin(pool)
+            if not (self.stop() and self.best.programs):
+                begin(pool)
         waiting = sorted(self.pools, key=lambda pool: pool.makespan)
         while waiting and not self.stop():
             pool = waiting.pop(0)

@@ -92,6 +92,9 @@ MIXED = ", fused in part"
 POLISH_SHARE = 0.15
 """Share of the time limit for annealing the best once more."""
 
+LATE_EFFORT = 0.1
+"""Effort of list scheduling where it is only there to have any order in the end."""
+
 EXACT_WORK = 60.0
 """Work of the exact solver, in its own unit of about a second."""
 
@@ -186,8 +189,8 @@ def begin(pool: Pool, known: Iterable[tuple[str, list[Program]]] | None = None) 
     if known is None:
         known = published(problem, bool(pool.problem.offload))
     for name, programs in known:
-        if pool.stop() and pool.programs:
-            return
+        if pool.stop():
+            break
         pool.offer(separate(problem, programs), name)
         if problem.backward == "free":
             pool.offer(programs, name)
@@ -196,7 +199,8 @@ def begin(pool: Pool, known: Iterable[tuple[str, list[Program]]] | None = None) 
     for tight in tighter(pool.problem):
         if pool.stop() and pool.programs:
             return
-        pool.offer(listed(tight, candidates), "list scheduling")
+        effort = LATE_EFFORT if pool.stop() else 1.0
+        pool.offer(listed(tight, candidates, effort), "list scheduling")
     assert pool.programs or pool.problem.offload, "one microbatch at a time always fits"
 
 

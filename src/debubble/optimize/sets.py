@@ -295,7 +295,10 @@ class SetSearch:
     def search(self, effort: float, seed: int, workers: int) -> None:
         """Look at many choices, then into the most promising, and on where small ones are open."""
         for pool in self.pools:
-            self._begin(pool)
+            if not (self.stop() and np.isfinite(self.makespan)):
+                self._begin(pool)
+        if self.stop():
+            return
         self._prove()
         groups: list[list[Pool]] = []
         looked: list[tuple[float, int, Problem, list[Program]]] = []
