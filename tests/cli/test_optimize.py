@@ -130,9 +130,9 @@ def test_what_cannot_be_used_is_refused(refused: Run, words: list[Any], message:
 def test_without_the_solver_it_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from debubble.optimize import portfolio
+    from debubble.optimize import strategies
 
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
     solved = run(*SMALL, "--memory", 2)
     assert "proven optimal" in solved.out
     assert "OR-Tools" not in solved.err

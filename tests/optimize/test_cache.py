@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.optimize import cache, field, portfolio
+from debubble.optimize import cache, strategies, variants
 from tests.optimize.problems import problem
 
 ASKED: dict[str, Any] = {
@@ -30,7 +30,7 @@ def no_search(*_: Any, **__: Any) -> None:
 
 def test_the_second_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     first = db.optimize(**ASKED)
-    monkeypatch.setattr(field, "search", no_search)
+    monkeypatch.setattr(variants.Variants, "run", no_search)
     second = db.optimize(**ASKED)
     assert (first.cached, second.cached) == (False, True)
     assert second.schedule == first.schedule
@@ -103,12 +103,12 @@ def test_what_another_search_could_better_is_searched_again(
 ) -> None:
     asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4), "effort": 0.1}
     with monkeypatch.context() as patch:
-        patch.setattr(portfolio, "has_solver", lambda: False)
+        patch.setattr(strategies, "has_solver", lambda: False)
         first = db.optimize(**asked)
         assert first.status == "feasible"
         assert db.optimize(**asked).cached
     if later != "a solver":
-        monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+        monkeypatch.setattr(strategies, "has_solver", lambda: False)
     if later == "other code":
         monkeypatch.setattr(cache, "code", lambda: "other")
     more: dict[str, Any] = {"time": {"time_limit": 1}, "workers": {"workers": 1}}.get(later, {})
@@ -126,7 +126,7 @@ def test_what_another_search_could_better_is_searched_again(
 def test_what_the_solver_found_is_used_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4)}
     first = db.optimize(**asked, effort=0.01)
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
     second = db.optimize(**asked, effort=0.01)
     assert (second.cached, second.makespan) == (True, first.makespan)
 

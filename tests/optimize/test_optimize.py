@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.actions import Kind
-from debubble.optimize import portfolio
+from debubble.optimize import strategies
 from debubble.optimize.backward import separate
-from debubble.optimize.portfolio import Pool
+from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, kinds, problem
 
@@ -159,7 +159,7 @@ def test_the_smallest_limit_that_works_works() -> None:
 
 
 def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
 
     def run(seed: int) -> db.Schedule:
         costs = db.Costs(F=5, I=6, W=4)
@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_the_solver_it_still_anneals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
     costs = db.Costs(F=5, I=6, W=4)
     result = db.optimize(
         ranks=4, chunks=2, microbatches=8, memory=2, costs=costs, cache=False, published=False
@@ -229,7 +229,7 @@ def test_reports_only_get_better() -> None:
 
 
 def test_a_pool_refuses_what_does_not_fit() -> None:
-    pool = Pool(problem(4, 8, 2, chunks=1), Stop())
+    pool = Incumbent(problem(4, 8, 2, chunks=1), Stop())
     schedule = db.make("gpipe", ranks=4, microbatches=8)
     programs = [schedule.program(rank) for rank in range(4)]
     assert not pool.offer(separate(pool.problem, programs), "gpipe")
@@ -288,7 +288,7 @@ def test_one_stage_fuses_some_backwards_and_splits_others(
     memory: float, expected: float, costs: Any, solver: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not solver:
-        monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+        monkeypatch.setattr(strategies, "has_solver", lambda: False)
     result = db.optimize(
         ranks=2, microbatches=3, memory=memory, costs=db.Costs(**costs), cache=False,
         published=False,

@@ -234,7 +234,7 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
 
 def _say_without_solver(result: Any) -> None:
     """What could still be found, where something could."""
-    from debubble.optimize.portfolio import has_solver
+    from debubble.optimize.strategies import has_solver
 
     if getattr(result, "status", "") != "optimal" and not has_solver():
         note("without OR-Tools nothing is solved exactly and no patterns are sought; "

@@ -25,9 +25,9 @@ from typing import Any
 from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
+from debubble.optimize.choices import choice_in, choice_of
 from debubble.optimize.layers import cut_problem
 from debubble.optimize.problem import Problem
-from debubble.optimize.sets import choice_of, set_of
 
 VERSION = 3
 """Raised when entries have other fields."""
@@ -56,7 +56,7 @@ class Entry:
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
-    """What each stage does, as in :mod:`debubble.optimize.sets`; `programs` leave it out."""
+    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` leave it out."""
 
     def answers(self, budget: str, solver: str) -> bool:
         """Whether a search with this budget, and with this solver or none, was made for it.
@@ -122,7 +122,7 @@ def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | No
         data = json.loads(path.read_text(encoding="utf-8"))
         schedule = from_json(json.dumps(data["schedule"]), str(path))
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-        chosen = choice_of(schedule)
+        chosen = choice_in(schedule)
         entry = Entry(
             [program[kinds_of(program) <= Kind.B] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
@@ -140,7 +140,9 @@ def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | No
             and schedule.placement.table == problem.placement.table
             and (schedule.microbatches, schedule.iterations, schedule.slices)
             == (problem.microbatches, 1, 1)
-            and (choices or all(a | b == b for a, b in zip(chosen, set_of(problem), strict=True)))
+            and (
+                choices or all(a | b == b for a, b in zip(chosen, choice_of(problem), strict=True))
+            )
             and check(schedule, p2p_mode=problem.mode).ok
             and problem.fits(schedule)
         ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -87,6 +87,11 @@ class Problem:
     def fused(self) -> bool:
         """Whether every backward is one action B instead of I and W."""
         return self.backward == "fused"
+
+    @property
+    def variant(self) -> Hashable:
+        """Placement, cut, and what stages do: what the search over variants tells apart."""
+        return self.placement.table, self.cut, self.recompute, self.offload
 
     @property
     def stages(self) -> int:

@@ -16,15 +16,23 @@ from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
 from debubble.optimize import cache as store
-from debubble.optimize.beside import beside
-from debubble.optimize.field import Field
+from debubble.optimize.choices import (
+    Recompute,
+    same_for_all,
+    ways_of,
+    with_choice,
+    with_way_out,
+)
+from debubble.optimize.cuts import Cuts
 from debubble.optimize.layers import Cutting, check_layers
-from debubble.optimize.offload import Offload, check_offload, eased, no_room
-from debubble.optimize.portfolio import Report, solver_name
+from debubble.optimize.offload import Offload, check_offload, eased, schedules, tighter
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
+from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
-from debubble.optimize.sets import Recompute, same_for_all, ways_of, with_set, with_way_out
-from debubble.optimize.stop import Stop
+from debubble.optimize.stage_choices import Choices
+from debubble.optimize.stop import Stop, Work
+from debubble.optimize.strategies import listed, solver_name
+from debubble.optimize.variants import Report, Space, Variants
 from debubble.schedules._greedy import check_memory
 from debubble.schedules.registry import LIMITS, MAX_ACTIONS
 
@@ -41,7 +49,7 @@ PATIENCE = 0.2
 AFTER_CTRL_C = 0.3
 """Seconds for making published schedules to compare with."""
 
-Choice: TypeAlias = str | Placement | Sequence[int]
+Shape: TypeAlias = str | Placement | Sequence[int]
 
 
 def optimize(
@@ -52,7 +60,7 @@ def optimize(
     costs: Costs | None = None,
     layers: int | None = None,
     memory: float | Sequence[float] | None = None,
-    placement: Choice = "any",
+    placement: Shape = "any",
     backward: Backward = "free",
     recompute: Recompute = "none",
     offload: Offload = "none",
@@ -145,42 +153,44 @@ def optimize(
         ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, recompute,
         offload, layers,
     )  # fmt: skip
-    stop = Stop(math.inf if time_limit is None else time_limit)
+    effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
+    budget = f"{effort_or_time}, seed {seed}, {workers} workers"
+    work = Work(math.inf if time_limit else effort, seed, workers)
+    stop = Stop(math.inf if time_limit is None else time_limit, work=work)
     asked = {"recompute": recompute, "offload": offload}
-    choices = [name for name, choice in asked.items() if isinstance(choice, str)
-               and choice == "free"]  # fmt: skip
-    field = Field(problems, stop, report, (recompute, offload) if choices else None)
-    amount = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
-    budget = f"{amount}, seed {seed}, {workers} workers"
+    free = [name for name, how in asked.items() if isinstance(how, str) and how == "free"]
+    search = Variants(_spaces(problems, recompute, offload), stop, report)
     solver = solver_name()
-    known = store.read(problems, choices) if cache else None
+    known = store.read(problems, free) if cache else None
     interrupted = False
     if known is not None:
-        field.take(known)
-    fresh = known is None or not (field.done or known.answers(budget, solver))
+        search.take(known)
+    fresh = known is None or not (search.done or known.answers(budget, solver))
     if fresh:
-        work = math.inf if time_limit else effort
-        interrupted = _run(lambda: field.search(work, seed, workers), stop)
-    best, bound = field.best, field.bound
+        interrupted = _run(search.run, stop)
+    best, bound = search.best, search.bound
     schedule = best.schedule
     if schedule is None:
-        raise ParameterError(no_room(best.problem))
+        raise _no_room(best.problem)
     timeline = best.problem.timeline(schedule)
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
-    status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
+    status = "optimal" if search.done else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
         entry = store.Entry(
             best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut
         )
-        store.write(problems, schedule, entry, choices)
+        store.write(problems, schedule, entry, free)
     compared = None
     if published:
         copies = not (offload is None or (isinstance(offload, str) and offload == "none"))
         found = timeline if layers else schedule
         soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
-        compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers, soon)
+        compared = compare_with_published(
+            found, costs, memory, p2p_mode,
+            recompute=recompute, copies=copies, layers=layers, stop=soon,
+        )  # fmt: skip
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
         compared, best.problem.cut, best.problem.table.costs if layers else None,
@@ -202,7 +212,7 @@ def problems_of(
     chunks: int | Sequence[int] | None,
     costs: Costs,
     memory: float | Sequence[float] | None,
-    placement: Choice,
+    placement: Shape,
     backward: Backward,
     mode: P2PMode,
     recompute: Recompute = "none",
@@ -211,7 +221,7 @@ def problems_of(
 ) -> list[Problem]:
     """One problem for every placement to choose from under which the memory is enough.
 
-    Where it is free what stages do, there is one for each thing that all of them can do.
+    Where it is free what stages do, there is one for each way in which all do the same.
     """
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
@@ -231,7 +241,7 @@ def problems_of(
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
         problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
-            asked = with_set(problem, chosen)
+            asked = with_choice(problem, chosen)
             model = eased(asked)
             try:
                 if layers is None:
@@ -247,11 +257,37 @@ def problems_of(
     return problems
 
 
+def _spaces(problems: Sequence[Problem], recompute: Recompute, offload: Offload) -> list[Space]:
+    """The variants over every placement: its cuts where there are layers, else its choices."""
+    if problems[0].layers:
+        return [Cuts(problem) for problem in problems]
+    by_placement: dict[object, list[Problem]] = {}
+    for problem in problems:
+        by_placement.setdefault(problem.placement.table, []).append(problem)
+    return [
+        Choices(those, ways_of(recompute, offload, those[0].stages))
+        for those in by_placement.values()
+    ]
+
+
+def _no_room(problem: Problem) -> ParameterError:
+    """No order was found in which copies under way have room: the smallest limit with one."""
+    least = min(
+        float(problem.timeline(schedule).peak_activation.max())
+        for tight in tighter(problem)
+        for schedule in schedules(problem, listed(tight, (), 0.1))
+    )
+    return ParameterError(
+        "no order was found in which the copies under way fit into the memory; with "
+        f"{least:.6g} one was; give that, fewer stages, or offload='free'"
+    )
+
+
 def _placements(
     ranks: int,
     microbatches: int,
     chunks: int | Sequence[int] | None,
-    choice: Choice,
+    choice: Shape,
     costs: Costs,
 ) -> list[Placement]:
     """Every placement that is to be tried, each once."""
