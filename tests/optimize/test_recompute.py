@@ -117,7 +117,7 @@ def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
 @given(st.data())
 def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
     asked = drawn(data, [s for s in SHAPES if s[0] * s[1] == 2])
-    sets = {
+    spans = {
         chosen: fastest(with_choice(asked, chosen)) for chosen in product((False, True), repeat=2)
     }
     best = min(spans.values())

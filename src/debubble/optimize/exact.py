@@ -267,29 +267,18 @@ class Model:
     def _add_data(self) -> None:
         """Actions start when their input is there; forwards also when older activations left."""
         problem = self.problem
+        m, add = problem.microbatches, self.model.add
+        for (chain, other, delay), b in product(problem.arcs, range(m)):
+            add(self.start[*chain, b] >= self._end(*other, b) + round(delay))
+        for (stage, b), fused in self.fused.items():
+            add(self.start[2, stage, b] == self._end(1, stage, b)).only_enforce_if(fused)
         spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
         # A fused backward frees at its end.
         lag[problem.homes[self.fusable]] = 0.0
         for stage in range(problem.stages):
-            for b in range(problem.microbatches):
-                if stage:
-                    arrival = self._end(0, stage - 1, b) + round(problem.up[stage])
-                    self.model.add(self.start[0, stage, b] >= arrival)
-                if stage < problem.stages - 1:
-                    arrival = self._end(1, stage + 1, b) + round(problem.lag[stage])
-                    self.model.add(self.start[1, stage, b] >= arrival)
-                if stage == problem.stages - 1 or problem.recomputed[stage]:
-                    self.model.add(self.start[1, stage, b] >= self._end(0, stage, b))
-                if not problem.fused:
-                    self.model.add(self.start[2, stage, b] >= self._end(1, stage, b))
-                if (stage, b) in self.fused:
-                    behind = self.start[2, stage, b] == self._end(1, stage, b)
-                    self.model.add(behind).only_enforce_if(self.fused[stage, b])
-                older = b - int(spare[stage]) - 1
-                if older >= 0:
-                    freed = self._end(1, int(last[stage]), older)
-                    freed += round(lag[problem.homes[stage]])
-                    self.model.add(self.start[0, stage, b] >= freed)
+            for older in range(m - int(spare[stage]) - 1):
+                freed = self._end(1, int(last[stage]), older) + round(lag[problem.homes[stage]])
+                add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
     def _add_transfers(self) -> None:
         """Transfers that take time, and what cannot run while they do."""

@@ -161,13 +161,13 @@ def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.gene
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    needs[0, 1:], lag[0] = number[0, :-1], problem.up[:, None]
-    needs[1, :-1], lag[1] = number[1, 1:], problem.lag[:, None]
-    needs[1, -1] = number[0, -1]
-    consumer[0, :-1], consumer[0, -1] = number[0, 1:], number[1, -1]
-    consumer[1, 1:] = number[1, :-1]
-    if kinds > 2:
-        needs[2], other[1] = number[1], number[2]
+    for chain, input_of, delay in problem.arcs:
+        if needs[*chain, 0] >= 0:
+            # R needs its forward, which comes before the gradient anyway.
+            continue
+        needs[chain], lag[chain] = number[input_of], delay
+        users = other if chain[0] == 2 else consumer
+        users[input_of] = number[chain]
     grids = (needs, lag, consumer, other)
     times, added, freed = (
         np.repeat(values[:, :, None], m, axis=2)
