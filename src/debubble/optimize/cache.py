@@ -75,9 +75,9 @@ class Entry:
 def code() -> str:
     """A hash of the code that a result depends on: what makes orders, and what proves bounds."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for package in (here, here.parent / "schedules"):
-        for path in sorted(package.glob("*.py")):
+    home = Path(__file__).parent.parent
+    for package in ("optimize", "listing", "schedules"):
+        for path in sorted((home / package).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

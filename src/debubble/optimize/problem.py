@@ -25,8 +25,8 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
+from debubble.listing import smallest_memory
 from debubble.lowering.recompute import add_recompute
-from debubble.schedules._greedy import smallest_memory
 
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")

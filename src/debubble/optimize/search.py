@@ -15,6 +15,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
+from debubble.listing import check_memory
 from debubble.optimize import cache as store
 from debubble.optimize.choices import (
     Recompute,
@@ -33,7 +34,6 @@ from debubble.optimize.stage_choices import Choices
 from debubble.optimize.stop import Stop, Work
 from debubble.optimize.strategies import listed, solver_name
 from debubble.optimize.variants import Report, Space, Variants
-from debubble.schedules._greedy import check_memory
 from debubble.schedules.registry import LIMITS, MAX_ACTIONS
 
 PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {

@@ -27,6 +27,7 @@ from itertools import groupby
 
 import numpy as np
 
+from debubble import listing
 from debubble.core.actions import Kind, Program, kinds_of, stages_of
 from debubble.engine.graph import MEETING
 from debubble.optimize.backward import alternatives, fusable, separate
@@ -44,7 +45,6 @@ from debubble.optimize.unroll import (
     repeatable,
     stretched,
 )
-from debubble.schedules import _greedy
 
 SMALL = 5_000
 """Pairs of actions whose order the exact solver decides, at most, to be used at once."""
@@ -337,7 +337,7 @@ def listed(
         table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
         candidates = ()
     limits = np.minimum(problem.limits, 4.0 * problem.microbatches * problem.filled.max() + 1.0)
-    order = _greedy.schedule(
+    order = listing.schedule(
         problem.placement, table, problem.microbatches, limits,
         recompute=problem.recomputed if problem.recompute else None, published=candidates,
         effort=effort,

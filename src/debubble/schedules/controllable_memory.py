@@ -78,7 +78,7 @@ def scheduled(
     published: bool,
 ) -> list[Program]:
     """The order of a block, or one computed for costs and memory that is no slower."""
-    from debubble.schedules import _greedy
+    from debubble import listing
 
     order = block.programs(ranks, microbatches)
     if published:
@@ -88,7 +88,7 @@ def scheduled(
         memory = 2 * block.memory(ranks) * float(table.activation.max())
     other = largest_block(table, memory)
     orders = [order] if other in (block, None) else [order, other.programs(ranks, microbatches)]
-    return _greedy.schedule(
+    return listing.schedule(
         table.placement, table, microbatches, memory, objective=objective, published=orders
     )
 
@@ -202,7 +202,7 @@ def v_half(
     2.17 for a transfer, p = 4 and 8), so it is not done here.
 
     That order is taken only where nothing better is found for the costs of all ranks and links; see
-    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.schedules._greedy` for the
+    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.listing` for the
     search.
 
     p = 4, m = 4::

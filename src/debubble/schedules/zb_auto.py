@@ -23,7 +23,7 @@ def scheduled(
     default: int,
 ) -> list[Program]:
     """The best order found; the default limit is `default` microbatches."""
-    from debubble.schedules import _greedy
+    from debubble import listing
 
     placement = Placement.linear(ranks)
     table = (costs or Costs()).resolve(placement)
@@ -34,7 +34,7 @@ def scheduled(
         if microbatches >= 2 * ranks - 1:
             yield list(zb_h2(ranks=ranks, microbatches=microbatches))
 
-    return _greedy.schedule(
+    return listing.schedule(
         placement, table, microbatches, limit, objective=objective, published=handcrafted()
     )
 
@@ -102,7 +102,7 @@ def zb_auto(
     As many forwards as memory holds fill the time until the first gradient is back; then forwards
     and backwards for input alternate, and backwards for weights fill gaps and make room. How this
     is best done depends on the costs of all ranks, on latency and on memory, so the order is looked
-    for (see :mod:`debubble.schedules._greedy`). It is never slower than ZB-H1, nor than ZB-H2 where
+    for (see :mod:`debubble.listing`). It is never slower than ZB-H1, nor than ZB-H2 where
     the memory allows that.
 
     p = 4, m = 5::

@@ -111,7 +111,7 @@ def zb_v(
 
     That order leaks time when costs differ, and needs all of its memory. This function takes it
     only where it is the best: it looks for an order that fits the costs of all ranks, the latency
-    of every link and the memory limit, see :mod:`debubble.schedules._greedy`.
+    of every link and the memory limit, see :mod:`debubble.listing`.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def zb_v(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    from debubble.schedules import _greedy
+    from debubble import listing
 
     if published:
         return list(published_order(ranks, microbatches))
@@ -144,6 +144,6 @@ def zb_v(
     orders = [list(published_order(ranks, microbatches))]
     if block := largest_block(table, limit):
         orders.append(block.programs(ranks, microbatches))
-    return _greedy.schedule(
+    return listing.schedule(
         placement, table, microbatches, limit, objective=objective, published=orders
     )
