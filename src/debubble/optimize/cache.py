@@ -110,7 +110,7 @@ def _data(problem: Problem) -> list[Any]:
     ]  # fmt: skip
 
 
-def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
+def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
     """The entry of some problems; None when there is none that is right."""
     from debubble.analysis.check import check
     from debubble.interchange.schedule_json import from_json
@@ -159,7 +159,7 @@ def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
     return cut_problem(problem, cut)
 
 
-def write(
+def write_entry(
     problems: Sequence[Problem], schedule: Schedule, entry: Entry, choices: Sequence[str] = ()
 ) -> None:
     """Keep a result; a folder that cannot be written to is no error."""

@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.exact import FRACTIONS, Key, all_times, factor_for, in_order
+from debubble.optimize.exact import Key, in_order
 from debubble.optimize.problem import Problem
+from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.stop import Stop
 
 GRID = 240

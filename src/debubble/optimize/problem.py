@@ -261,7 +261,7 @@ class Problem:
         return add_recompute(order, np.flatnonzero(self.recomputed).tolist())
 
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
-        """Starts of the actions of an order that was simulated, as late as what follows R lets."""
+        """Start times of a simulated order, each R delayed as far as its successors allow."""
         packed = timeline.schedule.actions
         redo = np.zeros((len(Kind), self.stages))
         redo[[Kind.I, Kind.B]] = self.redo

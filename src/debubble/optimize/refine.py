@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
-from debubble.optimize import _refine_kernel as inner
+from debubble.optimize._refine_kernel import COUNTERS
+from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.stop import Stop
@@ -73,7 +74,7 @@ class Annealer:
         self.makespan = float("inf")
         self.mean = float(problem.times.mean()) or 1.0
         self.halt = np.zeros(1, dtype=np.int64)
-        self._counters = np.zeros(inner.COUNTERS)
+        self._counters = np.zeros(COUNTERS)
         self._counters[3] = (seed + 1) * 7919 % (1 << 47)
         if fixed is None:
             begin = end = problem.offsets[1:]
@@ -88,7 +89,7 @@ class Annealer:
     def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
         """Anneal `order` in place; temperatures in mean times of an action."""
         best = order.copy()
-        inner.anneal.compiled(
+        anneal_order.compiled(
             moves, hot * self.mean, cold * self.mean, stop_at, TOLERANCE * self.mean,
             *self._fixed, order, *self._scratch, best, self._counters, self.halt,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
 from debubble.listing import check_memory
-from debubble.optimize import cache as store
+from debubble.optimize.cache import Entry, read_entry, write_entry
 from debubble.optimize.choices import (
     Recompute,
     same_for_all,
@@ -161,7 +161,7 @@ def optimize(
     free = [name for name, how in asked.items() if isinstance(how, str) and how == "free"]
     search = Variants(_spaces(problems, recompute, offload), stop, report)
     solver = solver_name()
-    known = store.read(problems, free) if cache else None
+    known = read_entry(problems, free) if cache else None
     interrupted = False
     if known is not None:
         search.take(known)
@@ -178,10 +178,8 @@ def optimize(
         seconds, found_by = known.seconds, known.found_by
     status = "optimal" if search.done else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
-        entry = store.Entry(
-            best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut
-        )
-        store.write(problems, schedule, entry, free)
+        entry = Entry(best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut)
+        write_entry(problems, schedule, entry, free)
     compared = None
     if published:
         copies = not (offload is None or (isinstance(offload, str) and offload == "none"))

@@ -198,18 +198,22 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
         if incumbent.done or stop():
             return
         share = Stop(stop.left / (1 + len(COPIES)), stop)
-        _anneal(tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(_effort(stop), 2.0))
+        _anneal(
+            tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(stop.work.effort, 2.0)
+        )
 
 
 def anneal(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal the best order."""
-    rounds = SMALL_ROUNDS * min(_effort(stop), 2.0) if _small(problem) else _effort(stop) * ROUNDS
+    rounds = (
+        SMALL_ROUNDS * min(stop.work.effort, 2.0) if _small(problem) else stop.work.effort * ROUNDS
+    )
     _anneal(problem, incumbent.start, incumbent, stop, rounds)
 
 
 def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal what the strategies before have come to."""
-    _anneal(problem, incumbent.programs, incumbent, stop, _effort(stop) * POLISH_ROUNDS, more=1)
+    _anneal(problem, incumbent.programs, incumbent, stop, stop.work.effort * POLISH_ROUNDS, more=1)
 
 
 def _anneal(
@@ -229,7 +233,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Solve the whole problem exactly; raises the bound as well."""
     from debubble.optimize.exact import Model
 
-    effort = _effort(stop) * (COPIED_SHARE if incumbent.problem.offload else 1.0)
+    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
     # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
     meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
@@ -251,7 +255,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Find repeating patterns, and repair their ends."""
-    effort, seed = _effort(stop), stop.work.seed
+    effort, seed = stop.work.effort, stop.work.seed
     for width in WIDTHS:
         if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
             break
@@ -291,7 +295,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
                 times = (m - few) // width
                 made = stretched(order, places, width, times)
                 incumbent.offer(made, "repeating an annealed order")
-        if cycles >= _effort(stop) or stop():
+        if cycles >= stop.work.effort or stop():
             return
         order = refine(short, order, stop, len(TEMPERATURES), seed=stop.work.seed + cycles)
         cycles += 1
@@ -299,7 +303,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Fuse or split single backwards where that helps, and anneal the rest around them."""
-    effort, seed, stages = _effort(stop), stop.work.seed, fusable(problem)
+    effort, seed, stages = stop.work.effort, stop.work.seed, fusable(problem)
     fused = replace(problem, backward="fused")
     order = listed(fused, ())
     incumbent.offer(order, "list scheduling, fused")
@@ -365,25 +369,17 @@ def solver_name() -> str:
     return f"OR-Tools {version('ortools')}" if has_solver() else ""
 
 
-def _effort(stop: Stop) -> float:
-    return stop.work.effort
-
-
 def _small(problem: Problem) -> bool:
     return pairs(problem) <= SMALL
 
 
-def _large(problem: Problem) -> bool:
-    return not _small(problem)
-
-
 def _annealed_whole(problem: Problem) -> bool:
-    return _large(problem) and problem.size <= LARGEST_POLISHED
+    return not _small(problem) and problem.size <= LARGEST_POLISHED
 
 
 def _repeats(problem: Problem) -> bool:
     few = 2 * problem.ranks + FEW_MORE + max(PERIODS)
-    return _large(problem) and problem.microbatches >= 2 * few
+    return not _small(problem) and problem.microbatches >= 2 * few
 
 
 STRATEGIES: list[Strategy] = [
@@ -392,7 +388,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
     Strategy("annealing", anneal, _small),
     Strategy("exact solving", solve, lambda p: _small(p) and has_solver()),
-    Strategy("patterns", patterns, lambda p: _large(p) and has_solver(), parallel=True),
+    Strategy("patterns", patterns, lambda p: not _small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, _repeats, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     Strategy("annealing again", anneal_again, _annealed_whole),
