@@ -55,8 +55,8 @@ SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
 
-COPIED_SHARE = 0.2
-"""Share of the work of the exact solver where it does not know of the problem's copies."""
+LESS_SHARE = 0.2
+"""Share of the work of the exact solver where it knows no copies, or has to choose what to fuse."""
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
@@ -233,7 +233,8 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Solve the whole problem exactly; raises the bound as well."""
     from debubble.optimize.exact import Model
 
-    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
+    less = LESS_SHARE if incumbent.problem.offload or fusable(problem).any() else 1.0
+    effort = stop.work.effort * less
     # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
     meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
