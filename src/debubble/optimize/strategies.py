@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 
 from debubble import listing
 from debubble.core.actions import Kind, Program, kinds_of, stages_of
 from debubble.engine.graph import MEETING
-from debubble.optimize.backward import alternatives, fusable, separate
+from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import COPIES, tighter
 from debubble.optimize.pattern import find_pattern
@@ -55,8 +55,11 @@ SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
 
-LESS_SHARE = 0.2
-"""Share of the work of the exact solver where it knows no copies, or has to choose what to fuse."""
+COPIED_SHARE = 0.2
+"""Share of the work of the exact solver where it does not know of the problem's copies."""
+
+SMALL_MIXED = 500
+"""The same as :data:`SMALL` where it chooses which backwards are fused as well."""
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
@@ -166,14 +169,8 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     known = incumbent.known
     orders: Iterable[tuple[str, list[Program]]] = known.get(key, ())
     if key not in known:
-        made: list[tuple[str, list[Program]]] = []
-        for order in published_orders(problem):
-            if stop():
-                break
-            made.append(order)
-        else:
-            known[key] = made
-        orders = made
+        made = list(takewhile(lambda _: not stop(), published_orders(problem)))
+        orders = made if stop() else known.setdefault(key, made)
     for name, programs in orders:
         incumbent.offer(separate(problem, programs), name)
         if problem.backward == "free":
@@ -233,15 +230,17 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Solve the whole problem exactly; raises the bound as well."""
     from debubble.optimize.exact import Model
 
-    less = LESS_SHARE if incumbent.problem.offload or fusable(problem).any() else 1.0
-    effort = stop.work.effort * less
+    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
+    # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
+    chosen = fusable(problem) & (pairs(problem) <= SMALL_MIXED)
     # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
     meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
     for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
         if incumbent.done or stop():
             return
-        known = separate(problem, incumbent.programs, fusable(problem).tolist())
-        model = Model(replace(problem, mode=mode), known, incumbent.bound)
+        known = separate(problem, incumbent.programs, chosen.tolist())
+        asked = replace(problem, mode=mode)
+        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound)
         with stop.ending(model.stop):
             if stop():
                 return
