@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,41 @@ def test_bugs_go_through_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("DEBUBBLE_DEBUG", "1")
     with pytest.raises(RuntimeError, match="what"), errors.clean_exit():
         broken(RuntimeError("what?"))()
+
+
+@pytest.mark.parametrize("where", ["nowhere/x", "folder", "locked/x"])
+@pytest.mark.parametrize(
+    ("words", "ending"),
+    [
+        ("draw 1f1b -p 2 -m 2 -o", ".png"),
+        ("compare 1f1b gpipe -p 2 -m 2 -o", ".html"),
+        ("export 1f1b -p 2 -m 2 --to json -o", ".json"),
+        ("export 1f1b -p 2 -m 2 --to chrome-trace -o", ".json.gz"),
+        ("optimize -p 2 -m 2 --no-cache -o", ".csv"),
+        ("optimize -p 2 -m 2 --no-cache --memory sweep -o", ".svg"),
+        ("run 1f1b -p 2 -m 2 --trace", ".json"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is_made(
+    refused: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, ending: str,
+    where: str,
+) -> None:  # fmt: skip
+    import debubble as db
+    from debubble.cli.options import Inputs
+
+    def make(*_: Any, **__: Any) -> None:
+        raise AssertionError("began to work")
+
+    monkeypatch.setattr(Inputs, "schedule", make)
+    monkeypatch.setattr(db, "optimize", make)
+    (tmp_path / f"folder{ending}").mkdir()
+    (tmp_path / "locked").mkdir()
+    may = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "locked" not in str(path) and may(path, mode)
+    )
+    message = refused(*words.split(), tmp_path / f"{where}{ending}")
+    reason = {
+        "nowhere/x": "there is no folder", "folder": "is a folder", "locked/x": "permission denied"
+    }  # fmt: skip
+    assert reason[where] in message

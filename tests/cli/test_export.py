@@ -78,9 +78,9 @@ def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
         (["1f1b", "-p", "2", "-m", "4", "--iterations", "2", "--to", "torch-csv"],
          "'1f1b' has 2 iterations, and a CSV holds one without optimizer step"),
         (["1f1b", "-p", "2", "-m", "4", "--to", "json", "-o", "no/x.json"],
-         "cannot write 'no/x.json': No such file or directory"),
+         "there is no folder 'no'; make it first"),
         (["1f1b", "-p", "2", "-m", "4", "--to", "chrome-trace", "-o", "no/x.json"],
-         "cannot write 'no/x.json': No such file or directory"),
+         "there is no folder 'no'; make it first"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_refused(refused: Run, words: list[str], message: str) -> None:

@@ -127,13 +127,45 @@ def test_what_cannot_be_used_is_refused(refused: Run, words: list[Any], message:
     assert message in refused("optimize", *words)
 
 
-def test_a_missing_extra_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from debubble.optimize import portfolio
+def test_without_the_solver_it_says_what_to_install(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from debubble.optimize import strategies
 
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
-    result = run(*SMALL, "--memory", 2)
-    assert result.code == 0
-    assert "pip install 'debubble[optimize]'" in result.err
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
+    solved = run(*SMALL, "--memory", 2)
+    assert "proven optimal" in solved.out
+    assert "OR-Tools" not in solved.err
+    result = run(*SMALL, "--memory", 1, "--times", "F=5,I=6,W=4")
+    assert (result.code, "best found" in result.out) == (0, True)
+    assert "'pip install ortools' may find faster orders" in result.err
+
+
+@pytest.mark.parametrize("name", ["nowhere/x.csv", "nowhere/x.png", "."])
+def test_what_cannot_be_written_is_refused_before_the_search(
+    refused: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    def search(**_: Any) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(db, "optimize", search)
+    (tmp_path / "folder.csv").mkdir()
+    path = tmp_path / ("folder.csv" if name == "." else name)
+    message = refused(*SMALL, "-o", path)
+    assert ("is a folder" if name == "." else "there is no folder") in message
+
+
+def test_a_result_is_printed_before_it_is_written(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: Any) -> None:
+        raise db.FormatError("cannot write: No space left on device")
+
+    monkeypatch.setattr(db.Schedule, "save", fail)
+    result = run(*SMALL, "--memory", 2, "-o", tmp_path / "x.csv")
+    assert result.code == 2
+    assert "proven optimal" in result.out
+    assert "No space left" in result.err
 
 
 def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> None:

@@ -56,10 +56,26 @@ def orders(asked: Problem, rank: int, in_turn: bool = False) -> list[NDArray[np.
     return found
 
 
+def fused_variants(order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """An order with any of the I and W that follow each other fused."""
+    found = [order]
+    for index in reversed(range(len(order) - 1)):
+        one, other = (Kind(int(action) & 31) for action in order[index : index + 2])
+        if (one, other) == (Kind.I, Kind.W) and (order[index] ^ order[index + 1]) < 32:
+            both = order[index] ^ Kind.I ^ Kind.B
+            found += [
+                np.concatenate([way[:index], [both], way[index + 2 :]]) for way in list(found)
+            ]
+    return found
+
+
 def fastest(asked: Problem, in_turn: bool = False) -> float:
     """The smallest makespan over all orders; microbatches need not keep theirs."""
     best = float("inf")
-    for chosen in product(*(orders(asked, rank, in_turn) for rank in range(asked.ranks))):
+    ways = [orders(asked, rank, in_turn) for rank in range(asked.ranks)]
+    if asked.backward == "free":
+        ways = [[way for order in some for way in fused_variants(order)] for some in ways]
+    for chosen in product(*ways):
         schedule = asked.schedule(chosen)
         if asked.fits(schedule):
             try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.optimize import cache, field
+from debubble.optimize import cache, strategies, variants
 from tests.optimize.problems import problem
 
 ASKED: dict[str, Any] = {
@@ -30,14 +30,15 @@ def no_search(*_: Any, **__: Any) -> None:
 
 def test_the_second_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     first = db.optimize(**ASKED)
-    monkeypatch.setattr(field, "search", no_search)
+    monkeypatch.setattr(variants.Variants, "run", no_search)
     second = db.optimize(**ASKED)
     assert (first.cached, second.cached) == (False, True)
     assert second.schedule == first.schedule
     assert (second.makespan, second.lower_bound, second.status) == (
         first.makespan, first.lower_bound, first.status,
     )  # fmt: skip
-    assert "the cache" in str(second)
+    assert second.found_by == first.found_by
+    assert "; read from the cache, nothing was searched now" in str(second)
 
 
 def test_nothing_is_kept_when_not_wanted(folder: Path) -> None:
@@ -94,6 +95,40 @@ def test_more_effort_begins_with_the_earlier_result() -> None:
     more = db.optimize(**asked, effort=0.1)
     assert not more.cached
     assert more.makespan <= little.makespan
+
+
+@pytest.mark.parametrize("later", ["a solver", "other code", "time", "workers"])
+def test_what_another_search_could_better_is_searched_again(
+    later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4), "effort": 0.1}
+    with monkeypatch.context() as patch:
+        patch.setattr(strategies, "has_solver", lambda: False)
+        first = db.optimize(**asked)
+        assert first.status == "feasible"
+        assert db.optimize(**asked).cached
+    if later != "a solver":
+        monkeypatch.setattr(strategies, "has_solver", lambda: False)
+    if later == "other code":
+        monkeypatch.setattr(cache, "code", lambda: "other")
+    more: dict[str, Any] = {"time": {"time_limit": 1}, "workers": {"workers": 1}}.get(later, {})
+    second = db.optimize(**asked, **more)
+    assert not second.cached
+    assert second.makespan <= first.makespan
+    assert "from the cache" not in str(second)
+    if second.makespan == first.makespan:
+        assert second.found_by == f"an earlier search ({first.found_by})"
+    if later == "other code":
+        # Its bound is not taken over; the schedule is.
+        assert db.optimize(**asked).cached
+
+
+def test_what_the_solver_found_is_used_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4)}
+    first = db.optimize(**asked, effort=0.01)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
+    second = db.optimize(**asked, effort=0.01)
+    assert (second.cached, second.makespan) == (True, first.makespan)
 
 
 def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 import debubble as db
 from debubble.optimize.bounds import lower_bound
-from debubble.optimize.exact import Model, factor_for, rounded_down
-from debubble.optimize.portfolio import listed, pairs
+from debubble.optimize.exact import Model
+from debubble.optimize.rounding import factor_for, rounded_down
+from debubble.optimize.strategies import listed, pairs
 from tests.optimize.problems import problem
 
 

@@ -15,13 +15,15 @@ import debubble as db
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
-from debubble.optimize import portfolio
+from debubble.optimize import strategies
 from debubble.optimize.bounds import lower_bound
+from debubble.optimize.cuts import neighbours
+from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layers import Cutting, cut_costs, cut_problem, even_cut
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
-from debubble.optimize.recut import neighbours
 from debubble.optimize.search import problems_of
+from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
@@ -93,9 +95,9 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
     cutting = Cutting(root)
     for cut in cutting.seeds()[:3]:
         problem = cut_problem(root, cut)
-        pool = portfolio.Pool(problem, portfolio.Stop())
-        portfolio.begin(pool)
-        assert cutting.bound() <= pool.makespan * (1 + 1e-9)
+        incumbent = Incumbent(problem, Stop())
+        strategies.begin(incumbent)
+        assert cutting.bound() <= incumbent.makespan * (1 + 1e-9)
 
 
 @settings(max_examples=10)
@@ -110,7 +112,7 @@ def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
     best = fastest_of_all_cuts(root)
     assert result.lower_bound <= best + 1e-9
     assert result.makespan >= best - 1e-9
-    if portfolio.has_solver():
+    if strategies.has_solver():
         assert result.status == "optimal"
         assert result.makespan == pytest.approx(best)
     assert sum(result.layers) == root.layers
@@ -146,7 +148,7 @@ def test_as_many_layers_as_stages_change_nothing(
     basis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two workers of the solver exchange what they find when they happen to.
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
     costs = db.Costs(F=5, I=6, W=4, head={"F": 1, "B": 2}, basis=basis)
     asked: dict[str, Any] = {
         "ranks": 3,
@@ -253,7 +255,7 @@ def test_published_schedules_are_on_even_cuts() -> None:
 
 
 def test_the_same_seed_gives_the_same_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
 
     def run() -> db.Result:
         costs = db.Costs(F=5, I=6, W=4, head={"F": 3, "B": 6})

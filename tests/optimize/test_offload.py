@@ -15,9 +15,9 @@ import debubble as db
 from debubble.core.actions import Kind
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
+from debubble.optimize.choices import choice_in, with_choice
 from debubble.optimize.offload import LEADS, eased, schedules, tighter
-from debubble.optimize.portfolio import listed
-from debubble.optimize.sets import choice_of, with_set
+from debubble.optimize.strategies import listed
 from tests.optimize.problems import kinds, problem
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
@@ -38,13 +38,13 @@ def test_no_schedule_with_copies_beats_the_problem_without(data: st.DataObject) 
         "recompute_kept": data.draw(st.sampled_from([0.0, 0.5])),
     }
     ways = data.draw(st.lists(st.integers(0, 3), min_size=p * v, max_size=p * v))
-    asked = with_set(problem(p, m, 100.0, chunks=v, **costs), ways)
+    asked = with_choice(problem(p, m, 100.0, chunks=v, **costs), ways)
     model = eased(asked)
     programs = listed(replace(model, limits=model.smallest * data.draw(st.floats(1, 3))), (), 0.02)
     plain = model.schedule(programs)
     for schedule in schedules(asked, programs):
         assert db.check(schedule, costs=asked.table.costs).ok
-        assert all(a | b == b for a, b in zip(choice_of(schedule), ways, strict=True))
+        assert all(a | b == b for a, b in zip(choice_in(schedule), ways, strict=True))
         timeline = asked.timeline(schedule)
         assert timeline.makespan >= model.timeline(plain).makespan - 1e-9
         held = model.timeline(plain).peak_activation
@@ -54,7 +54,7 @@ def test_no_schedule_with_copies_beats_the_problem_without(data: st.DataObject) 
 
 
 def test_activations_leave_behind_the_forward_and_return_before_the_backward() -> None:
-    asked = with_set(problem(1, 4, 9, chunks=1, host_bandwidth=1), (2,))
+    asked = with_choice(problem(1, 4, 9, chunks=1, host_bandwidth=1), (2,))
     order = [db.make("gpipe", ranks=1, microbatches=4).program(0)]
     texts = [" ".join(schedule.rows()[0]) for schedule in schedules(asked, order)]
     assert len(texts) == len(LEADS)
@@ -71,7 +71,7 @@ def test_activations_leave_behind_the_forward_and_return_before_the_backward() -
 
 
 def test_tighter_limits_leave_room_for_copies() -> None:
-    asked = with_set(problem(2, 4, 2, host_bandwidth=1), (2, 0, 0, 0))
+    asked = with_choice(problem(2, 4, 2, host_bandwidth=1), (2, 0, 0, 0))
     limits = [tight.limits.tolist() for tight in tighter(asked)]
     assert limits == [[2, 2], [1.5, 2], [1, 2], [0.5, 2]]
     assert not any(tight.offload for tight in tighter(asked))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.actions import Kind
-from debubble.optimize import portfolio
+from debubble.optimize import strategies
 from debubble.optimize.backward import separate
-from debubble.optimize.portfolio import Pool
+from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.stop import Stop
 from tests.optimize.problems import fastest, kinds, problem
 
@@ -159,7 +159,7 @@ def test_the_smallest_limit_that_works_works() -> None:
 
 
 def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
 
     def run(seed: int) -> db.Schedule:
         costs = db.Costs(F=5, I=6, W=4)
@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_the_solver_it_still_anneals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portfolio, "has_solver", lambda: False)
+    monkeypatch.setattr(strategies, "has_solver", lambda: False)
     costs = db.Costs(F=5, I=6, W=4)
     result = db.optimize(
         ranks=4, chunks=2, microbatches=8, memory=2, costs=costs, cache=False, published=False
@@ -229,7 +229,7 @@ def test_reports_only_get_better() -> None:
 
 
 def test_a_pool_refuses_what_does_not_fit() -> None:
-    pool = Pool(problem(4, 8, 2, chunks=1), Stop())
+    pool = Incumbent(problem(4, 8, 2, chunks=1), Stop())
     schedule = db.make("gpipe", ranks=4, microbatches=8)
     programs = [schedule.program(rank) for rank in range(4)]
     assert not pool.offer(separate(pool.problem, programs), "gpipe")
@@ -254,3 +254,45 @@ def test_stops_follow_their_parents() -> None:
     assert ended == [1]
     assert Stop(0)()
     assert Stop().left == float("inf")
+
+
+@settings(max_examples=6)
+@given(st.data())
+def test_fused_and_split_backwards_are_mixed_action_by_action(data: st.DataObject) -> None:
+    def times(most: int) -> list[float]:
+        return [data.draw(st.integers(1, most)) / 2 for _ in range(2)]
+
+    costs: dict[str, Any] = {"F": times(8), "I": times(12), "W": times(12)}
+    parts = [i + w for i, w in zip(costs["I"], costs["W"], strict=True)]
+    costs["B"] = [max(0.5, whole - data.draw(st.sampled_from([0, 0.5, 1, 2]))) for whole in parts]
+    costs["p2p"] = data.draw(st.sampled_from([0, 0.5]))
+    memory = data.draw(st.sampled_from([1, 2]))
+    result = db.optimize(
+        ranks=2, microbatches=2, memory=memory, costs=db.Costs(**costs), cache=False,
+        published=False,
+    )  # fmt: skip
+    asked = problem(2, 2, memory, chunks=1, backward="free", **costs)
+    assert result.status == "optimal"
+    assert result.makespan == pytest.approx(fastest(asked))
+
+
+@pytest.mark.parametrize("solver", [True, False])
+@pytest.mark.parametrize(
+    ("memory", "expected", "costs"),
+    [
+        (2, 25, {"F": [2, 1], "I": [3, 5], "W": [0.5, 2], "B": [2.5, 6], "p2p": 0.25}),
+        (3, 23, {"F": 0.5, "I": [3, 1], "W": [5, 2], "B": [7, 3]}),
+    ],
+)
+def test_one_stage_fuses_some_backwards_and_splits_others(
+    memory: float, expected: float, costs: Any, solver: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not solver:
+        monkeypatch.setattr(strategies, "has_solver", lambda: False)
+    result = db.optimize(
+        ranks=2, microbatches=3, memory=memory, costs=db.Costs(**costs), cache=False,
+        published=False,
+    )  # fmt: skip
+    assert result.makespan == expected
+    assert result.status == "optimal" or not solver
+    assert db.check(result.schedule, memory=memory).ok

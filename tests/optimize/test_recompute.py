@@ -14,25 +14,18 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of
-from debubble.optimize import cache, field, sets
+from debubble.optimize import cache, variants
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
-from debubble.optimize.exact import Model, whole_units
+from debubble.optimize.choices import choice_of, same_for_all, ways_of, with_choice
+from debubble.optimize.exact import Model
 from debubble.optimize.pattern import find_pattern
-from debubble.optimize.portfolio import listed
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import Annealer
-from debubble.optimize.sets import (
-    bound_of_all,
-    families,
-    fits,
-    relaxation,
-    same_for_all,
-    set_of,
-    ways_of,
-    with_set,
-)
+from debubble.optimize.rounding import whole_units
+from debubble.optimize.stage_choices import bound_of_all, families, fits, relaxation
 from debubble.optimize.stop import Stop
+from debubble.optimize.strategies import listed
 from tests.optimize.problems import fastest, problem
 
 TIMES = st.integers(1, 6).map(lambda n: n / 2)
@@ -57,7 +50,7 @@ def drawn(data: st.DataObject, shapes: Any = SHAPES) -> Problem:
         activation=data.draw(sizes), kept_for_weight=data.draw(share),
         recompute_kept=data.draw(share), kv=data.draw(st.sampled_from([0.0, 0.0, 0.25])),
     )  # fmt: skip
-    asked = with_set(asked, data.draw(st.tuples(*(st.booleans() for _ in range(p * v)))))
+    asked = with_choice(asked, data.draw(st.tuples(*(st.booleans() for _ in range(p * v)))))
     more = data.draw(st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0]), min_size=p, max_size=p))
     return replace(asked, limits=asked.smallest * (1 + np.array(more)))
 
@@ -115,7 +108,7 @@ def test_lists_and_annealed_orders_are_right(data: st.DataObject) -> None:
 
 
 def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
-    asked = with_set(problem(2, 1, 1, chunks=1, F=1, I=1, W=1, R=3), (1, 0))
+    asked = with_choice(problem(2, 1, 1, chunks=1, F=1, I=1, W=1, R=3), (1, 0))
     assert asked.lag.tolist() == [-3, 0]
     # F of both stages, I of the last, I and W of the first: R has no time of its own but one.
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
@@ -123,17 +116,19 @@ def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
 
 @settings(max_examples=15)
 @given(st.data())
-def test_the_bound_of_all_sets_holds_for_each(data: st.DataObject) -> None:
+def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
     asked = drawn(data, [s for s in SHAPES if s[0] * s[1] == 2])
-    sets = {chosen: fastest(with_set(asked, chosen)) for chosen in product((False, True), repeat=2)}
-    best = min(sets.values())
+    spans = {
+        chosen: fastest(with_choice(asked, chosen)) for chosen in product((False, True), repeat=2)
+    }
+    best = min(spans.values())
     for nodes in (0, 1, 2, 9):
         bound, _ = bound_of_all(asked, FREE, float("inf"), {}, nodes)
         assert bound <= best + 1e-9
     for decided in product((False, True, None), repeat=2):
         eased = relaxation(asked, decided, FREE)
         least = min(
-            makespan for chosen, makespan in sets.items()
+            makespan for chosen, makespan in spans.items()
             if all(a is None or a == b for a, b in zip(decided, chosen, strict=True))
         )  # fmt: skip
         if fits(eased):
@@ -152,7 +147,7 @@ def test_the_free_choice_is_the_best_of_all_sets_and_orders(data: st.DataObject)
         recompute="free", cache=False, published=False,
     )  # fmt: skip
     sets = product((False, True), repeat=2)
-    assert result.makespan == pytest.approx(min(fastest(with_set(asked, s)) for s in sets))
+    assert result.makespan == pytest.approx(min(fastest(with_choice(asked, s)) for s in sets))
     assert result.status == "optimal"
 
 
@@ -245,7 +240,7 @@ def test_families_begin_with_whole_chunks_and_fit() -> None:
     assert (1,) * 8 in sets
     # One microbatch does not fit without recomputes on the first chunk.
     assert all(all(chosen[:4]) for chosen in sets)
-    assert all(fits(with_set(asked, chosen)) for chosen in sets)
+    assert all(fits(with_choice(asked, chosen)) for chosen in sets)
     assert (0,) * 8 in families(problem(4, 8, 1), ways)
 
 
@@ -256,11 +251,11 @@ def test_ways_of_stages() -> None:
     assert same_for_all(ways_of("free", "free", 2)) == [(0, 0), (1, 1), (2, 2)]
     assert ways_of("free", [0], 2) == [(2, 3), (0, 1)]
     assert ways_of({0: False, 1: True}, "none", 2) == [(0,), (1,)]
-    assert set_of(with_set(problem(2, 1, 1, chunks=1), (0, 3))) == (0, 3)
+    assert choice_of(with_choice(problem(2, 1, 1, chunks=1), (0, 3))) == (0, 3)
 
 
 def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
-    asked = with_set(problem(4, 24, 1.5, F=5, I=6, W=4), (True,) * 4 + (False,) * 4)
+    asked = with_choice(problem(4, 24, 1.5, F=5, I=6, W=4), (True,) * 4 + (False,) * 4)
     pattern = find_pattern(asked, 1, Stop(), 1.0)
     assert pattern is not None
     makespans = []
@@ -298,7 +293,7 @@ def test_keys_and_values_are_part_of_the_limit() -> None:
         db.optimize(ranks=2, microbatches=4, memory=1.2, costs=costs, **FAST)
 
 
-def test_the_cache_knows_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_knows_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: dict[str, Any] = {
         "ranks": 2, "chunks": 2, "microbatches": 4, "memory": 1, "published": False,
@@ -310,8 +305,7 @@ def test_the_cache_knows_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def no_search(*_: Any, **__: Any) -> None:
         raise AssertionError("searched again")
 
-    for module in (field, sets):
-        monkeypatch.setattr(module, "search", no_search)
+    monkeypatch.setattr(variants.Variants, "run", no_search)
     for how in ("none", "full", "free", [0]):
         again = db.optimize(**asked, recompute=how)
         first = made[str(how)]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize._refine_kernel import anneal
-from debubble.optimize.portfolio import listed
 from debubble.optimize.refine import Annealer, refine
 from debubble.optimize.stop import Stop
+from debubble.optimize.strategies import listed
 from tests.optimize.problems import problem
 
 TIMES = st.integers(0, 12).map(lambda n: n / 4)
@@ -49,7 +49,7 @@ def test_compiled_and_interpreted_do_the_same() -> None:
         annealer = Annealer(asked, listed(asked, ()))
         order, best = annealer.best.copy(), annealer.best.copy()
         run(500, 2.0, 0.1, 0.0, 1e-9, *annealer._fixed, order, *annealer._scratch, best,
-            annealer._counters)  # fmt: skip
+            annealer._counters, annealer.halt)  # fmt: skip
         results.append((best.tolist(), annealer._counters.tolist()))
     assert results[0] == results[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
@@ -40,7 +41,7 @@ def compare(
 
     inputs, chunks = _inputs(setup)
     check_picture(output, picture)
-    with steps(2 * len(schedules) + 1) as step:
+    with steps(2 * len(schedules)) as step:
         items, skipped = _items(schedules, inputs, chunks, step)
         named = [item for item in items if isinstance(item, str)]
         if named:
@@ -65,14 +66,13 @@ def compare(
         result = replace(result, skipped=(*skipped, *result.skipped))
         if not result.rows:
             _leave(result.skipped)
-        if output is not None:
-            step(f"drawing {output}")
-            result.save(output, **picture)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
         _print(result, inputs)
     if output is not None:
+        sys.stdout.flush()
+        result.save(output, **picture)
         note(f"wrote {output}")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import ScheduleName, Setup, with_setup
-from debubble.cli.output import note
+from debubble.cli.output import check_writable, note
 from debubble.cli.progress import steps
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -50,6 +50,8 @@ def export(
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
     _check_ending(to, output)
     inputs = setup.read()
+    if output != STANDARD_OUTPUT:
+        check_writable(output)
     settings: list[str] = []
     with steps(3) as step:
         step(f"making {schedule}")

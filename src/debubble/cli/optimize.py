@@ -15,7 +15,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
-from debubble.cli.output import json_text, note, print_json
+from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
@@ -98,7 +98,6 @@ def optimize(
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
-    _say_without_solver()
     with _line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
@@ -114,8 +113,6 @@ def optimize(
             result = debubble.optimize(
                 memory=inputs.memory if limits is None else limits, report=_Report(line), **options
             )
-    if output is not None:
-        written = _write(result, output, inputs)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -123,8 +120,10 @@ def optimize(
         print(result)
         if inputs.source:
             print(f"costs: {inputs.source}")
+    sys.stdout.flush()
+    _say_without_solver(result)
     if output is not None:
-        note(f"wrote {written}")
+        note(f"wrote {_write(result, output, inputs)}")
 
 
 def _limits(text: str) -> float | list[float]:
@@ -196,6 +195,7 @@ def _check_output(path: str, sweeping: bool) -> None:
             raise ParameterError(f"'{path}': a frontier is drawn as .png, .svg or .pdf")
     elif not is_file_name(path):
         check_picture(path, {})
+    check_writable(path)
 
 
 def _write(result: Any, path: str, inputs: Inputs) -> str:
@@ -228,11 +228,13 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
     return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 
-def _say_without_solver() -> None:
-    from debubble.optimize.portfolio import has_solver
+def _say_without_solver(result: Any) -> None:
+    """What could still be found, where something could."""
+    from debubble.optimize.strategies import has_solver
 
-    if not has_solver():
-        note("without OR-Tools nothing is solved exactly; pip install 'debubble[optimize]'")
+    if getattr(result, "status", "") != "optimal" and not has_solver():
+        note("without OR-Tools nothing is solved exactly and no patterns are sought; "
+             "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
 
 
 class _Report:

@@ -61,6 +61,28 @@ def write_text(path: str, text: str) -> None:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
+def check_writable(path: str) -> None:
+    """Refuse a file that could not be written in the end, before anything is computed.
+
+    Raises
+    ------
+    ParameterError
+        When its folder does not exist, it is a folder, or its owner does not let us write.
+    """
+    target = Path(path)
+    try:
+        is_folder, in_folder = target.is_dir(), target.parent.is_dir()
+        there = target.exists()
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"cannot write '{path}': {error}") from None
+    if is_folder:
+        raise ParameterError(f"'{path}' is a folder; name a file in it")
+    if not in_folder:
+        raise ParameterError(f"there is no folder '{target.parent}'; make it first")
+    if not os.access(target if there else target.parent, os.W_OK):
+        raise ParameterError(f"cannot write '{path}': permission denied")
+
+
 def note(text: str) -> None:
     """Say something that is not the result."""
     print(text, file=sys.stderr)

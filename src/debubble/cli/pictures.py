@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from debubble.cli.output import check_writable
 from debubble.core.errors import FormatError, ParameterError
 from debubble.view.options import FigureOptions, choices, endings_of
 
@@ -94,9 +95,7 @@ def check_picture(path: str | None, picture: Picture) -> None:
     ending = Path(path).suffix.lower()
     if ending not in ENDINGS:
         raise FormatError(f"'{path}': pictures end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ParameterError(f"there is no folder '{folder}'; make it first")
+    check_writable(path)
     for name in picture:
         if ending not in endings_of(name):
             raise ParameterError(

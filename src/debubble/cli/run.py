@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
-from debubble.cli.output import note, print_json
+from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import steps as progress
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.schedule import Schedule
@@ -89,12 +89,12 @@ def run(
         report = execute(made, _with_model(settings))
     if report is None:
         return
-    if trace is not None:
-        _write(report, trace)
     if as_json:
         print_json(report.to_dict())
     else:
-        print(report)
+        print(report, flush=True)
+    if trace is not None:
+        _write(report, trace)
     if not report.equal:
         raise typer.Exit(NOT_EQUAL)
 
@@ -120,6 +120,7 @@ def _check_trace(path: str, settings: Settings) -> None:
         raise ParameterError(f"--trace '{path}': traces end in .json or .json.gz")
     if not settings.steps:
         raise ParameterError("--trace needs measured steps; leave --steps 0 out")
+    check_writable(path)
 
 
 def _with_model(settings: Settings) -> Settings:

@@ -55,6 +55,7 @@ def anneal(
     marked: Array,
     best: Array,
     counters: Array,
+    halt: Array,
 ) -> None:
     """Try `moves` exchanges of neighbouring blocks of actions on one rank.
 
@@ -85,6 +86,8 @@ def anneal(
         path from their start to the end.
     counters
         See :data:`COUNTERS`; the last one, not 0, is where the random numbers go on.
+    halt
+        One number, which another thread makes 1 to end the loop.
     """
     n = len(order)
     ranks = len(memory)
@@ -145,7 +148,7 @@ def anneal(
     temperature = hot
     for _move in range(moves):
         temperature *= cooling
-        if shortest <= stop_at:
+        if shortest <= stop_at or halt[0] != 0:
             break
 
         # An action on the critical path that starts when its rank's previous action ends.

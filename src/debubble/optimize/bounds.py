@@ -59,7 +59,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
-from debubble.optimize import _bounds_kernel as inner
+from debubble.optimize._bounds_kernel import longest_paths as find_paths
+from debubble.optimize._bounds_kernel import preemptive
 from debubble.optimize.problem import Problem
 
 Grid: TypeAlias = NDArray[np.float64]
@@ -133,7 +134,7 @@ def longest_paths(problem: Problem) -> Paths:
         if problem.backward == "split":
             pause = link[1]
     found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
-    inner.longest_paths.run(
+    find_paths.run(
         3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
         problem.times.ravel(), link.ravel(), pause, problem.redo, last,
         spare_microbatches(problem), lag, *found,
@@ -213,7 +214,7 @@ def one_rank(
     urgent_first = np.argsort(-tails, kind="stable")
     heads, times, tails = heads[urgent_first], times[urgent_first], tails[urgent_first]
     n = len(heads)
-    found = inner.preemptive.run(
+    found = preemptive.run(
         n * n.bit_length(), np.argsort(heads, kind="stable"), heads, times.copy(), tails,
         np.zeros(n + 1, dtype=np.int64),
     )  # fmt: skip

@@ -1,7 +1,10 @@
 """Results on disk, found again by a hash of the exact problem.
 
-An entry is JSON: a schedule file's content, the bound, and the budget it was found with. Whatever
-is read is checked like any file from outside: an entry that is not right is as good as none.
+An entry is JSON: a schedule file's content, its bound, and what it was found with: the budget, the
+code that searched, and the solver. It answers a question only if the search that is possible now
+would be no better (:meth:`Entry.answers`); other entries are where that search starts. Whatever is
+read is checked like any file from outside: an invalid entry is ignored.
+
 Entries lie in ``$XDG_CACHE_HOME/debubble/optimize``, by default below ``~/.cache``; the oldest go
 when there are too many.
 """
@@ -15,18 +18,19 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
+from debubble.optimize.choices import choice_in, choice_of
 from debubble.optimize.layers import cut_problem
 from debubble.optimize.problem import Problem
-from debubble.optimize.sets import choice_of, set_of
 
-VERSION = 2
-"""Raised when entries of older code must not be found: a better search, or other fields."""
+VERSION = 3
+"""Raised when entries have other fields."""
 
 MOST_ENTRIES = 512
 LARGEST_ENTRY = 32 << 20
@@ -40,14 +44,42 @@ class Entry:
     programs: list[Program]
     bound: float
     budget: str
+    """Time limit or effort, seed and workers."""
     seconds: float
     found_by: str
+    solver: str = ""
+    """The exact solver with its version; empty without one."""
+    code: str = ""
+    """Hash of the code that searched."""
     table: tuple[tuple[int, ...], ...] = ()
     """The placement's table."""
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
-    """What each stage does, as in :mod:`debubble.optimize.sets`; `programs` leave it out."""
+    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` leave it out."""
+
+    def answers(self, budget: str, solver: str) -> bool:
+        """Whether a search with this budget, and with this solver or none, was made for it.
+
+        Without a solver an entry that was found with one is as good as any.
+        """
+        return self.budget == budget and self.current and solver in ("", self.solver)
+
+    @property
+    def current(self) -> bool:
+        """Whether the code of today searched, so that its bound is today's as well."""
+        return self.code == code()
+
+
+@cache
+def code() -> str:
+    """A hash of the code that a result depends on: what makes orders, and what proves bounds."""
+    digest = hashlib.sha256()
+    home = Path(__file__).parent.parent
+    for package in ("optimize", "listing", "schedules"):
+        for path in sorted((home / package).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def folder() -> Path:
@@ -78,7 +110,7 @@ def _data(problem: Problem) -> list[Any]:
     ]  # fmt: skip
 
 
-def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
+def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
     """The entry of some problems; None when there is none that is right."""
     from debubble.analysis.check import check
     from debubble.interchange.schedule_json import from_json
@@ -90,12 +122,12 @@ def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | No
         data = json.loads(path.read_text(encoding="utf-8"))
         schedule = from_json(json.dumps(data["schedule"]), str(path))
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
-        chosen = choice_of(schedule)
+        chosen = choice_in(schedule)
         entry = Entry(
             [program[kinds_of(program) <= Kind.B] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
-            str(data["found_by"]), schedule.placement.table,
-            tuple(int(count) for count in data["layers"]), chosen,
+            str(data["found_by"]), str(data["solver"]), str(data["code"]),
+            schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -108,7 +140,9 @@ def read(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | No
             and schedule.placement.table == problem.placement.table
             and (schedule.microbatches, schedule.iterations, schedule.slices)
             == (problem.microbatches, 1, 1)
-            and (choices or all(a | b == b for a, b in zip(chosen, set_of(problem), strict=True)))
+            and (
+                choices or all(a | b == b for a, b in zip(chosen, choice_of(problem), strict=True))
+            )
             and check(schedule, p2p_mode=problem.mode).ok
             and problem.fits(schedule)
         ):
@@ -125,13 +159,14 @@ def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
     return cut_problem(problem, cut)
 
 
-def write(
+def write_entry(
     problems: Sequence[Problem], schedule: Schedule, entry: Entry, choices: Sequence[str] = ()
 ) -> None:
     """Keep a result; a folder that cannot be written to is no error."""
     data = {
         "bound": entry.bound, "budget": entry.budget, "seconds": entry.seconds,
-        "found_by": entry.found_by, "layers": entry.cut, "schedule": schedule.to_dict(),
+        "found_by": entry.found_by, "solver": entry.solver, "code": code(),
+        "layers": entry.cut, "schedule": schedule.to_dict(),
     }  # fmt: skip
     text = json.dumps(data)
     if len(text) > LARGEST_ENTRY:

@@ -5,6 +5,10 @@ divided by the factor, is a bound for the true times; where times are fractions 
 denominator nothing is lost. Memory is rounded in favour of fitting, for the same reason. An order
 that comes back is simulated with the true times and measured against the true limits.
 
+Where a fused backward is faster than its parts and both are allowed, every backward may be either:
+fused, its I takes the time of B, and its W none, right behind. The W of those that are split keep
+microbatch order among themselves; that of a fused one may come before an older one.
+
 Of transfers it knows what :mod:`debubble.optimize.bounds` proves in their mode: which cannot run at
 the same time as others or as actions. In which order ranks queue them or where they post them is
 left open, so that except in the mode ``"overlapped"`` the solver's bound can be too low.
@@ -14,15 +18,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Program
+from debubble.core.actions import Kind, Program, kinds_of, stages_of
+from debubble.optimize.backward import (
+    fusable,
+    fused_ones,
+    relaxed,
+    separate,
+    with_fused,
+)
 from debubble.optimize.bounds import (
     heads_and_tails,
     last_stages,
@@ -32,16 +42,15 @@ from debubble.optimize.bounds import (
     transfer_times,
 )
 from debubble.optimize.problem import Problem
-
-LARGEST_DENOMINATOR = 10_000
-RESOLUTION = 1_000_000
-"""Whole numbers the makespan is spread over when times have no common small denominator."""
-
-MEMORY_UNITS = 1_000_000
-"""Parts of a memory limit where activations differ."""
-
-FRACTIONS = 1000
-"""Parts of an activation where they do not: what is kept for the weights is a share of it."""
+from debubble.optimize.rounding import (
+    FRACTIONS,
+    MEMORY_UNITS,
+    all_times,
+    factor_for,
+    rounded,
+    together,
+    whole_units,
+)
 
 Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
@@ -55,56 +64,6 @@ class Solution:
     bound: float
     proven: bool
     """Whether the order is optimal for the rounded times."""
-
-
-def factor_for(times: NDArray[np.float64], horizon: float) -> float:
-    """What times are multiplied by: their common denominator if it is small, over any divisor."""
-    values = np.unique(times[times > 0])
-    if len(values) == 0:
-        return 1.0
-    fractions = [Fraction(float(v)).limit_denominator(LARGEST_DENOMINATOR) for v in values]
-    close = all(
-        abs(float(f) - v) <= 1e-12 * max(1.0, v) for f, v in zip(fractions, values, strict=True)
-    )
-    denominator = math.lcm(*(f.denominator for f in fractions)) if close else 0
-    if close and denominator <= LARGEST_DENOMINATOR:
-        divisor = math.gcd(*(int(f * denominator) for f in fractions))
-        return denominator / divisor
-    return RESOLUTION / horizon
-
-
-def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
-    """Whole numbers at most `factor` times the times; rounding errors do not cost a unit."""
-    return np.floor(times * factor * (1 + 1e-12) + 1e-9)
-
-
-def all_times(problem: Problem) -> NDArray[np.float64]:
-    """Every time that decides when something can start."""
-    return np.concatenate([problem.times.ravel(), problem.redo, problem.up, problem.down])
-
-
-def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What actions take at their start, and how memory has changed when they are over.
-
-    What is there between them is rounded down, so that nothing that fits is refused.
-
-    Returns
-    -------
-    taken, changes
-        In whole units, shape ``(kinds, stages)``.
-    """
-    before = np.cumsum(problem.added - problem.freed, axis=0) - problem.added + problem.freed
-    during, after = before + problem.added, before + problem.added - problem.freed
-    levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
-    low, high, left = levels
-    return high - low, left - low
-
-
-def rounded(problem: Problem, factor: float) -> Problem:
-    """The problem with times that are whole numbers, none above `factor` times the true ones."""
-    table = problem.table
-    duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
-    return replace(problem, table=replace(table, duration=duration, link=link))
 
 
 class Model:
@@ -131,7 +90,14 @@ class Model:
         self.solver = cp_model.CpSolver()
         timeline = self.problem.timeline(order)
         self.horizon = round(timeline.makespan)
+        self.fusable = fusable(problem)
+        self.together = together(self.problem)
         self.start = self._starts()
+        self.fused = {
+            (int(stage), b): self.model.new_bool_var("")
+            for stage in np.flatnonzero(self.fusable)
+            for b in range(problem.microbatches)
+        }
         self._literals: dict[tuple[Key, Key], Any] = {}
         self._intervals: dict[int, list[Any]] = {}
         self._add_ranks()
@@ -140,12 +106,17 @@ class Model:
             self._add_transfers()
         self._add_memory()
         self._minimize(bound)
-        self._add_hints(problem.actions(known), problem.starts(timeline))
+        self._add_hints(known, problem.starts(timeline))
 
     def _starts(self) -> NDArray[np.object_]:
         """A start for every action, between its head and its tail; shape (kinds, S, m)."""
-        heads, tails = heads_and_tails(self.problem)
-        latest = self.horizon - tails - self.problem.times[:, :, None]
+        least = relaxed(self.problem)
+        heads, tails = heads_and_tails(least)
+        latest = self.horizon - tails - least.times[:, :, None]
+        if self.fusable.any():
+            # These W may come before older ones: only their own I is sure to come first.
+            heads[2, self.fusable] = (heads[1] + least.times[1, :, None])[self.fusable]
+            latest[2, self.fusable] = self.horizon
         start = np.empty(heads.shape, dtype=object)
         for place in np.ndindex(heads.shape):
             low, high = int(heads[place]), int(latest[place])
@@ -153,10 +124,26 @@ class Model:
         return start
 
     def _end(self, kind: int, stage: int, microbatch: int) -> Any:
-        return self.start[kind, stage, microbatch] + self._time(kind, stage)
+        return self.start[kind, stage, microbatch] + self._time(kind, stage, microbatch)
 
-    def _time(self, kind: int, stage: int) -> int:
-        return int(self.problem.times[kind, stage])
+    def _time(self, kind: int, stage: int, microbatch: int) -> Any:
+        """How long an action takes; a term of the model where that depends on fusing."""
+        time, fused = int(self.problem.times[kind, stage]), self.fused.get((stage, microbatch))
+        if fused is None or kind == 0:
+            return time
+        return time + fused * ((int(self.together[stage]) if kind == 1 else 0) - time)
+
+    def _interval(self, kind: int, stage: int, microbatch: int) -> Any:
+        """The time in which an action runs."""
+        start, time = self.start[kind, stage, microbatch], self._time(kind, stage, microbatch)
+        fused = self.fused.get((stage, microbatch))
+        if fused is None or kind == 0:
+            return self.model.new_fixed_size_interval_var(start, time, "")
+        if kind == 2:
+            whole = int(self.problem.times[kind, stage])
+            return self.model.new_optional_fixed_size_interval_var(start, whole, ~fused, "")
+        end = self.model.new_int_var(0, self.horizon, "")
+        return self.model.new_interval_var(start, time, end, "")
 
     def _add_ranks(self) -> None:
         """Ranks run one action at a time, chains in microbatch order; a literal for every pair."""
@@ -167,18 +154,25 @@ class Model:
             chains = [(kind, stage) for stage in stages for kind in range(kinds)]
             intervals: list[Any] = []
             for kind, stage in chains:
-                row = [
-                    self.model.new_fixed_size_interval_var(start, self._time(kind, stage), "")
-                    for start in self.start[kind, stage]
-                ]
+                row = [self._interval(kind, stage, b) for b in range(m)]
                 self._intervals[kind * self.problem.stages + stage] = row
                 intervals += row
             self.model.add_no_overlap(intervals)
             for chain in chains:
-                for b in range(1, m):
-                    add(self.start[*chain, b] >= self._end(*chain, b - 1))
+                if self._keeps_order(*chain):
+                    for b in range(1, m):
+                        add(self.start[*chain, b] >= self._end(*chain, b - 1))
+                    continue
+                for b, c in combinations(range(m), 2):
+                    split = [~self.fused[chain[1], b], ~self.fused[chain[1], c]]
+                    after = self.start[*chain, c] >= self._end(*chain, b)
+                    add(after).only_enforce_if(split)
             for one, other in combinations(chains, 2):
                 self._add_pair(one, other)
+
+    def _keeps_order(self, kind: int, stage: int) -> bool:
+        """Whether a chain runs in microbatch order, whatever is fused."""
+        return kind != 2 or not self.fusable[stage]
 
     def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
         """Which of two actions of a rank is first, for all actions of two chains."""
@@ -196,10 +190,12 @@ class Model:
                 self.model.add(self.start[x] >= self._end(*y)).only_enforce_if(~first)
             self._literals[x, y] = first
         # What comes before one action comes before later ones of its chain.
+        ordered = (self._keeps_order(*other), self._keeps_order(*one))
         for b, c in product(range(m), range(m)):
             first = self._literals[(*one, b), (*other, c)]
-            for x, y in (((*one, b), (*other, c + 1)), ((*one, b - 1), (*other, c))):
-                later = self._literals.get((x, y))
+            pairs = (((*one, b), (*other, c + 1)), ((*one, b - 1), (*other, c)))
+            for pair, keeps in zip(pairs, ordered, strict=True):
+                later = self._literals.get(pair) if keeps else None
                 if later is not None and not isinstance(first, int) and not isinstance(later, int):
                     self.model.add_implication(first, later)
 
@@ -213,24 +209,18 @@ class Model:
     def _add_data(self) -> None:
         """Actions start when their input is there; forwards also when older activations left."""
         problem = self.problem
+        m, add = problem.microbatches, self.model.add
+        for (chain, other, delay), b in product(problem.arcs, range(m)):
+            add(self.start[*chain, b] >= self._end(*other, b) + round(delay))
+        for (stage, b), fused in self.fused.items():
+            add(self.start[2, stage, b] == self._end(1, stage, b)).only_enforce_if(fused)
         spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
+        # A fused backward frees at its end.
+        lag[problem.homes[self.fusable]] = 0.0
         for stage in range(problem.stages):
-            for b in range(problem.microbatches):
-                if stage:
-                    arrival = self._end(0, stage - 1, b) + round(problem.up[stage])
-                    self.model.add(self.start[0, stage, b] >= arrival)
-                if stage < problem.stages - 1:
-                    arrival = self._end(1, stage + 1, b) + round(problem.lag[stage])
-                    self.model.add(self.start[1, stage, b] >= arrival)
-                if stage == problem.stages - 1 or problem.recomputed[stage]:
-                    self.model.add(self.start[1, stage, b] >= self._end(0, stage, b))
-                if not problem.fused:
-                    self.model.add(self.start[2, stage, b] >= self._end(1, stage, b))
-                older = b - int(spare[stage]) - 1
-                if older >= 0:
-                    freed = self._end(1, int(last[stage]), older)
-                    freed += round(lag[problem.homes[stage]])
-                    self.model.add(self.start[0, stage, b] >= freed)
+            for older in range(m - int(spare[stage]) - 1):
+                freed = self._end(1, int(last[stage]), older) + round(lag[problem.homes[stage]])
+                add(self.start[0, stage, older + int(spare[stage]) + 1] >= freed)
 
     def _add_transfers(self) -> None:
         """Transfers that take time, and what cannot run while they do."""
@@ -284,20 +274,37 @@ class Model:
         kinds, stages, m = self.start.shape
         for kind in range(1, kinds):
             for stage in range(stages):
-                self.model.add(makespan >= self._end(kind, stage, m - 1))
+                last = m - 1 if self._keeps_order(kind, stage) else 0
+                for b in range(last, m):
+                    self.model.add(makespan >= self._end(kind, stage, b))
         self.model.minimize(makespan)
 
-    def _add_hints(self, actions: NDArray[np.int64], starts: NDArray[np.float64]) -> None:
+    def _add_hints(self, known: Sequence[Program], starts: NDArray[np.float64]) -> None:
         """The known order, as values of all starts and literals."""
-        known = np.empty(self.problem.size)
-        known[actions] = starts
-        grid = known.reshape(self.start.shape)
+        problem, fused = self.problem, fused_ones(self.problem, known)
+        times = np.repeat(problem.times[:, :, None], problem.microbatches, axis=2)
+        grid: NDArray[np.float64] = np.empty(problem.size)
+        if problem.fused:
+            grid[problem.actions(known)] = starts
+        else:
+            # The W of a fused backward begins where that ends.
+            whole = np.concatenate(known)
+            ahead = np.where(kinds_of(whole) == Kind.B, self.together[stages_of(whole)], 0.0)
+            both = np.repeat(starts, 1 + (kinds_of(whole) == Kind.B))
+            second = np.flatnonzero(kinds_of(whole) == Kind.B)
+            both[second + np.arange(1, len(second) + 1)] += ahead[second]
+            grid[problem.actions(separate(problem, known))] = both
+            times[1] = np.where(fused, self.together[:, None], times[1])
+            times[2, fused] = 0.0
+        grid = grid.reshape(self.start.shape)
         for key in np.ndindex(grid.shape):
             start: Any = self.start[key]
             self.model.add_hint(start, int(grid[key]))
+        for place, literal in self.fused.items():
+            self.model.add_hint(literal, bool(fused[place]))
         for (x, y), first in self._literals.items():
             if not isinstance(first, int):
-                self.model.add_hint(first, bool(grid[x] + self._time(*x[:2]) <= grid[y]))
+                self.model.add_hint(first, bool(grid[x] + times[x] <= grid[y]))
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> Solution:
         """Run the solver; `work` is its own unit, about a second. :meth:`stop` ends it early."""
@@ -319,8 +326,15 @@ class Model:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)
         starts = np.array([self.solver.value(x) for x in self.start.ravel()])
-        times = np.repeat(self.problem.times.ravel(), self.problem.microbatches)
-        return Solution(in_order(self.problem, starts, times), bound, status == cp_model.OPTIMAL)
+        times = np.repeat(self.problem.times[:, :, None], self.problem.microbatches, axis=2)
+        fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
+        for place, literal in self.fused.items():
+            fused[place] = self.solver.boolean_value(literal)
+        if fused.any():
+            times[1] = np.where(fused, self.together[:, None], times[1])
+            times[2, fused] = 0.0
+        programs = with_fused(in_order(self.problem, starts, times.ravel()), fused)
+        return Solution(programs, bound, status == cp_model.OPTIMAL)
 
     def stop(self) -> None:
         """End a running :meth:`solve` soon; callable from another thread."""

@@ -15,9 +15,9 @@ m · k · w, and, where backwards are fused, all of it is followed by the backwa
 and all ranks together have L layers. For a given makespan the left side says how many layers a rank
 can have. Where ranks have one stage each, q is what the ranks before have; q plus what a rank can
 then have does not fall when q grows, because a layer more before it takes away at most one
-(f + i ≤ m · w). So giving the ranks as much as they can have, one after the other, brings as many
-layers under as there are under any cut. Where ranks have several stages, q is at least one for
-every stage. The smallest makespan under which L layers come is a bound, found by bisection.
+(f + i ≤ m · w). So giving the ranks as much as they can have, one after the other, places the
+largest number of layers that any cut can. Where ranks have several stages, q is at least one for
+every stage. The smallest makespan under which L layers are placed is a bound, found by bisection.
 
 With memory limits M: a layer with d others before it holds its activation at least while its
 microbatch runs through the L − d layers from it to the end and back, whatever the cut. The sum over

@@ -1,10 +1,11 @@
 """Activations that wait for their backward on the host, in a search that knows no copies.
 
-The searches take what is offloaded for recomputed in no time: gone when its forward ends, there
-again when its backward begins. No schedule with copies is faster or holds less, so that bounds for
-this problem hold. An order that is found gets an OFFLOAD behind each of these forwards and a RELOAD
-some actions before the backward, and the engine says how long it takes and what every rank holds
-while copies are under way. Orders for limits that are lower by some copies leave room for those.
+The searches treat offloaded activations as recomputed at no cost, a relaxation: gone when their
+forward ends, there again when their backward begins. No schedule with copies is faster or holds
+less, so that bounds for this problem hold. An order that is found gets an OFFLOAD behind each of
+these forwards and a RELOAD some actions before the backward, and the engine says how long it takes
+and what every rank holds while copies are under way. Orders for limits that are lower by some
+copies leave room for those.
 """
 
 from __future__ import annotations
@@ -66,21 +67,6 @@ def eased(problem: Problem) -> Problem:
         table=replace(table, duration=duration, checkpoint=checkpoint),
         recompute=tuple((away | recomputed).tolist()),
         offload=(),
-    )
-
-
-def no_room(problem: Problem) -> str:
-    """What to say where no order was found in which copies under way have room."""
-    from debubble.optimize.portfolio import listed
-
-    least = min(
-        float(problem.timeline(schedule).peak_activation.max())
-        for tight in tighter(problem)
-        for schedule in schedules(problem, listed(tight, (), 0.1))
-    )
-    return (
-        "no order was found in which the copies under way fit into the memory; with "
-        f"{least:.6g} one was; give that, fewer stages, or offload='free'"
     )
 
 

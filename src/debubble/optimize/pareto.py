@@ -16,11 +16,11 @@ from debubble.core.errors import ParameterError
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.optimize.backward import relaxed
-from debubble.optimize.beside import beside
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.layers import Cutting
 from debubble.optimize.offload import eased
 from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize, problems_of
 
@@ -170,9 +170,9 @@ def sweep(
             break
     last = points[-1][1]
     layers = options.get("layers")
-    rows = beside(
+    rows = compare_with_published(
         last.timeline if layers else last.schedule, costs, None, p2p_mode,
-        options.get("recompute", "none"), layers=layers,
+        recompute=options.get("recompute", "none"), layers=layers,
     ).rows  # fmt: skip
     own = last.schedule.name
     return Frontier(tuple(points), tuple(row for row in rows if row.name != own), time_unit)

@@ -28,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.exact import FRACTIONS, Key, all_times, factor_for, in_order
+from debubble.optimize.exact import Key, in_order
 from debubble.optimize.problem import Problem
+from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.stop import Stop
 
 GRID = 240
@@ -146,16 +147,10 @@ class PatternModel:
     def _add_data(self) -> None:
         """Actions start when their input is there; chains keep microbatch order."""
         grid, add = self.grid, self.model.add
+        for (chain, other, lag), j in product(grid.arcs, range(self.width)):
+            add(self._start((*chain, j)) >= self._end((*other, j)) + int(lag))
         for kind, s, j in product(range(len(grid.kinds)), range(grid.stages), range(self.width)):
             start = self._start((kind, s, j))
-            if kind == 0 and s:
-                add(start >= self._end((0, s - 1, j)) + int(grid.up[s]))
-            elif kind == 1 and s < grid.stages - 1:
-                add(start >= self._end((1, s + 1, j)) + int(grid.lag[s]))
-                if grid.recomputed[s]:
-                    add(start >= self._end((0, s, j)))
-            elif kind:
-                add(start >= self._end((kind - 1, s, j)))
             if j:
                 add(start >= self._end((kind, s, j - 1)))
             elif self.width > 1:

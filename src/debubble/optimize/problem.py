@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,26 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
+from debubble.listing import smallest_memory
 from debubble.lowering.recompute import add_recompute
-from debubble.schedules._greedy import smallest_memory
 
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")
 
 TOLERANCE = 1e-9
 """Relative slack of memory limits and of equal times."""
+
+
+class Arc(NamedTuple):
+    """A chain whose actions wait for those of another chain, microbatch by microbatch.
+
+    Chain ``(k, s)`` is the k-th kind of stage s. An action starts no sooner than `lag` after the
+    end of the same microbatch's action on the other chain.
+    """
+
+    chain: tuple[int, int]
+    other: tuple[int, int]
+    lag: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +99,11 @@ class Problem:
     def fused(self) -> bool:
         """Whether every backward is one action B instead of I and W."""
         return self.backward == "fused"
+
+    @property
+    def variant(self) -> Hashable:
+        """Placement, cut, and what stages do: what the search over variants tells apart."""
+        return self.placement.table, self.cut, self.recompute, self.offload
 
     @property
     def stages(self) -> int:
@@ -147,6 +164,23 @@ class Problem:
         What is recomputed takes off R, so that it can be negative; 0 for the last stage.
         """
         return np.append(self.down[:-1] - self.redo[:-1], 0.0)
+
+    @cached_property
+    def arcs(self) -> list[Arc]:
+        """What waits for what because of its data.
+
+        The first arc of a chain is the last to be fulfilled, but for the forward of what recomputes
+        and may begin before its gradient arrives.
+        """
+        last = self.stages - 1
+        found = [Arc((0, s), (0, s - 1), float(self.up[s])) for s in range(1, last + 1)]
+        found += [Arc((1, s), (1, s + 1), float(self.lag[s])) for s in range(last)]
+        found += [
+            Arc((1, s), (0, s), 0.0) for s in range(self.stages) if s == last or self.recomputed[s]
+        ]
+        if not self.fused:
+            found += [Arc((2, s), (1, s), 0.0) for s in range(self.stages)]
+        return found
 
     @cached_property
     def added(self) -> NDArray[np.float64]:
@@ -227,7 +261,7 @@ class Problem:
         return add_recompute(order, np.flatnonzero(self.recomputed).tolist())
 
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
-        """Starts of the actions of an order that was simulated, as late as what follows R lets."""
+        """Start times of a simulated order, each R delayed as far as its successors allow."""
         packed = timeline.schedule.actions
         redo = np.zeros((len(Kind), self.stages))
         redo[[Kind.I, Kind.B]] = self.redo

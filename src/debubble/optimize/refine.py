@@ -24,8 +24,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Program
-from debubble.optimize import _refine_kernel as inner
+from debubble.core.actions import Kind, Program
+from debubble.optimize._refine_kernel import COUNTERS
+from debubble.optimize._refine_kernel import anneal as anneal_order
+from debubble.optimize.backward import fused_ones, separate, with_fused
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.stop import Stop
 
@@ -52,7 +54,7 @@ class Annealer:
     problem
         What the order solves; transfers occupy nobody, whatever its mode.
     programs
-        An order within memory.
+        An order within memory. Where backwards are free, those that are fused stay so.
     seed
         Start of the random numbers.
     fixed
@@ -67,17 +69,19 @@ class Annealer:
         fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     ) -> None:
         self.problem = problem
-        self.best = problem.actions(programs)
+        self._fused = fused_ones(problem, programs) & (not problem.fused)
+        self.best = problem.actions(separate(problem, programs))
         self.makespan = float("inf")
         self.mean = float(problem.times.mean()) or 1.0
-        self._counters = np.zeros(inner.COUNTERS)
+        self.halt = np.zeros(1, dtype=np.int64)
+        self._counters = np.zeros(COUNTERS)
         self._counters[3] = (seed + 1) * 7919 % (1 << 47)
         if fixed is None:
             begin = end = problem.offsets[1:]
         else:
             begin, end = (problem.offsets[:-1] + places for places in fixed)
         n = problem.size
-        self._fixed = (*_arrays(problem), problem.roof, begin, end)
+        self._fixed = (*_arrays(problem, self._fused), problem.roof, begin, end)
         self._scratch = tuple(
             np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
         )
@@ -85,9 +89,9 @@ class Annealer:
     def run(self, moves: int, hot: float, cold: float, stop_at: float, order: Order) -> None:
         """Anneal `order` in place; temperatures in mean times of an action."""
         best = order.copy()
-        inner.anneal.compiled(
+        anneal_order.compiled(
             moves, hot * self.mean, cold * self.mean, stop_at, TOLERANCE * self.mean,
-            *self._fixed, order, *self._scratch, best, self._counters,
+            *self._fixed, order, *self._scratch, best, self._counters, self.halt,
         )  # fmt: skip
         if self._counters[1] < self.makespan:
             self.makespan = float(self._counters[1])
@@ -96,7 +100,7 @@ class Annealer:
     @property
     def programs(self) -> list[Program]:
         """The best order so far."""
-        return self.problem.programs(self.best)
+        return with_fused(self.problem.programs(self.best), self._fused)
 
 
 def refine(
@@ -117,7 +121,7 @@ def refine(
     problem, programs, seed, fixed
         As in :class:`Annealer`.
     stop
-        Ends the search between the pieces of a round.
+        Ends the search: when asked at once, by its time between the pieces of a round.
     rounds
         How many rounds at most, infinite for as many as the time allows. After every cycle of
         temperatures rounds become twice as long, up to a limit.
@@ -136,7 +140,8 @@ def refine(
         for piece in range(PIECES):
             before = annealer.makespan
             longer = moves << min(count // len(TEMPERATURES), MOST_DOUBLINGS)
-            annealer.run(longer, hot * step**piece, hot * step ** (piece + 1), stop_at, order)
+            with stop.ending(lambda: annealer.halt.fill(1)):
+                annealer.run(longer, hot * step**piece, hot * step ** (piece + 1), stop_at, order)
             if found is not None and annealer.makespan < before:
                 found(annealer.programs)
             if stop():
@@ -148,22 +153,35 @@ def refine(
 Order = NDArray[np.int64]
 
 
-def _arrays(problem: Problem) -> tuple[NDArray[np.generic], ...]:
-    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action."""
+def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.generic], ...]:
+    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action.
+
+    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing.
+    """
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    needs[0, 1:], lag[0] = number[0, :-1], problem.up[:, None]
-    needs[1, :-1], lag[1] = number[1, 1:], problem.lag[:, None]
-    needs[1, -1] = number[0, -1]
-    consumer[0, :-1], consumer[0, -1] = number[0, 1:], number[1, -1]
-    consumer[1, 1:] = number[1, :-1]
-    if kinds > 2:
-        needs[2], other[1] = number[1], number[2]
+    for chain, input_of, delay in problem.arcs:
+        if needs[*chain, 0] >= 0:
+            # R needs its forward, which comes before the gradient anyway.
+            continue
+        needs[chain], lag[chain] = number[input_of], delay
+        users = other if chain[0] == 2 else consumer
+        users[input_of] = number[chain]
     grids = (needs, lag, consumer, other)
-    amounts = (np.repeat(values.ravel(), m) for values in (problem.added, problem.freed))
+    times, added, freed = (
+        np.repeat(values[:, :, None], m, axis=2)
+        for values in (problem.times, problem.added, problem.freed)
+    )
+    chains = number // m
+    if fused.any():
+        together = problem.table.duration[Kind.B] + problem.redo
+        times[1] = np.where(fused, together[:, None], times[1])
+        freed[1] += np.where(fused, freed[2], 0.0)
+        times[2, fused] = freed[2, fused] = 0.0
+        chains[2, fused] = problem.size + number[2, fused]
     return (
-        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), number.ravel() // m,
-        np.repeat(problem.times.ravel(), m), *(grid.ravel() for grid in grids), *amounts,
+        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), chains.ravel(),
+        times.ravel(), *(grid.ravel() for grid in grids), added.ravel(), freed.ravel(),
     )  # fmt: skip

@@ -44,7 +44,7 @@ class Result:
     found_by
         What the schedule was made by.
     cached
-        Whether it comes from the cache.
+        Whether it comes from the cache as it is, without a search.
     published
         Published schedules on the same costs with this one among them; None when not asked for.
         Where layers were cut, they are on even cuts.
@@ -126,7 +126,9 @@ class Result:
         }
 
     def __str__(self) -> str:
-        when = f"in {self.seconds:.1f} s" + (" once, now from the cache" if self.cached else "")
+        when = f"in {self.seconds:.1f} s"
+        if self.cached:
+            when += "; read from the cache, nothing was searched now"
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")

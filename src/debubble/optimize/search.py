@@ -15,17 +15,25 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
-from debubble.optimize import cache as store
-from debubble.optimize.beside import beside
-from debubble.optimize.field import Field
+from debubble.listing import check_memory
+from debubble.optimize.cache import Entry, read_entry, write_entry
+from debubble.optimize.choices import (
+    Recompute,
+    same_for_all,
+    ways_of,
+    with_choice,
+    with_way_out,
+)
+from debubble.optimize.cuts import Cuts
 from debubble.optimize.layers import Cutting, check_layers
-from debubble.optimize.offload import Offload, check_offload, eased, no_room
-from debubble.optimize.portfolio import Report
+from debubble.optimize.offload import Offload, check_offload, eased, schedules, tighter
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
+from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
-from debubble.optimize.sets import Recompute, same_for_all, ways_of, with_set, with_way_out
-from debubble.optimize.stop import Stop
-from debubble.schedules._greedy import check_memory
+from debubble.optimize.stage_choices import Choices
+from debubble.optimize.stop import Stop, Work
+from debubble.optimize.strategies import listed, solver_name
+from debubble.optimize.variants import Report, Space, Variants
 from debubble.schedules.registry import LIMITS, MAX_ACTIONS
 
 PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
@@ -38,7 +46,10 @@ PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
 PATIENCE = 0.2
 """Seconds between looks at Ctrl-C while searches run."""
 
-Choice: TypeAlias = str | Placement | Sequence[int]
+AFTER_CTRL_C = 0.3
+"""Seconds for making published schedules to compare with."""
+
+Shape: TypeAlias = str | Placement | Sequence[int]
 
 
 def optimize(
@@ -49,7 +60,7 @@ def optimize(
     costs: Costs | None = None,
     layers: int | None = None,
     memory: float | Sequence[float] | None = None,
-    placement: Choice = "any",
+    placement: Shape = "any",
     backward: Backward = "free",
     recompute: Recompute = "none",
     offload: Offload = "none",
@@ -105,7 +116,8 @@ def optimize(
     workers
         Threads.
     cache
-        Whether to look for a result on disk, and to keep this one.
+        Whether to look for a result on disk, and to keep this one. One that was found without
+        OR-Tools, with another budget or by another version is only where the search starts.
     published
         Whether to simulate the published schedules for comparison.
     report
@@ -124,8 +136,8 @@ def optimize(
 
     Notes
     -----
-    Without OR-Tools (``pip install 'debubble[optimize]'``) nothing is solved exactly and no
-    patterns are sought; annealing and the bounds that need no solver remain.
+    Where OR-Tools is not installed nothing is solved exactly and no patterns are sought;
+    annealing and the bounds that need no solver remain.
 
     Examples
     --------
@@ -141,39 +153,44 @@ def optimize(
         ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, recompute,
         offload, layers,
     )  # fmt: skip
-    stop = Stop(math.inf if time_limit is None else time_limit)
+    effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
+    budget = f"{effort_or_time}, seed {seed}, {workers} workers"
+    work = Work(math.inf if time_limit else effort, seed, workers)
+    stop = Stop(math.inf if time_limit is None else time_limit, work=work)
     asked = {"recompute": recompute, "offload": offload}
-    choices = [name for name, choice in asked.items() if isinstance(choice, str)
-               and choice == "free"]  # fmt: skip
-    field = Field(problems, stop, report, (recompute, offload) if choices else None)
-    budget = f"{f'{time_limit:g} s' if time_limit else f'effort {effort:g}'}, seed {seed}"
-    known = store.read(problems, choices) if cache else None
+    free = [name for name, how in asked.items() if isinstance(how, str) and how == "free"]
+    search = Variants(_spaces(problems, recompute, offload), stop, report)
+    solver = solver_name()
+    known = read_entry(problems, free) if cache else None
     interrupted = False
     if known is not None:
-        field.take(known)
-    fresh = known is None or not (field.done or known.budget == budget)
+        search.take(known)
+    fresh = known is None or not (search.done or known.answers(budget, solver))
     if fresh:
-        work = math.inf if time_limit else effort
-        interrupted = _run(lambda: field.search(work, seed, workers), stop)
-    best, bound = field.best, field.bound
+        interrupted = _run(search.run, stop)
+    best, bound = search.best, search.bound
     schedule = best.schedule
     if schedule is None:
-        raise ParameterError(no_room(best.problem))
+        raise _no_room(best.problem)
     timeline = best.problem.timeline(schedule)
-    seconds = time.monotonic() - began if known is None or fresh else known.seconds
-    status = "optimal" if field.done else "interrupted" if interrupted else "feasible"
+    seconds, found_by = time.monotonic() - began, best.found_by
+    if known is not None and not fresh:
+        seconds, found_by = known.seconds, known.found_by
+    status = "optimal" if search.done else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
-        entry = store.Entry(
-            best.programs, bound, budget, seconds, best.found_by, cut=best.problem.cut
-        )
-        store.write(problems, schedule, entry, choices)
+        entry = Entry(best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut)
+        write_entry(problems, schedule, entry, free)
     compared = None
     if published:
         copies = not (offload is None or (isinstance(offload, str) and offload == "none"))
         found = timeline if layers else schedule
-        compared = beside(found, costs, memory, p2p_mode, recompute, copies, layers)
+        soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
+        compared = compare_with_published(
+            found, costs, memory, p2p_mode,
+            recompute=recompute, copies=copies, layers=layers, stop=soon,
+        )  # fmt: skip
     return Result(
-        schedule, timeline, timeline.makespan, bound, status, seconds, best.found_by, not fresh,
+        schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
         compared, best.problem.cut, best.problem.table.costs if layers else None,
     )  # fmt: skip
 
@@ -193,7 +210,7 @@ def problems_of(
     chunks: int | Sequence[int] | None,
     costs: Costs,
     memory: float | Sequence[float] | None,
-    placement: Choice,
+    placement: Shape,
     backward: Backward,
     mode: P2PMode,
     recompute: Recompute = "none",
@@ -202,7 +219,7 @@ def problems_of(
 ) -> list[Problem]:
     """One problem for every placement to choose from under which the memory is enough.
 
-    Where it is free what stages do, there is one for each thing that all of them can do.
+    Where it is free what stages do, there is one for each way in which all do the same.
     """
     if mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(str(mode), P2P_MODES)}")
@@ -222,7 +239,7 @@ def problems_of(
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
         problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
-            asked = with_set(problem, chosen)
+            asked = with_choice(problem, chosen)
             model = eased(asked)
             try:
                 if layers is None:
@@ -238,11 +255,37 @@ def problems_of(
     return problems
 
 
+def _spaces(problems: Sequence[Problem], recompute: Recompute, offload: Offload) -> list[Space]:
+    """The variants over every placement: its cuts where there are layers, else its choices."""
+    if problems[0].layers:
+        return [Cuts(problem) for problem in problems]
+    by_placement: dict[object, list[Problem]] = {}
+    for problem in problems:
+        by_placement.setdefault(problem.placement.table, []).append(problem)
+    return [
+        Choices(those, ways_of(recompute, offload, those[0].stages))
+        for those in by_placement.values()
+    ]
+
+
+def _no_room(problem: Problem) -> ParameterError:
+    """No order was found in which copies under way have room: the smallest limit with one."""
+    least = min(
+        float(problem.timeline(schedule).peak_activation.max())
+        for tight in tighter(problem)
+        for schedule in schedules(problem, listed(tight, (), 0.1))
+    )
+    return ParameterError(
+        "no order was found in which the copies under way fit into the memory; with "
+        f"{least:.6g} one was; give that, fewer stages, or offload='free'"
+    )
+
+
 def _placements(
     ranks: int,
     microbatches: int,
     chunks: int | Sequence[int] | None,
-    choice: Choice,
+    choice: Shape,
     costs: Costs,
 ) -> list[Placement]:
     """Every placement that is to be tried, each once."""
@@ -285,6 +328,8 @@ def _run(search: Callable[[], None], stop: Stop) -> bool:
                 if interrupted:
                     raise
                 interrupted = True
+            if interrupted:
+                # Again and again: a solver that was about to start has not heard the first.
                 stop.ask()
         running.result()
     return interrupted

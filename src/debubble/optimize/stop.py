@@ -1,4 +1,4 @@
-"""When to stop looking: after some time, or when somebody asks."""
+"""How much to do: a fixed amount of work, some time, or until somebody asks to stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a search may use.
+
+    Parameters
+    ----------
+    effort
+        Multiplies the fixed amount of work; infinite to use all the time there is.
+    seed
+        Of everything random.
+    workers
+        Threads.
+    """
+
+    effort: float = 1.0
+    seed: int = 0
+    workers: int = 1
+
+    def share(self, part: float) -> Work:
+        """A part of the effort."""
+        return Work(self.effort * part, self.seed, self.workers)
 
 
 class Stop:
@@ -17,9 +41,14 @@ class Stop:
         Time limit from now, infinite for none.
     parent
         Stops this one, too.
+    work
+        How much to do until then; the parent's unless given.
     """
 
-    def __init__(self, seconds: float = float("inf"), parent: Stop | None = None) -> None:
+    def __init__(
+        self, seconds: float = float("inf"), parent: Stop | None = None, work: Work | None = None
+    ) -> None:
+        self.work: Work = work or (parent.work if parent else Work())
         self._end = time.monotonic() + seconds
         self._parent = parent
         self._asked = threading.Event()

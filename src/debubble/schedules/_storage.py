@@ -112,9 +112,9 @@ class Terms:
         published: Iterable[Sequence[Program]],
     ) -> list[Program]:
         """The best order that list scheduling finds, or one of the published ones."""
-        from debubble.schedules import _greedy
+        from debubble import listing
 
-        return _greedy.schedule(
+        return listing.schedule(
             self.table.placement, self.table, microbatches, memory, objective=objective,
             recompute=self.recompute, late=self.late, published=published,
         )  # fmt: skip

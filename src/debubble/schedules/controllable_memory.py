@@ -199,7 +199,7 @@ def v_half(
     2.17 for a transfer, p = 4 and 8), so it is not done here.
 
     That order is taken only where nothing better is found for the costs of all ranks and links; see
-    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.schedules._greedy` for the
+    :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.listing` for the
     search.
 
     p = 4, m = 4::

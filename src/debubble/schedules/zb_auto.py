@@ -99,7 +99,7 @@ def zb_auto(
     As many forwards as memory holds fill the time until the first gradient is back; then forwards
     and backwards for input alternate, and backwards for weights fill gaps and make room. How this
     is best done depends on the costs of all ranks, on latency and on memory, so the order is looked
-    for (see :mod:`debubble.schedules._greedy`). It is never slower than ZB-H1, nor than ZB-H2 where
+    for (see :mod:`debubble.listing`). It is never slower than ZB-H1, nor than ZB-H2 where
     the memory allows that.
 
     p = 4, m = 5::

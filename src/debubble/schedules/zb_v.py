@@ -122,7 +122,7 @@ def zb_v(
 
     That order leaks time when costs differ, and needs all of its memory. This function takes it
     only where it is the best: it looks for an order that fits the costs of all ranks, the latency
-    of every link and the memory limit, see :mod:`debubble.schedules._greedy`.
+    of every link and the memory limit, see :mod:`debubble.listing`.
 
     Parameters
     ----------

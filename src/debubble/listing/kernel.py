@@ -9,7 +9,7 @@ NEVER = 1e300
 """Time of what does not happen; the score of a policy that was given up."""
 
 PARAMETERS = 7
-"""Numbers in a policy, see :data:`debubble.schedules._greedy_policies.LEVELS`."""
+"""Numbers in a policy, see :data:`debubble.listing.policies.LEVELS`."""
 
 SCORES = 4
 """Numbers that come back: makespan, largest stage time, largest share of a limit, steps."""
@@ -168,7 +168,7 @@ def list_schedule(
             end = offsets[rank + 1]
 
             # What the rank holds, what weight backwards would free, and what it must keep free
-            # so that the oldest microbatch on its way up can always pass (see _greedy.py).
+            # so that the oldest microbatch on its way up can always pass (see scheduler.py).
             held = 0.0
             freeable = 0.0
             reserve = extra[rank]

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from debubble import Costs, ParameterError, Placement, Schedule, simulate
 from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
 from debubble.engine.timeline import Timeline
-from debubble.schedules import _greedy, _greedy_policies
-from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
+from debubble.listing import policies as known_policies
+from debubble.listing import scheduler
+from debubble.listing.kernel import NEVER, SCORES, list_schedule
 from debubble.schedules.zb_v import published_order
 
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
@@ -29,7 +30,7 @@ class Case:
 
     def solve(self, **options: object) -> Schedule:
         table = self.costs.resolve(self.placement)
-        programs = _greedy.schedule(
+        programs = scheduler.schedule(
             self.placement, table, self.microbatches, self.memory, **options
         )  # type: ignore[arg-type]
         return Schedule.from_programs("greedy", self.placement, self.microbatches, programs)
@@ -64,14 +65,14 @@ def cases(draw: st.DrawFn, microbatches: int = 24) -> Case:
         activation=draw(st.none() | per_stage),
         kept_for_weight=draw(st.sampled_from([0.0, 0.25, 1.0])),
     )
-    smallest = _greedy.smallest_memory(placement, costs.resolve(placement))
+    smallest = scheduler.smallest_memory(placement, costs.resolve(placement))
     more = draw(st.lists(st.integers(0, 12), min_size=ranks, max_size=ranks))
     memory = smallest * (1 + np.array(more) / 4)
     return Case(placement, costs, draw(st.integers(1, microbatches)), memory)
 
 
 @settings(max_examples=60)
-@given(case=cases(), objective=st.sampled_from(_greedy.OBJECTIVES))
+@given(case=cases(), objective=st.sampled_from(scheduler.OBJECTIVES))
 def test_every_order_runs_completely_within_the_memory(case: Case, objective: str) -> None:
     timeline = case.time(objective=objective, effort=0.2)
     assert timeline.graph.completed == case.placement.stages * case.microbatches
@@ -108,12 +109,12 @@ def test_every_stage_keeps_microbatch_order(case: Case) -> None:
 @settings(max_examples=25)
 @given(case=cases(microbatches=8), choice=st.lists(st.integers(0, 5), min_size=14, max_size=14))
 def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: list[int]) -> None:
-    levels = list(_greedy_policies.LEVELS.values())
+    levels = list(known_policies.LEVELS.values())
     policies = [
         tuple(float(values[pick]) for values, pick in zip(levels, part, strict=True))
         for part in (choice[:7], choice[7:])
     ]
-    problem = _greedy._Problem(
+    problem = scheduler._Problem(
         case.placement, case.costs.resolve(case.placement), case.microbatches, case.memory,
         "makespan",
     )  # fmt: skip
@@ -142,14 +143,14 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
         assert steps == problem.size
 
 
-@pytest.mark.parametrize("objective", _greedy.OBJECTIVES)
+@pytest.mark.parametrize("objective", scheduler.OBJECTIVES)
 def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
     objective: str,
 ) -> None:
     placement = Placement.v(4)
     table = Costs(F=3, I=4, W=2).resolve(placement)
-    problem = _greedy._Problem(placement, table, 16, np.full(4, 3.0), objective)
-    policy = _greedy_policies.SEVERAL_STAGES[0]
+    problem = scheduler._Problem(placement, table, 16, np.full(4, 3.0), objective)
+    policy = known_policies.SEVERAL_STAGES[0]
     time = problem.solved(policy).time
     assert time > problem.bound + 20
     (candidate,), steps = problem.run([policy], give_up=time)
@@ -214,7 +215,7 @@ def test_a_published_order_that_is_better_is_taken_and_one_that_does_not_fit_is_
     published = list(published_order(3, 6))
     assert [p.tolist() for p in published] == [
         program.tolist()
-        for program in _greedy.schedule(
+        for program in scheduler.schedule(
             placement, Costs().resolve(placement), 6, 3, published=[published]
         )
     ]
@@ -251,7 +252,7 @@ def test_no_limit_at_all_reaches_the_lower_bound() -> None:
 def test_the_smallest_memory_works_and_less_is_refused(placement: Placement) -> None:
     sizes = np.arange(1, placement.stages + 1) / 7
     costs = Costs(activation=sizes.tolist())
-    smallest = _greedy.smallest_memory(placement, costs.resolve(placement))
+    smallest = scheduler.smallest_memory(placement, costs.resolve(placement))
     rank_sums = [sizes[list(placement.stages_on(r))].sum() for r in range(placement.ranks)]
     assert smallest == pytest.approx(rank_sums)
     timeline = Case(placement, costs, 5, smallest).time()
@@ -288,7 +289,7 @@ def test_the_budget_is_kept() -> None:
     table = Costs.per_rank(**REAL).resolve(placement)
     placed = 0
 
-    class Counted(_greedy._Problem):
+    class Counted(scheduler._Problem):
         def run(self, policies, give_up=NEVER):  # type: ignore[no-untyped-def]
             nonlocal placed
             candidates, steps = super().run(policies, give_up)
@@ -296,7 +297,7 @@ def test_the_budget_is_kept() -> None:
             return candidates, steps
 
     problem = Counted(placement, table, 60, np.full(8, 4.0), "makespan")
-    _greedy._search(problem, 1.0)
+    scheduler._search(problem, 1.0)
     # The search, and the best policy once more for its order.
-    assert placed <= _greedy.SMALLEST_BUDGET + problem.size
-    assert placed > _greedy.SMALLEST_BUDGET / 2
+    assert placed <= scheduler.SMALLEST_BUDGET + problem.size
+    assert placed > scheduler.SMALLEST_BUDGET / 2

@@ -8,7 +8,7 @@ from random import Random
 from typing import TypeAlias
 
 from debubble.core.placement import Placement
-from debubble.schedules._greedy_kernel import PARAMETERS
+from debubble.listing.kernel import PARAMETERS
 
 Policy: TypeAlias = tuple[float, ...]
 

@@ -5,7 +5,7 @@ microbatch of each of its stages: forwards and backwards for input that could st
 known time, and pending backwards for weights. It starts the most urgent forward or backward that
 can start soonest. Backwards for weights fill gaps and make room when a forward needs memory.
 Every stage keeps microbatch order. What "urgent" means is a *policy* of seven numbers
-(:data:`debubble.schedules._greedy_policies.LEVELS`):
+(:data:`debubble.listing.policies.LEVELS`):
 
 * Due dates choose between forwards and backwards. Microbatch b is due at a stage at b·T plus the
   time a lone microbatch takes to get there, stretched by one factor on the way up and by another on
@@ -73,9 +73,9 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
+from debubble.listing.kernel import NEVER, SCORES, list_schedule
+from debubble.listing.policies import Policy, first_policies, variations
 from debubble.lowering.recompute import RecomputeAt, add_recompute
-from debubble.schedules._greedy_kernel import NEVER, SCORES, list_schedule
-from debubble.schedules._greedy_policies import Policy, first_policies, variations
 
 OBJECTIVES = ("makespan", "stage-time")
 

@@ -1,0 +1,98 @@
+"""The best order of one problem so far, and the bound it is measured against."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from debubble.core.actions import Program
+from debubble.core.errors import DebubbleError
+from debubble.core.schedule import Schedule
+from debubble.optimize.backward import relaxed
+from debubble.optimize.bounds import lower_bound
+from debubble.optimize.offload import eased, schedules
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.stop import Stop
+
+Known: TypeAlias = dict[object, list[tuple[str, list[Program]]]]
+"""Published orders by placement and cut, with their names; shared by several incumbents."""
+
+
+class Incumbent:
+    """The best order so far, offered from any thread.
+
+    Parameters
+    ----------
+    problem
+        What is solved.
+    stop
+        Ends what strategies do; asked to stop when the best meets the bound.
+    report
+        Called with the name of every better one, and when the bound rises.
+    known
+        Published orders that others have made already, filled in by those that make more.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        stop: Stop,
+        report: Callable[[str], None] | None = None,
+        known: Known | None = None,
+    ) -> None:
+        self.problem = problem
+        self.model = eased(problem)
+        self.stop = stop
+        self.bound = lower_bound(relaxed(self.model))
+        self.makespan = float("inf")
+        self.programs: list[Program] = []
+        self.schedule: Schedule | None = None
+        self.found_by = ""
+        self.start: list[Program] = []
+        """The order with which strategies that run side by side begin."""
+        self.known: Known = {} if known is None else known
+        self._report = report
+        self._lock = threading.Lock()
+
+    def offer(self, programs: Sequence[Program], found_by: str) -> bool:
+        """Keep an order if it fits, runs, and is the fastest; whether it was kept."""
+        kept = False
+        for schedule in schedules(self.problem, programs):
+            try:
+                if not self.problem.fits(schedule):
+                    continue
+                makespan = self.problem.timeline(schedule).makespan
+            except DebubbleError:
+                # With blocking transfers an order that runs otherwise can be a deadlock.
+                continue
+            with self._lock:
+                if not makespan < self.makespan * (1 - TOLERANCE):
+                    continue
+                self.makespan, self.programs, self.found_by = makespan, list(programs), found_by
+                self.schedule = schedule
+            kept = True
+        if kept:
+            self._tell()
+        return kept
+
+    def prove(self, bound: float) -> None:
+        """Raise the lower bound."""
+        with self._lock:
+            self.bound = max(self.bound, min(bound, self.makespan))
+        self._tell()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be better."""
+        return self.makespan <= self.bound * (1 + TOLERANCE)
+
+    def beats(self, makespan: float) -> bool:
+        """Whether there may be an order that is faster than this makespan."""
+        return self.bound < makespan * (1 - TOLERANCE)
+
+    def _tell(self) -> None:
+        if self._report is not None:
+            self._report(self.found_by)
+        if self.done:
+            self.stop.ask()

@@ -1,0 +1,80 @@
+"""Times and memory as whole numbers, for a solver that knows no others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+from debubble.optimize.backward import fusable
+from debubble.optimize.problem import Problem
+
+LARGEST_DENOMINATOR = 10_000
+RESOLUTION = 1_000_000
+"""Whole numbers the makespan is spread over when times have no common small denominator."""
+
+MEMORY_UNITS = 1_000_000
+"""Parts of a memory limit where activations differ."""
+
+FRACTIONS = 1000
+"""Parts of an activation where they do not: what is kept for the weights is a share of it."""
+
+
+def factor_for(times: NDArray[np.float64], horizon: float) -> float:
+    """What times are multiplied by: their common denominator if it is small, over any divisor."""
+    values = np.unique(times[times > 0])
+    if len(values) == 0:
+        return 1.0
+    fractions = [Fraction(float(v)).limit_denominator(LARGEST_DENOMINATOR) for v in values]
+    close = all(
+        abs(float(f) - v) <= 1e-12 * max(1.0, v) for f, v in zip(fractions, values, strict=True)
+    )
+    denominator = math.lcm(*(f.denominator for f in fractions)) if close else 0
+    if close and denominator <= LARGEST_DENOMINATOR:
+        divisor = math.gcd(*(int(f * denominator) for f in fractions))
+        return denominator / divisor
+    return RESOLUTION / horizon
+
+
+def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Whole numbers at most `factor` times the times; rounding errors do not cost a unit."""
+    return np.floor(times * factor * (1 + 1e-12) + 1e-9)
+
+
+def all_times(problem: Problem) -> NDArray[np.float64]:
+    """All durations and delays of the problem."""
+    fused = together(problem)[fusable(problem)]
+    return np.concatenate([problem.times.ravel(), problem.redo, problem.up, problem.down, fused])
+
+
+def together(problem: Problem) -> NDArray[np.float64]:
+    """Time of a fused backward of every stage, R before it included."""
+    return np.asarray(problem.table.duration[Kind.B] + problem.redo)
+
+
+def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What actions take at their start, and how memory has changed when they are over.
+
+    What is there between them is rounded down, so that nothing that fits is refused.
+
+    Returns
+    -------
+    taken, changes
+        In whole units, shape ``(kinds, stages)``.
+    """
+    before = np.cumsum(problem.added - problem.freed, axis=0) - problem.added + problem.freed
+    during, after = before + problem.added, before + problem.added - problem.freed
+    levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
+    low, high, left = levels
+    return high - low, left - low
+
+
+def rounded(problem: Problem, factor: float) -> Problem:
+    """The problem with times that are whole numbers, none above `factor` times the true ones."""
+    table = problem.table
+    duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
+    return replace(problem, table=replace(table, duration=duration, link=link))

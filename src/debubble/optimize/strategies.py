@@ -1,0 +1,397 @@
+"""What is tried for one problem, in which order and for how long.
+
+:data:`STRATEGIES` is the whole list. Each takes a problem, its incumbent, and when to stop; it
+offers the incumbent orders, which the engine measures in the problem's own transfer mode, and may
+raise its bound. The quick ones come first: published schedules on the same placement, and the list
+scheduler. If they do not meet the lower bound,
+
+* small problems are annealed and then handed to the exact solver with the rest of the time;
+* others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
+  is unrolled, its ends are repaired, and its middle is stretched. Where there are many
+  microbatches, an order of few is annealed, and what repeats in it is stretched. The best of all is
+  annealed once more.
+
+Without a time limit the amount of work is fixed. What each strategy finds then depends only on the
+problem and the seed, except where CP-SAT runs with two workers that exchange what they find.
+
+Strategies think in overlapped transfers, but for the exact solver; in other modes their orders are
+measured as they come. Patterns and lists are made of split or of fused backwards throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+
+import numpy as np
+
+from debubble import listing
+from debubble.core.actions import Kind, Program, kinds_of, stages_of
+from debubble.engine.graph import MEETING
+from debubble.optimize.backward import alternatives, fusable, relaxed, separate
+from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.offload import COPIES, tighter
+from debubble.optimize.pattern import find_pattern
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.published import published_orders
+from debubble.optimize.refine import TEMPERATURES, refine
+from debubble.optimize.stop import Stop
+from debubble.optimize.unroll import (
+    PERIODS,
+    few_microbatches,
+    middle_period,
+    repeatable,
+    stretched,
+)
+
+SMALL = 5_000
+"""Pairs of actions whose order the exact solver decides, at most, to be used at once."""
+
+SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
+"""Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
+
+TIGHT_ROUNDS = 1
+"""Rounds of annealing for each room that is left for copies under way."""
+
+COPIED_SHARE = 0.2
+"""Share of the work of the exact solver where it does not know of the problem's copies."""
+
+SMALL_MIXED = 500
+"""The same as :data:`SMALL` where it chooses which backwards are fused as well."""
+
+WIDTHS = (1, 2)
+"""Microbatches per period of the patterns that are sought, in this order, up to the effort."""
+
+LARGEST_POLISHED = 200_000
+"""Actions up to which a whole order is annealed."""
+
+FEW_MORE = 8
+"""Microbatches beyond 2p on which orders of many are annealed."""
+
+PATTERN_SHARE = 0.35
+"""Share of its time limit for finding one pattern."""
+
+MIXES = 6
+"""How often single backwards are fused or split, and the rest annealed, at most."""
+
+CHANGES = 2000
+"""Backwards that are fused or split each time, at most."""
+
+MIXED = ", fused in part"
+
+POLISH_SHARE = 0.15
+"""Share of the time limit for annealing the best once more."""
+
+LATE_EFFORT = 0.1
+"""Effort of list scheduling where it is only there to have any order in the end."""
+
+EXACT_WORK = 60.0
+"""Work of the exact solver, in its own unit of about a second."""
+
+MEETING_SHARE = 0.2
+"""Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
+
+PATTERN_WORK = 0.02
+"""Solver work per period that is tried, per stage and microbatch."""
+
+LARGEST_PATTERN = 256
+"""Stages times microbatches of a pattern beyond which there is no more work for it."""
+
+LONGEST_WORK = 10.0
+"""How many times as much there is at most when there is a time limit."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to find orders for a problem.
+
+    Parameters
+    ----------
+    name
+        What is said to have found the order.
+    run
+        Offers orders to the incumbent of a problem. The problem it gets is the incumbent's without
+        copies to the host, see :mod:`debubble.optimize.offload`.
+    applies
+        Whether it is of use for a problem.
+    quick
+        Whether it belongs to a first look.
+    parallel
+        Whether it runs beside the ones next to it in the list.
+    """
+
+    name: str
+    run: Callable[[Problem, Incumbent, Stop], None]
+    applies: Callable[[Problem], bool]
+    quick: bool = False
+    parallel: bool = False
+
+
+def begin(incumbent: Incumbent) -> None:
+    """Run the quick strategies; afterwards there is an order, unless copies leave no room."""
+    for strategy in STRATEGIES:
+        if strategy.quick and strategy.applies(incumbent.problem):
+            strategy.run(incumbent.model, incumbent, incumbent.stop)
+    assert incumbent.programs or incumbent.problem.offload, "one at a time always fits"
+
+
+def improve(incumbent: Incumbent) -> None:
+    """Run the other strategies, as long as the incumbent's stop and work allow."""
+    stop = incumbent.stop
+    fitting = [s for s in STRATEGIES if not s.quick and s.applies(incumbent.problem)]
+
+    def run(strategy: Strategy, seconds: float = float("inf")) -> None:
+        # Its time begins when it does.
+        if not incumbent.done and not stop():
+            strategy.run(incumbent.model, incumbent, Stop(seconds, stop))
+
+    for parallel, some in groupby(fitting, lambda strategy: strategy.parallel):
+        together = list(some)
+        if not parallel:
+            for strategy in together:
+                incumbent.start = incumbent.programs
+                if incumbent.programs or strategy.run is anneal_with_room:
+                    run(strategy)
+        elif incumbent.programs:
+            incumbent.start = incumbent.programs
+            workers = stop.work.workers
+            seconds = stop.left * (1 - POLISH_SHARE) * min(1.0, workers / len(together))
+            with ThreadPoolExecutor(workers) as threads:
+                for done in [threads.submit(run, strategy, seconds) for strategy in together]:
+                    done.result()
+
+
+def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Offer registered schedules for the same placement, made for the same costs."""
+    key = (problem.placement.table, problem.cut)
+    known = incumbent.known
+    orders: Iterable[tuple[str, list[Program]]] = known.get(key, ())
+    if key not in known:
+        made = list(takewhile(lambda _: not stop(), published_orders(problem)))
+        orders = made if stop() else known.setdefault(key, made)
+    for name, programs in orders:
+        incumbent.offer(separate(problem, programs), name)
+        if problem.backward == "free":
+            incumbent.offer(programs, name)
+            incumbent.offer(separate(problem, programs, fusable(problem).tolist()), name)
+
+
+def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Offer the list scheduler's order, and those that leave room for copies under way."""
+    candidates = [separate(problem, incumbent.programs)] if incumbent.programs else []
+    for tight in tighter(incumbent.problem):
+        if stop() and incumbent.programs:
+            return
+        effort = LATE_EFFORT if stop() else 1.0
+        incumbent.offer(listed(tight, candidates, effort), "list scheduling")
+
+
+def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Anneal orders that leave more and more room for copies under way."""
+    del problem
+    for tight in tighter(incumbent.problem):
+        if incumbent.done or stop():
+            return
+        share = Stop(stop.left / (1 + len(COPIES)), stop)
+        _anneal(
+            tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(stop.work.effort, 2.0)
+        )
+
+
+def anneal(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Anneal the best order."""
+    rounds = (
+        SMALL_ROUNDS * min(stop.work.effort, 2.0) if _small(problem) else stop.work.effort * ROUNDS
+    )
+    _anneal(problem, incumbent.start, incumbent, stop, rounds)
+
+
+def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Anneal what the strategies before have come to."""
+    _anneal(problem, incumbent.programs, incumbent, stop, stop.work.effort * POLISH_ROUNDS, more=1)
+
+
+def _anneal(
+    problem: Problem, programs: Sequence[Program], incumbent: Incumbent, stop: Stop,
+    rounds: float, more: int = 0,
+) -> None:  # fmt: skip
+    def found(better: list[Program]) -> None:
+        incumbent.offer(better, "annealing")
+
+    refine(
+        problem, separate(problem, programs), stop, rounds,
+        stop_at=incumbent.bound, seed=stop.work.seed + more, found=found,
+    )  # fmt: skip
+
+
+def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Solve the whole problem exactly; raises the bound as well."""
+    from debubble.optimize.exact import Model
+
+    effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
+    # Choosing what to fuse takes the solver long; with relaxed times its bound holds as well.
+    chosen = fusable(problem) & (pairs(problem) <= SMALL_MIXED)
+    # Where transfers meet, first as if they did not: that is sooner solved, and its bound holds.
+    meeting = {"overlapped": 1 - MEETING_SHARE, problem.mode: MEETING_SHARE}
+    for mode, share in (meeting if problem.mode in MEETING else {problem.mode: 1.0}).items():
+        if incumbent.done or stop():
+            return
+        known = separate(problem, incumbent.programs, chosen.tolist())
+        asked = replace(problem, mode=mode)
+        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound)
+        with stop.ending(model.stop):
+            if stop():
+                return
+            seconds = stop.left * (1.0 if mode == problem.mode else share)
+            solution = model.solve(
+                EXACT_WORK * effort * share, seconds, stop.work.workers, stop.work.seed
+            )
+        if solution.programs is not None:
+            incumbent.offer(solution.programs, "exact solving")
+        incumbent.prove(solution.bound)
+
+
+def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Find repeating patterns, and repair their ends."""
+    effort, seed = stop.work.effort, stop.work.seed
+    for width in WIDTHS:
+        if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
+            break
+        share = Stop(PATTERN_SHARE * stop.left, stop)
+        size = min(problem.stages * width, LARGEST_PATTERN)
+        work = PATTERN_WORK * min(effort, LONGEST_WORK) * size
+        pattern = find_pattern(problem, width, share, work, seed)
+        if pattern is None:
+            continue
+        name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
+        incumbent.offer(pattern.unroll(problem), name)
+        few = few_microbatches(pattern, problem.microbatches)
+        short = problem.shortened(few)
+        fixed = middle_period(short, pattern) if few < problem.microbatches else None
+        rounds = ROUNDS * min(effort, 2.0)
+        order = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
+        if fixed is not None:
+            times = (problem.microbatches - few) // width
+            order = stretched(order, fixed, width, times)
+        incumbent.offer(order, name)
+        if pattern.tight:
+            break
+
+
+def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Anneal an order of few microbatches, then repeat what repeats in it."""
+    m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
+    few += (m - few) % max(PERIODS)
+    short = problem.shortened(few)
+    order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
+    cycles = 0
+    while True:
+        for width in PERIODS:
+            for places in repeatable(short, order, width):
+                if stop():
+                    return
+                times = (m - few) // width
+                made = stretched(order, places, width, times)
+                incumbent.offer(made, "repeating an annealed order")
+        if cycles >= stop.work.effort or stop():
+            return
+        order = refine(short, order, stop, len(TEMPERATURES), seed=stop.work.seed + cycles)
+        cycles += 1
+
+
+def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Fuse or split single backwards where that helps, and anneal the rest around them."""
+    effort, seed, stages = stop.work.effort, stop.work.seed, fusable(problem)
+    fused = replace(problem, backward="fused")
+    order = listed(fused, ())
+    incumbent.offer(order, "list scheduling, fused")
+    _anneal(fused, order, incumbent, stop, SMALL_ROUNDS * min(effort, 2.0))
+    for turn in range(max(1, round(MIXES * min(effort, 1.0)))):
+        before = incumbent.makespan
+        left = max(1, round(CHANGES * effort)) if np.isfinite(effort) else None
+        backwards = np.concatenate(incumbent.programs)
+        backwards = backwards[
+            np.isin(kinds_of(backwards), (Kind.I, Kind.B)) & stages[stages_of(backwards)]
+        ]
+        for which in np.random.default_rng(seed + turn).permutation(backwards)[:left]:
+            rank = problem.homes[stages_of(which)]
+            for changed in alternatives(incumbent.programs[rank], which):
+                if incumbent.done or stop():
+                    return
+                programs = [*incumbent.programs[:rank], changed, *incumbent.programs[rank + 1 :]]
+                if incumbent.offer(programs, f"{incumbent.found_by.removesuffix(MIXED)}{MIXED}"):
+                    break
+        order = refine(problem, incumbent.programs, stop, 2, stop_at=incumbent.bound,
+                       seed=seed + turn)  # fmt: skip
+        incumbent.offer(order, "annealing")
+        if incumbent.makespan >= before * (1 - TOLERANCE):
+            return
+
+
+def listed(
+    problem: Problem, candidates: Sequence[Sequence[Program]], effort: float = 1.0
+) -> list[Program]:
+    """The list scheduler's order."""
+    table = problem.table
+    if problem.fused:
+        duration = table.duration.copy()
+        duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
+        table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
+        candidates = ()
+    limits = np.minimum(problem.limits, 4.0 * problem.microbatches * problem.filled.max() + 1.0)
+    order = listing.schedule(
+        problem.placement, table, problem.microbatches, limits,
+        recompute=problem.recomputed if problem.recompute else None, published=candidates,
+        effort=effort,
+    )  # fmt: skip
+    return separate(problem, order)
+
+
+def pairs(problem: Problem) -> int:
+    """How many pairs of actions the exact solver has to order."""
+    chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
+    return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
+
+
+def has_solver() -> bool:
+    """Whether OR-Tools is installed."""
+    from importlib.util import find_spec
+
+    return find_spec("ortools") is not None
+
+
+def solver_name() -> str:
+    """The exact solver with its version; empty where there is none."""
+    from importlib.metadata import version
+
+    return f"OR-Tools {version('ortools')}" if has_solver() else ""
+
+
+def _small(problem: Problem) -> bool:
+    return pairs(problem) <= SMALL
+
+
+def _annealed_whole(problem: Problem) -> bool:
+    return not _small(problem) and problem.size <= LARGEST_POLISHED
+
+
+def _repeats(problem: Problem) -> bool:
+    few = 2 * problem.ranks + FEW_MORE + max(PERIODS)
+    return not _small(problem) and problem.microbatches >= 2 * few
+
+
+STRATEGIES: list[Strategy] = [
+    Strategy("published schedules", published, lambda _: True, quick=True),
+    Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
+    Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
+    Strategy("annealing", anneal, _small),
+    Strategy("exact solving", solve, lambda p: _small(p) and has_solver()),
+    Strategy("patterns", patterns, lambda p: not _small(p) and has_solver(), parallel=True),
+    Strategy("repeating", repeat, _repeats, parallel=True),
+    Strategy("annealing", anneal, _annealed_whole, parallel=True),
+    Strategy("annealing again", anneal_again, _annealed_whole),
+    Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
+]
+"""Every strategy in the order in which they run."""

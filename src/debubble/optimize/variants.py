@@ -1,0 +1,251 @@
+"""The search over variants of a problem: placement, cut of the layers, and what stages do.
+
+Every variant is a problem of its own. The search
+
+1. looks at the variants to begin with, by the quick strategies;
+2. *explores*: looks at neighbours of the best, one layer moved or one stage doing something else;
+3. *improves* the most promising variant by all strategies, and the same on the next placement for
+   as long as variants are solved; then again, best first;
+4. improves those variants by which the bound for all of them is lowest, where they are small.
+
+What neighbours are, and what bounds all variants over one placement, is said by a :class:`Space`:
+one for cuts (:mod:`debubble.optimize.cuts`), one for choices of stages
+(:mod:`debubble.optimize.stage_choices`); where neither is open a space holds one variant.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, TypeAlias
+
+from debubble.optimize.cache import Entry
+from debubble.optimize.incumbent import Incumbent, Known
+from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.stop import Stop
+from debubble.optimize.strategies import begin, improve
+
+Report: TypeAlias = Callable[[float, float, str], None]
+"""Called with the best makespan, the lower bound and what found it."""
+
+EARLIER = "an earlier search"
+"""What found an order that is only where the search starts."""
+
+MOST_PROOFS = 16
+"""Small variants that are improved because the bound is lowest there, at most."""
+
+
+LEFT_SHARE = 0.1
+"""Share of the effort, and of the time that is left, for variants beyond those with their own."""
+
+ROUNDS = 8
+"""How often a variant is improved, or more are explored, where not all of them are, at most."""
+
+
+class Space(Protocol):
+    """All variants over one placement.
+
+    Parameters
+    ----------
+    root
+        The placement with everything that all variants have in common.
+    shares
+        How much of the effort, and of the time, the variants get that are improved, best first.
+        Empty for all of the effort and equal parts of the time.
+    complete
+        Whether every variant that can be faster has an incumbent.
+    """
+
+    root: Problem
+    shares: Sequence[float]
+    complete: bool
+
+    def first(self) -> list[Problem]:
+        """Variants to begin with."""
+
+    def group(self, problem: Problem) -> Hashable:
+        """What a variant has in common with those on other placements that stand for it."""
+
+    def again(self, known: Entry) -> Problem:
+        """The variant of an earlier result."""
+
+    def explore(self, search: Variants, effort: float) -> None:
+        """Add variants near the best ones, as far as they are promising."""
+
+    def bound(self, search: Variants) -> float:
+        """A bound for all variants."""
+
+    def lowest(self, search: Variants) -> Problem | None:
+        """Raise the bound; the variant it belongs to if that is a single, small one."""
+
+
+class Variants:
+    """The incumbents of all variants that are looked at.
+
+    Parameters
+    ----------
+    spaces
+        One for every placement, all of one kind.
+    stop
+        Ends the search; its work is what each variant may use.
+    report
+        Told of every improvement.
+    """
+
+    def __init__(self, spaces: Sequence[Space], stop: Stop, report: Report | None = None) -> None:
+        self.spaces = spaces
+        self.stop = stop
+        self._by_variant: dict[Hashable, Incumbent] = {}
+        self._known: Known = {}
+        self._proven = 0.0
+        self._report = report
+        self._told = (math.inf, 0.0)
+        self._lock = threading.Lock()
+        for space in spaces:
+            for problem in space.first():
+                self.add(problem)
+
+    @property
+    def incumbents(self) -> list[Incumbent]:
+        """All incumbents, in the order in which they were added."""
+        return list(self._by_variant.values())
+
+    def add(self, problem: Problem) -> Incumbent:
+        """The incumbent of a variant, a new one if there is none."""
+        found = self._by_variant.get(problem.variant)
+        if found is None:
+            found = Incumbent(problem, Stop(parent=self.stop), self._tell, self._known)
+            self._by_variant[problem.variant] = found
+        return found
+
+    def has(self, problem: Problem) -> bool:
+        """Whether a variant has an incumbent."""
+        return problem.variant in self._by_variant
+
+    def over(self, root: Problem) -> list[Incumbent]:
+        """The incumbents over one placement."""
+        table = root.placement.table
+        return [each for each in self.incumbents if each.problem.placement.table == table]
+
+    @property
+    def best(self) -> Incumbent:
+        """The incumbent with the fastest order."""
+        return min(self.incumbents, key=makespan_of)
+
+    @property
+    def bound(self) -> float:
+        """A bound for all variants."""
+        lowest = min(space.bound(self) for space in self.spaces)
+        return min(max(lowest, self._proven), self.best.makespan)
+
+    @property
+    def done(self) -> bool:
+        """Whether no variant can be better."""
+        return self.best.makespan <= self.bound * (1 + TOLERANCE)
+
+    def take(self, known: Entry) -> None:
+        """Begin with an earlier result."""
+        for space in self.spaces:
+            if space.root.placement.table == known.table:
+                earlier = f"{EARLIER} ({known.found_by.removeprefix(EARLIER).strip(' ()')})"
+                self.add(space.again(known)).offer(known.programs, earlier)
+        if known.current:
+            self._proven = max(self._proven, known.bound)
+
+    def run(self) -> None:
+        """Search until the work is done, nothing can be better, or the stop says so."""
+        for incumbent in self.incumbents:
+            if not (self.stop() and self.best.programs):
+                begin(incumbent)
+        self._lowest()
+        self._explore(1.0)
+        self._improve_best()
+        for _ in range(int(MOST_PROOFS * min(self.stop.work.effort, 1.0))):
+            problem = self._lowest()
+            if problem is None or self.done or self.stop():
+                break
+            incumbent = self.add(problem)
+            if not incumbent.programs:
+                begin(incumbent)
+            before = incumbent.bound
+            self._improve([incumbent], 1.0, self.stop.left)
+            if incumbent.bound <= before:
+                break
+        self._lowest()
+
+    def _improve_best(self) -> None:
+        """Improve the most promising variants, best first."""
+        shares, rounds, improved = list(self.spaces[0].shares), 0, set[Hashable]()
+        divided = bool(shares)
+        endless = self.stop.work.effort == math.inf or all(s.complete for s in self.spaces)
+        while not self.done and not self.stop():
+            if divided and not endless and (not shares or rounds == ROUNDS):
+                return
+            rounds += 1
+            groups = self._groups(improved)
+            if not groups:
+                known = len(self._by_variant)
+                self._explore(1.0)
+                if len(self._by_variant) == known:
+                    return
+                continue
+            name, group = min(groups.items(), key=lambda item: min(map(makespan_of, item[1])))
+            improved.add(name)
+            if not divided:
+                self._improve(group, 1.0, self.stop.left / len(groups))
+                continue
+            part = shares[0] if shares else LEFT_SHARE
+            seconds = self.stop.left * part / (part + max(sum(shares), part))
+            solved = self._improve(group, part, seconds)
+            self._explore(part)
+            # A variant that was solved took less.
+            if shares and not solved:
+                del shares[0]
+
+    def _groups(self, improved: set[Hashable]) -> dict[Hashable, list[Incumbent]]:
+        """Incumbents that stand for each other, where one of them can be faster than the best."""
+        best, groups = self.best.makespan, dict[Hashable, list[Incumbent]]()
+        for space in self.spaces:
+            for each in self.over(space.root):
+                groups.setdefault(space.group(each.problem), []).append(each)
+        return {
+            name: group for name, group in groups.items()
+            if name not in improved and any(each.beats(best) for each in group)
+        }  # fmt: skip
+
+    def _improve(self, group: Sequence[Incumbent], part: float, seconds: float) -> bool:
+        """Run all strategies on the best placement, and on while one is solved; whether all are."""
+        for incumbent in sorted(group, key=makespan_of):
+            if self.stop():
+                return False
+            if incumbent.beats(self.best.makespan):
+                incumbent.stop = Stop(seconds, self.stop, self.stop.work.share(part))
+                improve(incumbent)
+            if not incumbent.done:
+                return False
+        return True
+
+    def _explore(self, part: float) -> None:
+        for space in self.spaces:
+            if not self.done and not self.stop():
+                space.explore(self, self.stop.work.effort * part)
+
+    def _lowest(self) -> Problem | None:
+        """The variant by which the bound is lowest, if it is a single, small one."""
+        found = [(space.lowest(self), space.bound(self)) for space in self.spaces]
+        return min(found, key=lambda pair: pair[1])[0]
+
+    def _tell(self, found_by: str) -> None:
+        if self._report is None:
+            return
+        with self._lock:
+            now = (self.best.makespan, self.bound)
+            if now != self._told:
+                self._told = now
+                self._report(*now, found_by)
+
+
+def makespan_of(incumbent: Incumbent) -> float:
+    """The makespan of an incumbent's best order, as a key to sort by."""
+    return incumbent.makespan
