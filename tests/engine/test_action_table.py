@@ -22,8 +22,9 @@ from debubble.core.actions import unpack
     ],
 )
 def test_every_action_has_a_row_with_its_times(name, more):
-    schedule = db.make(name, ranks=4, microbatches=8, **more)
-    timeline = db.simulate(schedule, db.Costs(F=1, I=1.1, W=0.7, p2p=0.1, OPT=2))
+    costs = db.Costs(F=1, I=1.1, W=0.7, p2p=0.1, OPT=2)
+    schedule = db.make(name, ranks=4, microbatches=8, costs=costs, **more)
+    timeline = db.simulate(schedule, costs)
     table = timeline.actions()
     rows = list(table)
     assert len(rows) == len(table) == len(schedule)
@@ -50,7 +51,7 @@ def test_a_table_has_no_digits_of_rounding():
     assert table.records()[9]["end"] == float(read[9]["end"])
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1e200])
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1e99])
 def test_the_size_of_the_unit_does_not_matter(scale):
     schedule = db.make("1f1b", ranks=2, microbatches=2)
     table = db.simulate(schedule, db.Costs(F=scale, B=2 * scale)).actions()

@@ -252,7 +252,7 @@ def test_costs_of_copies_are_checked_and_read(tmp_path: pytest.TempPathFactory) 
     for values, message in (
         ({"host_bandwidth": 0}, "host_bandwidth is 0"),
         ({"offload_share": 1.5}, "offload_share is 1.5; it is a share between 0 and 1"),
-        ({"offload_share": {0: 0.5, 1: 2}}, "offload_share is"),
+        ({"offload_share": {0: 0.5, 1: 2}}, r"offload_share\[1\] is 2"),
         ({"host_link_shared_by": 3}, "a link serves 1 or 2 ranks"),
     ):
         with pytest.raises(CostError, match=message):

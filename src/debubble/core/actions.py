@@ -169,9 +169,12 @@ def ends_group(packed: Program) -> NDArray[np.bool_]:
 
 
 def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the group of every action begins, and the position behind its end."""
-    begins = np.flatnonzero(begins_group(packed))
-    ends = np.flatnonzero(ends_group(packed)) + 1
+    """Where the group of every action begins, and the position behind its end.
+
+    A group that lacks its first or last member goes to the next one, or to the end of all.
+    """
+    begins = np.concatenate([[0], np.flatnonzero(begins_group(packed))])
+    ends = np.append(np.flatnonzero(ends_group(packed)) + 1, len(packed))
     here = np.arange(len(packed))
     begin = begins[np.searchsorted(begins, here, side="right") - 1]
     return begin, ends[np.searchsorted(ends, here, side="right")]

@@ -249,8 +249,9 @@ KINDS: tuple[KindSpec, ...] = (
         takes=("kv_gradients",), frees=("not_kept", "kv", "kv"), instead_of=(B,),
     ),
     KindSpec(
-        W, "backward for weights", Stream.COMPUTE, Per.UNIT, (Need((I,)),), letter="W",
-        frees=("kept",), instead_of=(B,),
+        W, "backward for weights", Stream.COMPUTE, Per.UNIT, letter="W", frees=("kept",),
+        instead_of=(B,),
+        needs=(Need((I,)), Need((Kind.UNSHARD,), Of.LATEST, optional=True)),
     ),
     KindSpec(
         B, "full backward", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="B",

@@ -170,28 +170,37 @@ class _Waits:
         self.sources = [self._sources(position) for position in range(len(self.actions))]
         # The members of a group start together: the first waits for all that the others do.
         self.leads: dict[int, list[int]] = {}
-        begins = group_bounds(schedule.actions)[0].tolist()
-        for position, lead in enumerate(begins):
+        self.group_of = group_bounds(schedule.actions)[0].tolist()
+        own = [list(sources) for sources in self.sources]
+        for position, lead in enumerate(self.group_of):
             if lead < position and self.ranks[lead] == self.ranks[position]:
-                self.leads.setdefault(lead, self.sources[lead])
-                self.sources[lead] = self.sources[lead] + self.sources[position]
+                self.leads.setdefault(lead, own[lead])
+                self.sources[lead] = self.sources[lead] + own[position]
+        self.own = own
         self.done = self._run()
 
     def text(self, position: int) -> str:
         return f"{self.schedule.text(self.actions[position])} (rank {self.ranks[position]})"
 
     def together(self, one: int, other: int) -> bool:
-        """Whether two actions are the first and the second half of a pair."""
-        return other == one + 1 and one in self.leads
+        """Whether two actions are the first and another member of a group."""
+        return other > one and one in self.leads and self.group_of[other] == one
 
     def with_halves(self, cycle: list[int]) -> list[int]:
-        """A cycle with the second half of a pair wherever the first waits for its sake."""
+        """A cycle with the member of a group wherever the first waits for its sake."""
         found = []
         for position, source in zip(cycle, cycle[1:] + cycle[:1], strict=True):
             found.append(position)
             if position in self.leads and source in self.sources[position]:
-                found += [] if source in self.leads[position] else [position + 1]
+                found += [] if source in self.leads[position] else [self._member(position, source)]
         return found
+
+    def _member(self, lead: int, source: int) -> int:
+        """The member of a group that waits for an action."""
+        member = lead + 1
+        while source not in self.own[member]:
+            member += 1
+        return member
 
     def _sources(self, position: int) -> list[int]:
         """Positions of the actions whose data an action waits for."""
