@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 PARTS = (
-    "model", "theme", "strip", "glyphs", "painter", "view", "input", "output", "vector", "element",
+    "model", "waits", "theme", "strip", "glyphs", "painter", "view", "input", "output", "vector", "element",
     "overlay", "panel",
 )  # fmt: skip
 
