@@ -20,9 +20,9 @@ place    1–4   position in the schedule, minus that of the previous row, minus
 The columns that are zero throughout are left out, the bytes of the others are regrouped by
 significance, and all is deflated: what repeats, as schedules do, costs next to nothing.
 
-**Kinds.** The component knows no kind of action: ``kinds`` has names, colours and streams of all, in
-the order of their numbers, and ``needs`` of every timeline the rows of the table of kinds that hold
-for its schedule, from which the component finds what an action waits for.
+**Kinds.** The component knows no kind of action: ``kinds`` has names, colours and streams of all,
+in the order of their numbers, and ``needs`` of every timeline the rows of the table of kinds that
+hold for its schedule, from which the component finds what an action waits for.
 
 **Precision.** A tick is the grid of the costs when there is one, and then every time is exact; else
 it is the 2³²-th part of the longest time, and times are right to half of that. Durations are exact.
@@ -60,7 +60,7 @@ from debubble.view.bars import chunks_of
 from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
 from debubble.view.transfers import links, queued
 
-FORMAT = 1
+FORMAT = 2
 TICKS = 1 << 32
 """Ticks of the longest time, where the costs have no grid."""
 
@@ -248,10 +248,8 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     kind = kinds_of(schedule.actions)
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     row = np.where(computes(kind), rank, schedule.ranks + rank)
-    if computes(kind).all():
-        order = np.arange(len(kind))
-    else:
-        order = np.lexsort((timeline.start, row))
+    alone = bool(computes(kind).all())
+    order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 
 

@@ -7,7 +7,7 @@ const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array
 
 /** The payload as {runs, kinds, causes, limit, unit, memory}; `kinds` says all that is known here of kinds of actions. */
 async function decode(payload) {
-  if (payload.format !== 1) throw new Error(`this is format ${payload.format} of a timeline, not 1`);
+  if (payload.format !== 2) throw new Error(`this is format ${payload.format} of a timeline, not 2`);
   const runs = [];
   for (const meta of payload.timelines) {
     const columns = unpack(meta, await inflate(bytesOf(meta.data)));
@@ -165,7 +165,7 @@ class Run {
   get waits() { return (this.lookup ??= new Waits(this)); }
 
   /** Whether there is anything of a kind to be seen. */
-  shows(kind) { return this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s] || this.kinds[kind].stream)); }
+  shows(kind) { return this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s])); }
 
   /** Whether actions of a kind are for a microbatch, or slice of one. */
   labelled(kind) { return this.kinds[kind].counts === "microbatch"; }

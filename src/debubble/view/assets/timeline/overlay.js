@@ -73,14 +73,14 @@ Object.assign(DebubbleTimeline.prototype, {
     context.font = '500 11px system-ui, "DejaVu Sans", sans-serif';
     context.textAlign = "center";
     for (const j of members) {
-      for (const { from, dashed } of run.waits.way(j)) {
-        const [x, y, wide, tall] = this.boxOf(panel, from), [to, level, , high] = this.boxOf(panel, j);
-        context.setLineDash(dashed ? [3, 3] : []);
-        context.beginPath();
-        context.moveTo(x + wide, y + tall / 2);
-        context.lineTo(to, level + high / 2);
-        context.stroke();
-      }
+      const line = run.waits.way(j);
+      if (!line) continue;
+      const [x, y, wide, tall] = this.boxOf(panel, line.from), [to, level, , high] = this.boxOf(panel, j);
+      context.setLineDash(line.dashed ? [3, 3] : []);
+      context.beginPath();
+      context.moveTo(x + wide, y + tall / 2);
+      context.lineTo(to, level + high / 2);
+      context.stroke();
     }
     context.setLineDash([]);
     for (const j of members) {

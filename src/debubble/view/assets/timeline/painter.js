@@ -6,9 +6,7 @@ class Painter {
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
-    this.before = new Float64Array(16);
-    this.after = new Float64Array(16);
-    this.tones = new Uint32Array(16);
+    this.before = this.after = this.tones = new Uint32Array(0);
     this.gaps = { count: 0, from: [], to: [], cause: [] };
   }
 
@@ -73,6 +71,11 @@ class Painter {
     this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
     this.band = run.iterations > 1 && box.bar >= 10 * scale ? Math.round(2.5 * scale) : 0;
     const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
+    if (this.tones.length < run.width) {
+      this.before = new Float64Array(run.width);
+      this.after = new Float64Array(run.width);
+      this.tones = new Uint32Array(run.width);
+    }
     this.tones.set([...this.colors(run).classes, ...gaps]);
   }
 

@@ -9,10 +9,10 @@ class Waits {
     for (const need of run.needs) this.needs[need.kind].push(need);
     this.cells = new Map();
     this.lists = new Map();
-    this.#joins();
+    this.joins = this.#joins();
   }
 
-  /** How an action's wait for each kind is drawn in the way of a microbatch: 2 a line, 1 dashes, 0 not at all. */
+  /** How the line to an action of each kind is drawn in the way of a microbatch: 2 whole, 1 dashed, 0 not at all. */
   #joins() {
     const { run } = this, onward = new Set(), aside = new Set();
     for (const need of run.needs) {
@@ -20,7 +20,7 @@ class Waits {
       for (const kind of need.kinds) (need.optional ? aside : onward).add(kind);
     }
     // What no other work waits for is an end; what orders may do without is beside the way.
-    this.joins = run.kinds.map((_, kind) => (onward.has(kind) ? 2 : aside.has(kind) ? 0 : 1));
+    return run.kinds.map((_, kind) => (onward.has(kind) ? 2 : aside.has(kind) ? 0 : 1));
   }
 
   /** The first action of some kinds with a stage and unit, −1 for none. */
@@ -84,7 +84,12 @@ class Waits {
 
   LAST_STAGE({ kinds, unit }) { return [this.find(kinds, this.run.stages - 1, unit)]; }
 
-  EVERY_SHARD({ kinds, unit }) { return this.run.shards.map((stage) => this.find(kinds, stage, unit)); }
+  EVERY_SHARD({ kinds, unit }) {
+    // The same for all who ask, and all ranks do.
+    const key = `${kinds}:${unit}`;
+    if (this.shards?.key !== key) this.shards = { key, found: this.run.shards.map((stage) => this.find(kinds, stage, unit)) };
+    return this.shards.found;
+  }
 
   LATEST({ i, kinds, stage, rank }) {
     const { run } = this, list = this.program(rank, kinds);
@@ -175,14 +180,16 @@ class Waits {
     return found;
   }
 
-  /** Lines of the way of a microbatch to an action: {from, dashed}. */
+  /** The line of the way of a microbatch to an action, {from, dashed}; null for none. Of several it waits for the last. */
   way(i) {
     const { run } = this, join = this.joins[run.kind(i)];
-    if (!join) return [];
+    if (!join) return null;
     for (const need of this.needs[run.kind(i)]) {
       const found = this.of(i, need, true);
-      if (found.length) return found.filter((j) => run.unit[j] === run.unit[i]).map((from) => ({ from, dashed: join === 1 }));
+      if (!found.length) continue;
+      const from = found.reduce((last, j) => (run.end(j) > run.end(last) ? j : last));
+      return run.unit[from] === run.unit[i] ? { from, dashed: join === 1 } : null;
     }
-    return [];
+    return null;
   }
 }
