@@ -48,7 +48,6 @@ from debubble.core.kinds import (
     STREAM_TITLES,
     TRANSFER_KINDS,
     Kind,
-    Need,
     Per,
     Stream,
 )
@@ -151,19 +150,11 @@ def _needs(schedule: Schedule, present: set[int]) -> list[dict[str, Any]]:
             "through": need.through if explicit else None,
             "last": need.last_stage_only,
             "optional": need.optional,
-            "arrow": _arrow(Kind(kind), need),
         }
         for kind in sorted(present)
         for need in KINDS[Kind(kind)].needs
         if need.when(schedule) and not present.isdisjoint(need.kinds)
     ]
-
-
-def _arrow(kind: Kind, need: Need) -> str:
-    """What the arrow of a trace is called that joins work of one kind, stage after stage."""
-    if kind not in COMPUTE_KINDS or kind not in need.kinds or not need.stage:
-        return ""
-    return "forward" if need.stage < 0 else "backward"
 
 
 def _tracks(schedule: Schedule) -> dict[int, list[str]]:

@@ -4,6 +4,8 @@ const PERFETTO = "https://ui.perfetto.dev";
 const MOST_ARROWS = 200000;
 // Perfetto takes thread 0 for the one with the number of the process, a rank; no rank has the others' numbers.
 const PAIRED = 1000001;
+/** Length of units; any other is shown as a millisecond. */
+const MICROSECONDS = { s: 1e6, sec: 1e6, ms: 1e3, us: 1, "µs": 1, "μs": 1, ns: 1e-3 };
 /** Microseconds of the shortest action from which on times are written in whole nanoseconds. */
 const LEAST = 0.1;
 
@@ -91,7 +93,7 @@ async function savePng(host) {
 
 /** Trace events of a run, as pieces of bytes: slices, and while they are not too many, arrows and memory. */
 function traceOf(run, unit) {
-  const scale = { s: 1e6, ms: 1e3, us: 1, ns: 1e-3 }[unit] ?? 1e3;
+  const scale = MICROSECONDS[unit.trim().toLowerCase()] ?? 1e3;
   const encoder = new TextEncoder(), pieces = [];
   let lines = [];
   const add = (event) => {
@@ -122,23 +124,25 @@ class Spans {
     this.at = whole ? (time) => Math.round(time * scale * 1e3) / 1e3 : (time) => time * scale;
     this.begin = Float64Array.from(run.start, this.at);
     this.length = new Float64Array(run.count);
-    this.threads = Array.from({ length: run.ranks }, () => new Set([0]));
+    this.threads = new Uint32Array(run.count);
+    this.used = Array.from({ length: run.ranks }, () => new Set([0]));
     const last = new Map();
     for (let row = 0; row < 2 * run.ranks; row++) {
       const [low, high] = run.row(row);
       last.clear();
       for (let i = low; i < high; i++) {
-        const thread = this.thread(i), before = last.get(thread), end = this.at(run.end(i));
+        const thread = this.#thread(i), before = last.get(thread), end = this.at(run.end(i));
         if (whole && before !== undefined) this.length[before] = Math.min(this.length[before], this.begin[i] - this.begin[before]);
         this.length[i] = end - this.begin[i];
         last.set(thread, i);
-        this.threads[row % run.ranks].add(thread);
+        this.used[row % run.ranks].add(thread);
+        this.threads[i] = thread;
       }
     }
   }
 
   /** Halves of a pair run at the same time and take a thread each, and so does every stream beside compute. */
-  thread(i) {
+  #thread(i) {
     const { run } = this, { stream } = run.kinds[run.kind(i)];
     return stream ? PAIRED + stream : run.laneOf[run.style[i]] === LOWER ? PAIRED : 0;
   }
@@ -148,7 +152,7 @@ function addTracks(run, rank, spans, add) {
   const about = (thread, event, key, value) => add(`{"ph":"M","name":"${event}","pid":${rank},"tid":${thread},"args":{"${key}":${JSON.stringify(value)}}}`);
   about(0, "process_name", "name", `rank ${rank}`);
   about(0, "process_sort_index", "sort_index", rank);
-  for (const thread of [...spans.threads[rank]].sort((a, b) => a - b)) {
+  for (const thread of [...spans.used[rank]].sort((a, b) => a - b)) {
     const stream = Math.max(0, thread - PAIRED), name = run.tracks[stream]?.[rank] ?? run.streams[stream];
     about(thread, "thread_name", "name", thread === PAIRED ? `${name}, second half of a pair` : name);
     about(thread, "thread_sort_index", "sort_index", thread);
@@ -157,7 +161,7 @@ function addTracks(run, rank, spans, add) {
 
 function addSlice(run, i, rank, spans, add) {
   const kind = run.kinds[run.kind(i)].name, [microbatch, slice] = run.number(i).split(".");
-  add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${kind}","pid":${rank},"tid":${spans.thread(i)},` +
+  add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${kind}","pid":${rank},"tid":${spans.threads[i]},` +
     `"ts":${spans.begin[i].toFixed(6)},"dur":${Math.max(0, spans.length[i]).toFixed(6)},` +
     `"args":{"stage":${run.stage(i)},"kind":"${kind}","microbatch":${microbatch}${slice ? `,"slice":${slice}` : ""}}}`);
 }
@@ -175,20 +179,21 @@ function addMemory(run, rank, at, add) {
   }
 }
 
-/** An arrow from every result to where another rank uses it. */
-function addArrows(run, spans, add) {
-  const { waits } = run, { begin, length } = spans, arrows = waits.needs.map((needs) => needs.filter((need) => need.arrow));
+/** An arrow from every action to what waits for it on another rank, called after what it does. */
+function addArrows(run, { begin, length, threads }, add) {
   let number = 0;
-  // Microbatch by microbatch, as actions are looked up.
-  for (let unit = 0; unit < run.period * run.iterations; unit++) {
-    for (const j of run.ofUnit(unit)) for (const need of arrows[run.kind(j)]) for (const i of waits.of(j, need, true)) {
+  const lead = (j) => {
+    for (const i of run.waits.producers(j)) {
       if (run.rank(i) === run.rank(j)) continue;
-      const both = `"name":"${need.arrow}","cat":"p2p","id":${number++}`;
+      const both = `"name":${JSON.stringify(run.kinds[run.kind(i)].title)},"cat":"p2p","id":${number++}`;
       // A flow belongs to the slice around its time: the producer's is not its end, where the next slice begins.
-      add(`{"ph":"s",${both},"pid":${run.rank(i)},"tid":${spans.thread(i)},"ts":${(begin[i] + 0.999 * length[i]).toFixed(6)}}`);
-      add(`{"ph":"f","bp":"e",${both},"pid":${run.rank(j)},"tid":${spans.thread(j)},"ts":${begin[j].toFixed(6)}}`);
+      add(`{"ph":"s",${both},"pid":${run.rank(i)},"tid":${threads[i]},"ts":${(begin[i] + 0.999 * length[i]).toFixed(6)}}`);
+      add(`{"ph":"f","bp":"e",${both},"pid":${run.rank(j)},"tid":${threads[j]},"ts":${begin[j].toFixed(6)}}`);
     }
-  }
+  };
+  // Microbatch by microbatch, as actions are looked up.
+  for (let unit = 0; unit < run.period * run.iterations; unit++) run.ofUnit(unit).forEach(lead);
+  for (let j = 0; j < run.count; j++) if (!run.labelled(run.kind(j))) lead(j);
 }
 
 /** Open a trace in ui.perfetto.dev: it answers a ping when it can take one. */
