@@ -131,9 +131,23 @@ def test_a_click_on_idle_time_says_why(visit, pages):
     page.mouse.click(*place(page, 0.5, 3))
     assert "Idle on rank 3: not begun (fill)" in details(page)
     page.mouse.click(*place(page, 8, 0))
-    assert "Idle on rank 0: waiting for memory" in details(page)
+    assert "Idle on rank 0: waiting for data" in details(page)
     page.mouse.click(*place(page, 4.5, 2, panel=1))
     assert "Idle on rank 2: waiting for data" in details(page)
+
+
+def test_a_rank_that_only_lacks_memory_says_so(visit, tmp_path):
+    costs = db.Costs(F=1, I=1, W=1)
+    schedule = db.make("zb-auto", ranks=4, microbatches=8, costs=costs, memory=2)
+    timeline = db.simulate(schedule, costs)
+    save([timeline], tmp_path / "x.html", limit=2)
+    page = visit((tmp_path / "x.html").as_uri())
+    assert "waiting for memory" in page.locator("debubble-timeline .legend").inner_text()
+    found = bubbles(timeline)
+    longest = np.argmax(np.where(found.cause == CAUSES.index("memory"), found.end - found.start, 0))
+    middle = (found.start[longest] + found.end[longest]) / 2
+    page.mouse.click(*place(page, float(middle), int(found.rank[longest])))
+    assert f"Idle on rank {found.rank[longest]}: waiting for memory" in details(page)
 
 
 def test_hovering_lights_the_way_of_a_microbatch(visit, pages):
@@ -283,7 +297,7 @@ def test_layers_change_the_picture(visit, pages):
 
 def test_causes_of_idle_time_are_in_the_legend(visit, pages):
     legend = visit(pages["small"]).locator("debubble-timeline .legend").inner_text()
-    for words in ("not begun (fill)", "waiting for data", "waiting for p2p", "waiting for memory"):
+    for words in ("not begun (fill)", "waiting for data", "waiting for p2p"):
         assert words in legend
 
 
@@ -443,7 +457,11 @@ def test_iterations_and_their_steps_are_seen(visit, tmp_path):
 
 def test_the_legend_says_what_shades_are_and_whose_the_shares_are(visit, pages, tmp_path):
     costs = db.Costs(F=1, I=1, W=1, p2p=0.2)
-    timelines = [db.simulate(db.make(n, ranks=4, microbatches=8), costs) for n in ("1f1b", "zb-v")]
+    schedules = [
+        db.make("1f1b", ranks=4, microbatches=8),
+        db.make("zb-v", ranks=4, microbatches=8, costs=costs),
+    ]
+    timelines = [db.simulate(schedule, costs) for schedule in schedules]
     save(timelines, tmp_path / "x.html")
     legend = visit((tmp_path / "x.html").as_uri()).locator("debubble-timeline .legend").inner_text()
     assert "light to dark: chunks 0–1 (zb-v)" in legend

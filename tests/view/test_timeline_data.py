@@ -11,7 +11,8 @@ import pytest
 
 import debubble as db
 from debubble.analysis.bubbles import CAUSES, bubbles
-from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import kinds_of, microbatches_of, stages_of
+from debubble.core.kinds import TRANSFER_KINDS, Kind
 from debubble.lowering.transfers import add_transfers
 from debubble.view.timeline_data import _levels, encode
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
@@ -111,8 +112,10 @@ def test_explicit_sends_are_rows_of_their_own():
     (data,) = encode([db.simulate(lowered, db.Costs(F=1, B=2, p2p=0.5))])["timelines"]
     kinds = decoded(data)["kind"]
     assert data["counts"][:2] == [6, 6]
-    assert data["counts"][2:] == [3, 3]
-    assert set(kinds[12:].tolist()) == {Kind.SEND_F, Kind.SEND_B}
+    assert data["counts"][2:] == [6, 6]
+    assert set(kinds[12:].tolist()) == set(TRANSFER_KINDS)
+    places = np.cumsum(decoded(data)["place"].astype(np.int64) + 1) - 1
+    np.testing.assert_array_equal(kinds, kinds_of(lowered.actions[places]))
 
 
 def test_a_queue_for_a_channel_is_kept():

@@ -347,6 +347,9 @@ UNIT_KINDS = _members(lambda spec: spec.per is Per.UNIT)
 WORK_KINDS = tuple(kind for kind in UNIT_KINDS if kind in COMPUTE_KINDS)
 """Kinds that a stage computes for a microbatch."""
 
+STEP_KINDS = _members(lambda spec: spec.per is Per.RANK_STEP)
+"""Kinds that a rank does once in every iteration."""
+
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
 """Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
 

@@ -16,7 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.path import Path
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars
 from debubble.view.colors import IDLE, INK, PAPER, STRIPES, Palette, rgb
 from debubble.view.options import SMALLEST_FONT
@@ -86,7 +86,7 @@ def add_bars(
         paths.append(rectangles(left[here], right[here], top[here], bottom[here]))
         colors.append(palette.shade(kind, index, count))
         # An optimizer step may take no time: its edge is what is seen of it.
-        edges.append(colors[-1] if kind == Kind.OPT else PAPER)
+        edges.append(colors[-1] if kind in STEP_KINDS else PAPER)
         if kind in STRIPES:
             thickness = STRIPE_SHARE * (bottom - top)[here]
             upper = top[here] if STRIPES[kind] == "top" else bottom[here] - thickness
@@ -182,7 +182,7 @@ def add_ribbon(ax: Axes, bars: Bars, scale: float, rows: Rows) -> None:
     upper = np.where(bars.lane == LOWER, middle, top)
     lower = np.where(bars.lane == UPPER, middle, top + rows.ribbon)
     tone = bars.iteration % len(TONES)
-    work = bars.kind != Kind.OPT
+    work = ~bars.steps
     used = [index for index in range(len(TONES)) if np.any((tone == index) & work)]
     paths = []
     for index in used:

@@ -8,15 +8,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.kinds import COMPUTE_KINDS, STEP_KINDS, VOCABULARY_KINDS, Kind
 from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline
-from debubble.view.colors import NAMES
 
 WHOLE, UPPER, LOWER = 0, 1, 2
 """Lanes of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
-
-_DRAWN = tuple(NAMES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +80,7 @@ class Bars:
         counts = np.bincount(codes, minlength=len(Kind) * self.shades)
         used = [
             kind * self.shades + shade
-            for kind in _DRAWN
+            for kind in COMPUTE_KINDS
             for shade in range(self.shades)
             if counts[kind * self.shades + shade]
         ]
@@ -103,7 +101,7 @@ class Bars:
     def shade_of(self, style: int) -> tuple[Kind, int, int]:
         """Kind, index and number of shades of a style, as :func:`debubble.view.colors.shade`."""
         kind, index = self.styles[style]
-        return (kind, 0, 1) if kind == Kind.OPT else (kind, index, self.shades)
+        return (kind, 0, 1) if kind in STEP_KINDS else (kind, index, self.shades)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -115,18 +113,23 @@ class Bars:
         return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
 
     @cached_property
+    def steps(self) -> NDArray[np.bool_]:
+        """Which bars are optimizer steps."""
+        return np.isin(self.kind, STEP_KINDS)
+
+    @cached_property
     def number(self) -> NDArray[np.int64]:
-        """What :meth:`text` writes on every bar: its unit, −1 for nothing on an OPT."""
-        return np.where(self.kind == Kind.OPT, -1, self.unit)
+        """What :meth:`text` writes on every bar: its unit, −1 for nothing on steps."""
+        return np.where(self.steps, -1, self.unit)
 
     def text(self, number: int, first: int = 0) -> str:
-        """The microbatch, or microbatch.slice, of a unit, where counting begins at `first`."""
+        """The microbatch, or microbatch.slice, of a unit; microbatches count from `first`."""
         if number < 0:
             return ""
         slices = self.timeline.schedule.slices
         if slices == 1:
             return str(number + first)
-        return f"{number // slices + first}.{number % slices + first}"
+        return f"{number // slices + first}.{number % slices}"
 
     def label(self, bar: int) -> str:
         """What is written on a bar."""
@@ -215,7 +218,8 @@ def bars_of(timeline: Timeline) -> Bars:
     """
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
-    drawn = np.isin(kind, _DRAWN) & ((kind < Kind.S) | (timeline.duration > 0))
+    drawn = np.isin(kind, COMPUTE_KINDS)
+    drawn &= ~np.isin(kind, VOCABULARY_KINDS) | (timeline.duration > 0)
     counts = np.concatenate([[0], np.cumsum(drawn)])
     offsets = counts[schedule.offsets]
     actions = schedule.actions[drawn]
@@ -224,7 +228,7 @@ def bars_of(timeline: Timeline) -> Bars:
     stage, unit = stages_of(actions), microbatches_of(actions)
     period = schedule.microbatches * schedule.slices
     copies, chunks = schedule.placement.copies, schedule.chunks
-    step = kind == Kind.OPT
+    step = np.isin(kind, STEP_KINDS)
     copy = np.where(step, 0, schedule.copies_of(unit))
     iteration = np.where(step, unit, unit // period)
     shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])

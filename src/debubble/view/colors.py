@@ -8,26 +8,21 @@ R and S lie between two others and carry a stripe, as do W and T (see :data:`STR
 
 from __future__ import annotations
 
+import colorsys
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
 
-NAMES = {
-    Kind.F: "forward",
-    Kind.I: "backward for input",
-    Kind.W: "backward for weights",
-    Kind.B: "full backward",
-    Kind.R: "recompute",
-    Kind.OPT: "optimizer step",
-    Kind.S: "output layer, first pass",
-    Kind.T: "output layer, second pass",
-}
-"""What a legend calls the kinds that are drawn, in the order it lists them."""
+NAMES = {kind: KINDS[kind].title for kind in COMPUTE_KINDS}
+"""What a legend calls the kinds that are drawn as bars, in the order it lists them."""
+
+STREAM_COLOR = "#8791a1"
+"""Copies and collectives."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +34,8 @@ class Palette:
     name
         What it is called.
     ramps
-        Lightest, middle and darkest shade of every kind, ``#rrggbb``.
+        Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a
+        colour that follows from the table of kinds.
     stripes
         Colour of the stripe of the kinds in :data:`STRIPES`.
     """
@@ -55,16 +51,36 @@ class Palette:
         Parameters
         ----------
         kind
-            A kind with an entry in :data:`NAMES`.
+            Any kind.
         index, count
             Which of how many shades, lightest first; a single one is the middle of the ramp.
         """
-        light, middle, dark = self.ramps[kind]
+        light, middle, dark = self.ramps.get(kind) or self._derived(kind)
         place = index / (count - 1) if count > 1 else 0.5
         if place <= 0.5:
             return _mix(light, middle, 2 * place)
         return _mix(middle, dark, 2 * place - 1)
 
+    def _derived(self, kind: Kind) -> tuple[str, str, str]:
+        """Shades of a kind that has none: a transfer has those of what it moves."""
+        spec = KINDS[kind]
+        if kind in TRANSFER_KINDS:
+            moved = spec.needs[0].kinds[0]
+            return self.ramps.get(moved) or self._derived(moved)
+        if kind not in COMPUTE_KINDS:
+            return (STREAM_COLOR,) * 3
+        # Hues a golden angle apart are far from those of the kinds before.
+        channels = colorsys.hls_to_rgb(kind * 0.381966 % 1.0, 0.45, 0.5)
+        return _around("#" + "".join(f"{round(255 * channel):02x}" for channel in channels))
+
+
+def _around(middle: str) -> tuple[str, str, str]:
+    """A lighter colour, the colour, and a darker one."""
+    return _mix(middle, PAPER, 0.3), middle, _mix(middle, "#000000", 0.25)
+
+
+STACKED = (Kind.F, Kind.R, Kind.S, Kind.T, Kind.I, Kind.B, Kind.W, Kind.OPT)
+"""The order of kinds in a column that many actions share; others follow."""
 
 STRIPES: dict[Kind, Literal["top", "bottom"]] = {
     Kind.W: "bottom",
@@ -100,7 +116,7 @@ def _grey(color: str) -> str:
 def _palettes() -> dict[str, Palette]:
     grey = Palette(
         "grey",
-        {kind: _triple(map(_grey, ramp)) for kind, ramp in COLOR.ramps.items()},
+        {kind: _triple(_grey(COLOR.shade(kind, index, 3)) for index in range(3)) for kind in Kind},
         {kind: _grey(color) for kind, color in COLOR.stripes.items()},
     )
     return {palette.name: palette for palette in (COLOR, grey)}
@@ -149,7 +165,7 @@ def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
         if not re.fullmatch(r"\s*#[0-9a-fA-F]{6}\s*", str(color)):
             raise ParameterError(f"palette: {name} is '{color}'; give a colour such as #4169e1")
         middle = str(color).strip().lower()
-        ramps[kinds[name]] = (_mix(middle, PAPER, 0.3), middle, _mix(middle, "#000000", 0.25))
+        ramps[kinds[name]] = _around(middle)
     return Palette("own", ramps, COLOR.stripes)
 
 
@@ -164,6 +180,9 @@ _XTERM = {
     Kind.T: (62, 61, 19),
 }
 """The ramps in the cube of 256-colour terminals, where the nearest colours have wrong hues."""
+
+_LEVELS = (0, 95, 135, 175, 215, 255)
+"""Of red, green and blue in that cube."""
 
 INK = "#1f2530"
 FAINT = "#5d6675"
@@ -204,13 +223,18 @@ def rgb(color: str) -> tuple[int, int, int]:
 
 def xterm(kind: Kind, index: int = 0, count: int = 1) -> int:
     """The colour of :func:`shade` on terminals with 256 colours, by its number."""
-    return _XTERM[kind][3 * (2 * index + 1) // (2 * count)]
+    if kind in _XTERM:
+        return _XTERM[kind][3 * (2 * index + 1) // (2 * count)]
+    red, green, blue = (
+        min(range(6), key=lambda at: abs(_LEVELS[at] - channel))
+        for channel in rgb(shade(kind, index, count))
+    )
+    return 16 + 36 * red + 6 * green + blue
 
 
 def xterm_rgb(code: int) -> str:
     """What a colour of the 6 × 6 × 6 cube of 256-colour terminals looks like."""
-    levels = (0, 95, 135, 175, 215, 255)
-    red, green, blue = (levels[(code - 16) // step % 6] for step in (36, 6, 1))
+    red, green, blue = (_LEVELS[(code - 16) // step % 6] for step in (36, 6, 1))
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 

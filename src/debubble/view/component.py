@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Any
 
 PARTS = (
-    "model", "theme", "strip", "glyphs", "painter", "view", "input", "output", "vector", "element",
-    "overlay", "panel",
+    "model", "waits", "theme", "strip", "glyphs", "painter", "view", "input", "output", "vector",
+    "element", "overlay", "panel",
 )  # fmt: skip
 
 TAG = "debubble-timeline"

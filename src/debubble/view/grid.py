@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, Kind
+from debubble.core.actions import Action
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
@@ -52,7 +53,7 @@ def grid(timeline: Timeline) -> str:
     names = [_name(bars, bar) for bar in range(len(bars.start))]
     longest = max((len(name) for name in names), default=1)
     margin = len(f"r{bars.ranks - 1}")
-    marks = bool(np.any((bars.end <= bars.start) & (bars.kind == Kind.OPT)))
+    marks = bool(np.any((bars.end <= bars.start) & bars.steps))
     apart = marks or margin + 3 + slots * (longest + 1) - 1 <= WIDTH
     size = longest + apart
 
@@ -94,7 +95,7 @@ def _row(
         char[left : right - apart] = "-"
         char[left : left + len(names[bar])] = list(names[bar])
     if lane == UPPER:
-        for bar in np.flatnonzero((begin == end) & (bars.kind[part] == Kind.OPT)).tolist():
+        for bar in np.flatnonzero((begin == end) & bars.steps[part]).tolist():
             char[max(begin[bar] - 1, 0)] = "|"
     return "".join(char.tolist())
 
@@ -105,8 +106,8 @@ def _slots(times: NDArray[np.float64], slot: float) -> NDArray[np.int64]:
 
 def _name(bars: Bars, bar: int) -> str:
     kind = Kind(int(bars.kind[bar]))
-    if kind == Kind.OPT:
-        return "O"
+    if kind in STEP_KINDS:
+        return words.letter(kind, 0)
     if bars.shades <= 2:
         return words.letter(kind, int(bars.shade[bar])) + bars.label(bar)
     slices = bars.timeline.schedule.slices

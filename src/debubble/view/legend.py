@@ -12,13 +12,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from debubble.analysis.metrics import limit_text
-from debubble.core.actions import Kind
+from debubble.core.kinds import STEP_KINDS, Kind
 from debubble.view.artists import TONES, Swatch, SwatchHandler, TonesSwatch
 from debubble.view.bars import Bars
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES
 from debubble.view.options import FigureOptions
 from debubble.view.text import text_width
-from debubble.view.transfers import Transfers
+from debubble.view.transfers import MOVED, Transfers
 
 _HANDLE, _PAD, _SPACE, _LINE = 2.0, 0.5, 1.3, 1.55
 """In sizes of the text: widths of a handle, and of the gaps behind it and between entries; height
@@ -38,7 +38,7 @@ def entries(
     shades: dict[Kind, int] = {}
     for bars in panels:
         for kind in bars.kinds:
-            count = 1 if kind == Kind.OPT else min(bars.shades, 4)
+            count = 1 if kind in STEP_KINDS else min(bars.shades, 4)
             shades[kind] = max(shades.get(kind, 1), count)
     found: list[Entry] = [
         (Swatch(kind, shades[kind], palette), f"{kind.name} {NAMES[kind]}")
@@ -54,7 +54,7 @@ def entries(
         found.append((TonesSwatch(TONES[: len(names)]), f"iteration {', '.join(names)}{more}"))
     for backward, what in ((False, "activation"), (True, "gradient")):
         if any(bool((part.backward == backward).any()) for part in moved):
-            kind = gradient_kind(panels) if backward else Kind.F
+            kind = moved_kind(panels, backward)
             found.append((Swatch(kind, 1, palette), f"{what} sent, received"))
     if memory:
         found.append((Patch(facecolor=MEMORY), "activation memory"))
@@ -70,10 +70,10 @@ def entries(
     return found
 
 
-def gradient_kind(panels: Sequence[Bars]) -> Kind:
-    """The kind whose colour a transfer of a gradient has."""
-    split = any(Kind.I in bars.kinds for bars in panels)
-    return Kind.I if split else Kind.B
+def moved_kind(panels: Sequence[Bars], backward: bool) -> Kind:
+    """The kind whose colour a transfer has: the first that occurs of those whose results move."""
+    moved = [kind for kind, step in MOVED.items() if (step < 0) == backward]
+    return next((kind for kind in moved if any(kind in bars.kinds for bars in panels)), moved[-1])
 
 
 def columns_for(found: Sequence[Entry], size: float, width: float) -> int:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.core.actions import COPY_KINDS, Kind
+from debubble.core.kinds import COPY_KINDS, Kind
 from debubble.core.units import number
 from debubble.engine.memory import memory_limits
 from debubble.engine.timeline import Timeline
@@ -28,7 +28,7 @@ from debubble.view.artists import (
 )
 from debubble.view.bars import Bars
 from debubble.view.colors import FAINT, INK, LIMIT, MEMORY, text_color
-from debubble.view.legend import gradient_kind
+from debubble.view.legend import moved_kind
 from debubble.view.options import FigureOptions
 from debubble.view.rows import Rows
 from debubble.view.text import Sizes, text_width
@@ -135,7 +135,7 @@ def _written(panel: Panel, bars: Bars) -> Written:
 
 def _transfers(ax: Axes, panel: Panel, moved: Transfers) -> None:
     bars, first, palette = panel.bars, panel.options.numbers_from, panel.options.palette
-    kinds = (Kind.F, gradient_kind([bars]))
+    kinds = (moved_kind([bars], False), moved_kind([bars], True))
     colors = (palette.shade(kinds[0]), palette.shade(kinds[1]))
     top, bottom = add_transfers(ax, moved, panel.scale, panel.rows, colors)
     if not panel.options.labels or not len(moved):

@@ -15,8 +15,8 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.units import number
 from debubble.engine.timeline import Timeline
 from debubble.view import words
@@ -209,7 +209,7 @@ class _Sheet:
             lower = upper
         else:
             upper, lower, char = self._from_afar(rank, lane)
-        steps = (bars.kind[part] == Kind.OPT) & (end <= begin)
+        steps = bars.steps[part] & (end <= begin)
         char[np.clip(end[steps] - 1, 0, self.columns - 1)] = "|"
         return self._painted(upper, lower, char) if self.color else "".join(char.tolist())
 
@@ -330,9 +330,9 @@ class _Sheet:
         """What colours or letters mean, wrapped to the width."""
         items = []
         timed = self.bars.end > self.bars.start
-        instant = bool(np.any(self.bars.kind[~timed] == Kind.OPT))
+        instant = bool(np.any(self.bars.steps[~timed]))
         for kind in self.bars.kinds:
-            if kind == Kind.OPT and not np.any(self.bars.kind[timed] == Kind.OPT):
+            if kind in STEP_KINDS and not np.any(self.bars.steps[timed]):
                 continue
             styles = [i for i, (other, _) in enumerate(self.bars.styles) if other == kind]
             name = kind.name if width < 40 else f"{kind.name} {NAMES[kind]}"

@@ -14,10 +14,15 @@ held     4     ticks of the idle time before the action in which the rank only l
 wait     4     ticks at the end of that idle time in which the input was on its way
 queued   4     ticks from the action's end to the start of the transfer of its result
 level    4     memory the rank holds at most while the action runs, where copies change it meanwhile
+place    1–4   position in the schedule, minus that of the previous row, minus 1
 ======== ===== ============================================================================
 
 The columns that are zero throughout are left out, the bytes of the others are regrouped by
 significance, and all is deflated: what repeats, as schedules do, costs next to nothing.
+
+**Kinds.** The component knows no kind of action: ``kinds`` has names, colours and streams of all,
+in the order of their numbers, and ``needs`` of every timeline the rows of the table of kinds that
+hold for its schedule, from which the component finds what an action waits for.
 
 **Precision.** A tick is the grid of the costs when there is one, and then every time is exact; else
 it is the 2³²-th part of the longest time, and times are right to half of that. Durations are exact.
@@ -34,23 +39,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
-from debubble.core.actions import (
+from debubble.core.actions import computes, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.ends import first_stages
+from debubble.core.kinds import (
     COMPUTE_KINDS,
+    KINDS,
+    STEP_KINDS,
+    STREAM_TITLES,
+    TRANSFER_KINDS,
     Kind,
-    computes,
-    kinds_of,
-    microbatches_of,
-    pairs_of,
-    stages_of,
+    Per,
+    Stream,
 )
+from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import chunks_of
-from debubble.view.colors import COLOR, NAMES, STRIPES, Palette, text_color
+from debubble.view.colors import COLOR, STACKED, STRIPES, Palette, text_color
 from debubble.view.transfers import links, queued
 
-FORMAT = 1
+FORMAT = 2
 TICKS = 1 << 32
 """Ticks of the longest time, where the costs have no grid."""
 
@@ -63,16 +72,14 @@ GRID_ERROR = 1e-6
 SUM_ERROR = 1e-2
 """Part of a tick that sums of many costs may miss it by, through rounding."""
 
-STREAM_COLOR = "#8791a1"
-
-_SENDS = {
-    Kind.SEND_F: (Kind.F, "transfer of an activation"),
-    Kind.SEND_B: (Kind.I, "transfer of a gradient"),
+_COUNTED = {
+    Per.UNIT: "microbatch",
+    Per.SHARD: "microbatch",
+    Per.STAGE: "",
+    Per.STAGE_STEP: "iteration",
+    Per.RANK_STEP: "iteration",
 }
-
-_STREAM_KINDS = [
-    kind for kind in Kind if kind not in COMPUTE_KINDS and not kind.name.startswith("RECV")
-]
+"""What the number of an action counts."""
 
 
 def encode(
@@ -93,7 +100,6 @@ def encode(
         Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
     time_unit
         What times are in; the default is the unit of the costs.
-        What times are in; the default is the unit of the costs.
     palette
         Colours of the kinds.
     numbers_from
@@ -109,25 +115,55 @@ def encode(
         "causes": list(CAUSES),
         "numbers_from": numbers_from,
         "kinds": [_kind(kind, palette) for kind in Kind],
+        "stacked": sorted(COMPUTE_KINDS, key=lambda k: (*STACKED, k).index(k)),
+        "streams": [STREAM_TITLES[stream] for stream in Stream],
         "timelines": [_encoded(timeline, palette) for timeline in timelines],
     }
 
 
 def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
-    """What a legend says about a kind."""
-    _, title = _SENDS.get(kind, (kind, NAMES.get(kind, kind.name.replace("_", " ").lower())))
+    """What a legend says about a kind, and what the component has to know of it."""
+    spec = KINDS[kind]
     return {
         "name": kind.name,
-        "title": title,
-        "color": _color(palette, kind, 0, 1),
+        "title": spec.title,
+        "letter": spec.letter,
+        "stream": spec.stream,
+        "counts": _COUNTED[spec.per],
+        "receives": spec.receives,
+        "color": palette.shade(kind),
         "edge": STRIPES.get(kind, ""),
         "stripe": palette.stripes.get(kind, ""),
     }
 
 
-def _color(palette: Palette, kind: Kind, index: int, count: int) -> str:
-    kind, _ = _SENDS.get(kind, (kind, ""))
-    return palette.shade(kind, index, count) if kind in NAMES else STREAM_COLOR
+def _needs(schedule: Schedule, present: set[int]) -> list[dict[str, Any]]:
+    """The rows of the table of kinds that hold for a schedule: what actions of a kind wait for."""
+    explicit = not present.isdisjoint(TRANSFER_KINDS)
+    return [
+        {
+            "kind": kind,
+            "kinds": list(need.kinds),
+            "of": need.of.name,
+            "stage": need.stage,
+            "slice": need.slice,
+            "through": need.through if explicit else None,
+            "last": need.last_stage_only,
+            "optional": need.optional,
+        }
+        for kind in sorted(present)
+        for need in KINDS[Kind(kind)].needs
+        if need.when(schedule) and not present.isdisjoint(need.kinds)
+    ]
+
+
+def _tracks(schedule: Schedule) -> dict[int, list[str]]:
+    """What streams are called on every rank, where that is not the same on all."""
+    title = STREAM_TITLES[Stream.COPY]
+    names = [
+        title if target is None else f"copies to rank {target}" for target in schedule.copy_targets
+    ]
+    return {Stream.COPY.value: names} if set(names) != {title} else {}
 
 
 def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
@@ -148,6 +184,7 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "wait": _idle(timeline, found, P2P, tick)[order],
         "queued": _ticks(queued(timeline), tick)[order],
         "level": _levels(timeline)[order],
+        "place": _narrow(np.diff(order - np.arange(len(order)), prepend=0)),
     }
     kept = {name: column for name, column in columns.items() if column.any()}
     raw = b"".join(_regrouped(column) for column in kept.values())
@@ -174,6 +211,9 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "tick": tick,
         "rounding": (0.5 if exact else 1.5) * tick,
         "counts": counts.tolist(),
+        "needs": _needs(schedule, set(styles["kind"])),
+        "shards": first_stages(schedule.placement).tolist() if schedule.vocabulary else [],
+        "tracks": _tracks(schedule),
         "palette": _palette(timeline, palette),
         "shades": words.shades_note(timeline),
         "styles": styles,
@@ -185,10 +225,10 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
 def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
     """Colour and text colour of every kind, for every shade: copies times chunks."""
     count = timeline.schedule.placement.copies * timeline.schedule.chunks
-    shades = {kind: 1 if kind == Kind.OPT else count for kind in Kind}
+    shades = {kind: 1 if kind in STEP_KINDS else count for kind in Kind}
     return [
         [[color, text_color(color)] for color in
-         (_color(palette, kind, index, shades[kind]) for index in range(shades[kind]))]
+         (palette.shade(kind, index, shades[kind]) for index in range(shades[kind]))]
         for kind in Kind
     ]  # fmt: skip
 
@@ -199,11 +239,8 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     kind = kinds_of(schedule.actions)
     rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
     row = np.where(computes(kind), rank, schedule.ranks + rank)
-    if kind.max(initial=0) <= Kind.OPT:
-        order = np.arange(len(kind))
-    else:
-        drawn = np.flatnonzero(computes(kind) | np.isin(kind, _STREAM_KINDS))
-        order = drawn[np.lexsort((timeline.start[drawn], row[drawn]))]
+    alone = bool(computes(kind).all())
+    order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 
 
@@ -216,7 +253,7 @@ def _styles(
     kind, stage, copy = kinds_of(actions), stages_of(actions), np.zeros(len(actions), np.int64)
     place, held_as = schedule.places_of(actions), kinds_of(timeline.memory.actions[order])
     if schedule.placement.copies > 1:
-        step = kind == Kind.OPT
+        step = np.isin(kind, STEP_KINDS)
         copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
     # Members of a group beyond the second share its lane.
     lane = np.minimum(pairs_of(actions), 2)
@@ -228,7 +265,7 @@ def _styles(
     )
     memory = timeline.memory
     chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
-    color = np.where(kind == Kind.OPT, 0, chunk)
+    color = np.where(np.isin(kind, STEP_KINDS), 0, chunk)
     unit = microbatches_of(actions[first])
     columns: dict[str, NDArray[Any]] = {
         "kind": kind, "lane": lane, "stage": stage, "copy": copy, "shade": color,
@@ -292,7 +329,11 @@ def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[A
     step[np.flatnonzero(np.diff(style[order], prepend=-1))] = 0
     found = np.empty_like(unit)
     found[order] = step
-    return found.astype(_narrowest(found, signed=True))
+    return _narrow(found)
+
+
+def _narrow(values: NDArray[np.int64]) -> NDArray[Any]:
+    return values.astype(_narrowest(values, signed=True))
 
 
 def _narrowest(values: NDArray[np.int64], *, signed: bool) -> str:

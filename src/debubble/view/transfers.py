@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import TRANSFER_KINDS, Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import kinds_of, microbatches_of, stages_of
+from debubble.core.kinds import KINDS, TRANSFER_KINDS, Kind
 from debubble.engine.timeline import Timeline
 
 
@@ -49,15 +50,15 @@ def transfers_of(timeline: Timeline) -> Transfers:
     if len(here):
         return Transfers(
             rank[here], timeline.start[here], timeline.end[here],
-            np.isin(kind[here], (Kind.RECV_F, Kind.RECV_B)),
-            np.isin(kind[here], (Kind.SEND_B, Kind.RECV_B)),
+            np.isin(kind[here], [other for other in TRANSFER_KINDS if KINDS[other].receives]),
+            np.isin(kind[here], [other for other in TRANSFER_KINDS if _moves(other)[1] < 0]),
             microbatches_of(schedule.actions[here]),
         )  # fmt: skip
     if not timeline.table.link.any():
         none, never = np.zeros(0, dtype=np.int64), np.zeros(0)
         return Transfers(none, never, never, none > 0, none > 0, none)
     unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
-    copy = np.where(np.isin(kind, _SENDING), schedule.copies_of(unit), 0)
+    copy = np.where(np.isin(kind, tuple(MOVED)), schedule.copies_of(unit), 0)
     link, there = links(timeline, kind, stage, copy)
     sent = np.flatnonzero(link > 0)
     begin = timeline.end[sent] + queued(timeline)[sent]
@@ -67,12 +68,23 @@ def transfers_of(timeline: Timeline) -> Transfers:
         twice([begin, begin]),
         twice([begin + link[sent], begin + link[sent]]),
         np.repeat([False, True], len(sent)),
-        np.tile(kind[sent] != Kind.F, 2),
+        np.tile(_STEPS[kind[sent]] < 0, 2),
         np.tile(unit[sent], 2),
     )
 
 
-_SENDING = (Kind.F, Kind.I, Kind.B)
+def _moves(kind: Kind) -> tuple[tuple[Kind, ...], int]:
+    """Whose results an end of a transfer moves, and by how many stages."""
+    spec = KINDS[kind]
+    send = spec if spec.sends else KINDS[spec.needs[0].kinds[0]]
+    assert send.other_end is not None
+    return send.needs[0].kinds, -KINDS[send.other_end].needs[0].stage
+
+
+MOVED = {moved: _moves(kind)[1] for kind in TRANSFER_KINDS for moved in _moves(kind)[0]}
+"""Kinds whose results go to another stage, and by how many stages."""
+
+_STEPS = np.array([MOVED.get(kind, 0) for kind in Kind])
 
 
 def links(
@@ -81,9 +93,9 @@ def links(
     """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
     placement = timeline.schedule.placement
     home = np.asarray(placement.table)
-    step = np.where(kind == Kind.F, 1, -1)
+    step = _STEPS[kind]
     target = stage + step
-    sends = np.isin(kind, _SENDING) & (target >= 0) & (target < placement.stages)
+    sends = (step != 0) & (target >= 0) & (target < placement.stages)
     stage = np.where(sends, stage, 0)
     target = np.where(sends, target, 0)
     here, there = home[copy, stage], home[copy, target]

@@ -17,7 +17,7 @@ from debubble.analysis.metrics import (
     slices_text,
     times_text,
 )
-from debubble.core.actions import Kind
+from debubble.core.kinds import KINDS, Kind
 from debubble.core.units import Scale, amount, percent, time
 from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
@@ -86,7 +86,8 @@ def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> S
 
 def letter(kind: Kind, index: int) -> str:
     """What stands for a kind where there are no colours; every second shade is lower case."""
-    return kind.name[0].lower() if index % 2 else kind.name[0]
+    found = KINDS[kind].letter
+    return found.lower() if index % 2 else found
 
 
 def shades_note(timeline: Timeline, letters: bool = False) -> str:

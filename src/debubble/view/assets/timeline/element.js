@@ -280,8 +280,8 @@ class DebubbleTimeline extends HTMLElement {
     const { runs, kinds, causes } = this.data, theme = this.theme, items = [];
     kinds.forEach((kind, index) => {
       // Transfers and copies that are actions are drawn in their own layer.
-      const drawn = kind.name === "S" || kind.name === "T" || index <= 5 || this.layers.p2p;
-      if (drawn && runs.some((run) => run.kindOf.includes(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
+      const drawn = kind.stream ? this.layers.p2p && !kind.receives : true;
+      if (drawn && runs.some((run) => run.shows(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
     });
     if (!this.layers.bubbles) items.push({ color: theme.idle, text: "idle" });
     else causes.forEach((cause, index) => {

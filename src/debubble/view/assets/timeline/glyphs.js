@@ -1,18 +1,18 @@
 // Letters of labels, drawn once: for each one its pixels that are not clear, and how dense they are.
 
-const GLYPHS = "0123456789.FIWBROPTS";
-
 class Glyphs {
-  constructor(scale, canvasWidth) {
+  /** `signs` are drawn beside digits. */
+  constructor(scale, canvasWidth, signs) {
+    const glyphs = [...new Set(`0123456789.${signs}`)];
     const size = Math.round(11 * scale), height = Math.round(size * 1.25), stride = size + 2;
     const sheet = document.createElement("canvas");
-    Object.assign(sheet, { width: stride * GLYPHS.length, height });
+    Object.assign(sheet, { width: stride * glyphs.length, height });
     const context = sheet.getContext("2d", { willReadFrequently: true });
     context.font = `500 ${size}px system-ui, "DejaVu Sans", sans-serif`;
     context.textBaseline = "middle";
-    [...GLYPHS].forEach((letter, index) => context.fillText(letter, index * stride + 1, height / 2 + scale * 0.5));
+    glyphs.forEach((letter, index) => context.fillText(letter, index * stride + 1, height / 2 + scale * 0.5));
     Object.assign(this, { height, stride, canvasWidth, letters: [], ramps: new Map() });
-    [...GLYPHS].forEach((letter, index) => {
+    glyphs.forEach((letter, index) => {
       const { data } = context.getImageData(index * stride, 0, stride, height), spots = [];
       for (let k = 0; k < stride * height; k++) if (data[4 * k + 3]) spots.push(k);
       this.letters[letter.charCodeAt(0)] = {
@@ -24,7 +24,7 @@ class Glyphs {
     });
   }
 
-  of(text, k) { return this.letters[text.charCodeAt(k)] ?? this.letters[79]; }
+  of(text, k) { return this.letters[text.charCodeAt(k)] ?? this.letters[48]; }
 
   measure(text) {
     let sum = 0;

@@ -5,13 +5,13 @@ const WHOLE = 0, UPPER = 1, LOWER = 2;
 const FILL = 0, DRAIN = 1, DATA = 2, P2P = 3, MEMORY = 4;
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, i1: Int8Array, i2: Int16Array, i4: Int32Array, f4: Float32Array };
 
-/** The payload as {runs, kinds, causes, limit, unit, memory}. */
+/** The payload as {runs, kinds, causes, limit, unit, memory}; `kinds` says all that is known here of kinds of actions. */
 async function decode(payload) {
-  if (payload.format !== 1) throw new Error(`this is format ${payload.format} of a timeline, not 1`);
+  if (payload.format !== 2) throw new Error(`this is format ${payload.format} of a timeline, not 2`);
   const runs = [];
   for (const meta of payload.timelines) {
     const columns = unpack(meta, await inflate(bytesOf(meta.data)));
-    runs.push(new Run(meta, columns, payload.kinds));
+    runs.push(new Run(meta, columns, payload));
   }
   const { kinds, causes, limit, time_unit: unit } = payload;
   const memory = { unit: payload.memory_unit, size: payload.memory_size };
@@ -37,7 +37,7 @@ async function inflate(bytes) {
 /** Columns by name; those that were left out are null. */
 function unpack(meta, raw) {
   const count = meta.counts.reduce((a, b) => a + b, 0);
-  const columns = { held: null, wait: null, queued: null, level: null, count };
+  const columns = { held: null, wait: null, queued: null, level: null, place: null, count };
   let at = 0;
   for (const [name, type] of meta.columns) {
     const size = Number(type[1]);
@@ -58,11 +58,11 @@ function unpack(meta, raw) {
 
 /** One simulated schedule. */
 class Run {
-  constructor(meta, columns, kinds) {
+  constructor(meta, columns, { kinds, stacked, streams }) {
     Object.assign(this, meta);
     delete this.data;
     const { count, style } = columns;
-    this.kinds = kinds;
+    Object.assign(this, { kinds, stacked, streams });
     this.count = count;
     this.style = style;
     this.slackTicks = columns.slack;
@@ -77,7 +77,9 @@ class Run {
     this.laneOf = Uint8Array.from(s.lane);
     this.durationOf = Float64Array.from(s.duration);
     this.linkOf = Float64Array.from(s.link);
-    this.shortest = s.duration.reduce((least, time, k) => (s.kind[k] < 5 && time > 0 ? Math.min(least, time) : least), Infinity);
+    this.stepOf = Uint8Array.from(s.kind, (kind) => !kinds[kind].stream && kinds[kind].counts === "iteration");
+    this.stepped = this.stepOf.includes(1);
+    this.shortest = s.duration.reduce((least, time, k) => (this.labelled(s.kind[k]) && !kinds[s.kind[k]].stream && time > 0 ? Math.min(least, time) : least), Infinity);
 
     this.offsets = new Uint32Array(2 * meta.ranks + 1);
     meta.counts.forEach((rows, row) => { this.offsets[row + 1] = this.offsets[row] + rows; });
@@ -89,13 +91,17 @@ class Run {
       this.start[i] = tick * meta.tick;
       this.unit[i] = last[style[i]] += columns.unit[i];
     }
+    if (columns.place) {
+      this.places = new Uint32Array(count);
+      for (let i = 0, place = -1; i < count; i++) this.places[i] = place += 1 + columns.place[i];
+    }
     this.#sum();
   }
 
   /** Running sums, and the memory during every action. */
   #sum() {
     const used = new Set(this.kindOf);
-    this.classes = [0, 4, 1, 3, 2, 5].filter((kind) => used.has(kind));
+    this.classes = this.stacked.filter((kind) => used.has(kind));
     this.classOf = Uint8Array.from(this.kindOf, (kind) => this.classes.indexOf(kind));
     const idle = this.classes.length, size = idle + 3;
     this.idleClass = idle; // data, then memory, then p2p
@@ -154,17 +160,40 @@ class Run {
   stage(i) { return this.styles.stage[this.style[i]]; }
   slack(i) { return this.slackTicks[i] * this.tick; }
   rank(i) { return this.rowOf(i) % this.ranks; }
-  actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.unit[i]}`; }
+  /** Where it stands in the schedule. */
+  place(i) { return this.places ? this.places[i] : i; }
+  get waits() { return (this.lookup ??= new Waits(this)); }
+
+  /** Whether there is anything of a kind to be seen. */
+  shows(kind) { return this.kindOf.some((other, s) => other === kind && (this.durationOf[s] > 0 || this.stepOf[s])); }
+
+  /** Whether actions of a kind are for a microbatch, or slice of one. */
+  labelled(kind) { return this.kinds[kind].counts === "microbatch"; }
+
+  /** What everything else calls an action: 0F3, 0F3.1 where there are slices. */
+  actionName(i) { return `${this.stage(i)}${this.kinds[this.kind(i)].name}${this.number(i)}`; }
+
+  /** Its microbatch, or microbatch.slice, where the first microbatch has a number; or what else it counts. */
+  number(i, first = 0) {
+    const unit = this.unit[i], { slices } = this;
+    return slices > 1 && this.labelled(this.kind(i)) ? `${Math.floor(unit / slices) + first}.${unit % slices}` : String(unit + first);
+  }
+
+  /** The action of a name, −1 for none. */
+  named(text) {
+    const [, stage, name, number, slice] = /^(\d+)([A-Z_]+)(\d+)(?:\.(\d+))?$/.exec(text) ?? [];
+    const kind = this.kinds.findIndex((one) => one.name === name);
+    if (kind < 0) return -1;
+    if (this.labelled(kind)) return this.waits.find([kind], Number(stage), slice ? number * this.slices + Number(slice) : Number(number));
+    for (let i = 0; i < this.count; i++) if (this.kind(i) === kind && this.stage(i) === Number(stage) && this.unit[i] === Number(number)) return i;
+    return -1;
+  }
 
   /** Which iteration an action belongs to. */
-  iterationOf(i) { return this.kind(i) === 5 ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
+  iterationOf(i) { return this.kinds[this.kind(i)].counts === "iteration" ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
 
   /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer step. */
-  label(i) {
-    if (this.kind(i) === 5) return "";
-    const unit = this.unit[i], { slices, first } = this;
-    return slices > 1 ? `${Math.floor(unit / slices) + first}.${(unit % slices) + first}` : String(unit + first);
-  }
+  label(i) { return this.labelled(this.kind(i)) ? this.number(i, this.first) : ""; }
 
   rowOf(i) {
     let low = 0, high = this.offsets.length - 1;
@@ -239,14 +268,13 @@ class Run {
     }
   }
 
-  /** Positions of the compute actions of a microbatch, rank by rank. */
+  /** Positions of the actions of a microbatch: work rank by rank, then transfers and copies. */
   ofUnit(unit) {
     if (!this.byUnit) {
-      // An optimizer step carries its iteration where others have their microbatch.
       const members = [];
       let most = 0;
-      for (let i = 0; i < this.offsets[this.ranks]; i++) {
-        if (this.kind(i) === 5) continue;
+      for (let i = 0; i < this.count; i++) {
+        if (!this.labelled(this.kind(i))) continue;
         members.push(i);
         if (this.unit[i] > most) most = this.unit[i];
       }
@@ -261,48 +289,14 @@ class Run {
     return this.byUnit.subarray(this.unitFrom[unit], this.unitFrom[unit + 1]);
   }
 
-  find(kinds, stage, unit) {
-    for (const i of this.ofUnit(unit)) {
-      if (this.stage(i) === stage && kinds.includes(this.kinds[this.kind(i)].name)) return i;
-    }
-    return -1;
-  }
+  /** The work among them. */
+  workOf(unit) { const last = this.offsets[this.ranks]; return this.ofUnit(unit).filter((i) => i < last); }
 
-  /** What an action needs: results of others, and its rank's previous action. */
-  needs(i) {
-    const [low] = this.row(this.rowOf(i));
-    const stage = this.stage(i), unit = this.unit[i], name = this.kinds[this.kind(i)].name;
-    const found = [];
-    if (name === "F" && stage > 0) found.push(this.find(["F"], stage - 1, unit));
-    if (name === "I" || name === "B") {
-      if (stage + 1 < this.stages) found.push(this.find(["I", "B"], stage + 1, unit));
-      found.push(this.find(["F"], stage, unit), this.find(["R"], stage, unit));
-    }
-    if (name === "R") found.push(this.find(["F"], stage, unit));
-    if (name === "W") found.push(this.find(["I"], stage, unit));
-    let before = i - 1;
-    if (this.laneOf[this.style[i]] === LOWER) before--;
-    if (before >= low) found.push(before);
-    return [...new Set(found.filter((j) => j >= 0))];
-  }
+  /** What an action waits for: results of others, and what has its turn before it. */
+  waitsFor(i) { return [...new Set([...this.waits.producers(i), ...this.waits.before(i)])]; }
 
-  /** The other way round: what needs an action. */
-  neededBy(i) {
-    const [, high] = this.row(this.rowOf(i));
-    const stage = this.stage(i), unit = this.unit[i], name = this.kinds[this.kind(i)].name;
-    const found = [];
-    if (name === "F") {
-      if (stage + 1 < this.stages) found.push(this.find(["F"], stage + 1, unit));
-      found.push(this.find(["R"], stage, unit), this.find(["I", "B"], stage, unit));
-    }
-    if (name === "R") found.push(this.find(["I", "B"], stage, unit));
-    if ((name === "I" || name === "B") && stage > 0) found.push(this.find(["I", "B"], stage - 1, unit));
-    if (name === "I") found.push(this.find(["W"], stage, unit));
-    let after = i + 1;
-    if (this.laneOf[this.style[i]] === UPPER) after++;
-    if (after < high) found.push(after);
-    return [...new Set(found.filter((j) => j >= 0))];
-  }
+  /** The other way round: what waits for an action. */
+  waitedForBy(i) { return [...new Set([...this.waits.consumers(i), ...this.waits.after(i)])]; }
 
   /** Transfers that a rank sends, in order of their start: {count, start, end, kind, busy, by}. */
   transfers(rank) {
@@ -314,7 +308,7 @@ class Run {
       const from = own ? first : low, members = new Uint32Array((own ? last : high) - from);
       let count = 0, sorted = true;
       for (let i = from; i < from + members.length; i++) {
-        if (lasts(i) < 0) continue;
+        if (lasts(i) < 0 || this.kinds[this.kind(i)].receives) continue;
         if (count && begins(members[count - 1]) > begins(i)) sorted = false;
         members[count++] = i;
       }

@@ -3,7 +3,11 @@
 const PERFETTO = "https://ui.perfetto.dev";
 const MOST_ARROWS = 200000;
 // Perfetto takes thread 0 for the one with the number of the process, a rank; no rank has the others' numbers.
-const THREADS = [0, 1000001, 1000002], THREAD_NAMES = ["compute", "compute, second half of a pair", "transfers"];
+const PAIRED = 1000001;
+/** Length of units; any other is shown as a millisecond. */
+const MICROSECONDS = { s: 1e6, sec: 1e6, ms: 1e3, us: 1, "µs": 1, "μs": 1, ns: 1e-3 };
+/** Microseconds of the shortest action from which on times are written in whole nanoseconds. */
+const LEAST = 0.1;
 
 function download(name, blob) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
@@ -89,7 +93,7 @@ async function savePng(host) {
 
 /** Trace events of a run, as pieces of bytes: slices, and while they are not too many, arrows and memory. */
 function traceOf(run, unit) {
-  const scale = { s: 1e6, ms: 1e3, us: 1, ns: 1e-3 }[unit] ?? 1e3;
+  const scale = MICROSECONDS[unit.trim().toLowerCase()] ?? 1e3;
   const encoder = new TextEncoder(), pieces = [];
   let lines = [];
   const add = (event) => {
@@ -97,34 +101,69 @@ function traceOf(run, unit) {
     if (lines.length >= 20000) { pieces.push(encoder.encode(lines.join(",\n") + ",\n")); lines = []; }
   };
   pieces.push(encoder.encode('{"displayTimeUnit":"ms","traceEvents":[\n'));
-  const about = (rank, thread, event, key, value) => add(`{"ph":"M","name":"${event}","pid":${rank},"tid":${thread},"args":{"${key}":${JSON.stringify(value)}}}`);
-  // Perfetto rounds starts and durations to nanoseconds, and of slices that then overlap it drops one.
-  const at = (time) => Math.round(time * scale * 1e3) / 1e3;
-  const threads = new Set(), laneOf = (i) => run.laneOf[run.style[i]];
+  const spans = new Spans(run, scale);
+  for (let rank = 0; rank < run.ranks; rank++) addTracks(run, rank, spans, add);
   for (let row = 0; row < 2 * run.ranks; row++) {
-    const [low, high] = run.row(row), rank = row % run.ranks;
-    if (row < run.ranks) {
-      about(rank, 0, "process_name", "name", `rank ${rank}`);
-      about(rank, 0, "process_sort_index", "sort_index", rank);
-    }
-    for (let i = low; i < high; i++) {
-      const lane = laneOf(i), thread = THREADS[row >= run.ranks ? 2 : lane === LOWER ? 1 : 0], next = lane === UPPER ? i + 2 : i + 1;
-      if (!threads.has(rank * 2e6 + thread)) {
-        threads.add(rank * 2e6 + thread);
-        about(rank, thread, "thread_name", "name", THREAD_NAMES[THREADS.indexOf(thread)]);
-        about(rank, thread, "thread_sort_index", "sort_index", thread);
-      }
-      const begin = at(run.start[i]), end = Math.min(at(run.end(i)), next < high ? at(run.start[next]) : Infinity);
-      add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${run.kinds[run.kind(i)].name}","pid":${rank},"tid":${thread},` +
-        `"ts":${begin.toFixed(3)},"dur":${Math.max(0, end - begin).toFixed(3)}}`);
-    }
+    const [low, high] = run.row(row);
+    for (let i = low; i < high; i++) addSlice(run, i, row % run.ranks, spans, add);
   }
   if (run.count <= MOST_ARROWS) {
-    for (let rank = 0; rank < run.ranks; rank++) addMemory(run, rank, at, add);
-    addArrows(run, at, (i) => THREADS[laneOf(i) === LOWER ? 1 : 0], add);
+    for (let rank = 0; rank < run.ranks; rank++) addMemory(run, rank, spans.at, add);
+    addArrows(run, spans, add);
   }
   pieces.push(encoder.encode(lines.join(",\n") + "\n]}\n"));
   return new Blob(pieces, { type: "application/json" });
+}
+
+/** Threads, starts and durations of all actions in microseconds. */
+class Spans {
+  constructor(run, scale) {
+    this.run = run;
+    // Perfetto rounds starts and durations to nanoseconds, and of slices that then overlap it drops one.
+    const whole = run.durationOf.every((time) => time <= 0 || time * scale >= LEAST);
+    this.at = whole ? (time) => Math.round(time * scale * 1e3) / 1e3 : (time) => time * scale;
+    this.begin = Float64Array.from(run.start, this.at);
+    this.length = new Float64Array(run.count);
+    this.threads = new Uint32Array(run.count);
+    this.used = Array.from({ length: run.ranks }, () => new Set([0]));
+    const last = new Map();
+    for (let row = 0; row < 2 * run.ranks; row++) {
+      const [low, high] = run.row(row);
+      last.clear();
+      for (let i = low; i < high; i++) {
+        const thread = this.#thread(i), before = last.get(thread), end = this.at(run.end(i));
+        if (whole && before !== undefined) this.length[before] = Math.min(this.length[before], this.begin[i] - this.begin[before]);
+        this.length[i] = end - this.begin[i];
+        last.set(thread, i);
+        this.used[row % run.ranks].add(thread);
+        this.threads[i] = thread;
+      }
+    }
+  }
+
+  /** Halves of a pair run at the same time and take a thread each, and so does every stream beside compute. */
+  #thread(i) {
+    const { run } = this, { stream } = run.kinds[run.kind(i)];
+    return stream ? PAIRED + stream : run.laneOf[run.style[i]] === LOWER ? PAIRED : 0;
+  }
+}
+
+function addTracks(run, rank, spans, add) {
+  const about = (thread, event, key, value) => add(`{"ph":"M","name":"${event}","pid":${rank},"tid":${thread},"args":{"${key}":${JSON.stringify(value)}}}`);
+  about(0, "process_name", "name", `rank ${rank}`);
+  about(0, "process_sort_index", "sort_index", rank);
+  for (const thread of [...spans.used[rank]].sort((a, b) => a - b)) {
+    const stream = Math.max(0, thread - PAIRED), name = run.tracks[stream]?.[rank] ?? run.streams[stream];
+    about(thread, "thread_name", "name", thread === PAIRED ? `${name}, second half of a pair` : name);
+    about(thread, "thread_sort_index", "sort_index", thread);
+  }
+}
+
+function addSlice(run, i, rank, spans, add) {
+  const kind = run.kinds[run.kind(i)].name, [microbatch, slice] = run.number(i).split(".");
+  add(`{"ph":"X","name":"${run.actionName(i)}","cat":"${kind}","pid":${rank},"tid":${spans.threads[i]},` +
+    `"ts":${spans.begin[i].toFixed(6)},"dur":${Math.max(0, spans.length[i]).toFixed(6)},` +
+    `"args":{"stage":${run.stage(i)},"kind":"${kind}","microbatch":${microbatch}${slice ? `,"slice":${slice}` : ""}}}`);
 }
 
 function addMemory(run, rank, at, add) {
@@ -140,25 +179,21 @@ function addMemory(run, rank, at, add) {
   }
 }
 
-/** An arrow from every result to where another rank uses it. */
-function addArrows(run, at, threadOf, add) {
+/** An arrow from every action to what waits for it on another rank, called after what it does. */
+function addArrows(run, { begin, length, threads }, add) {
   let number = 0;
-  for (let unit = 0; unit + 1 < (run.unitFrom?.length ?? 2); unit++) {
-    const ways = [new Map(), new Map()];
-    for (const i of run.ofUnit(unit)) {
-      const kind = run.kinds[run.kind(i)].name;
-      if (kind === "F") ways[0].set(run.stage(i), i);
-      else if (kind === "I" || kind === "B") ways[1].set(run.stage(i), i);
+  const lead = (j) => {
+    for (const i of run.waits.producers(j)) {
+      if (run.rank(i) === run.rank(j)) continue;
+      const both = `"name":${JSON.stringify(run.kinds[run.kind(i)].title)},"cat":"p2p","id":${number++}`;
+      // A flow belongs to the slice around its time: the producer's is not its end, where the next slice begins.
+      add(`{"ph":"s",${both},"pid":${run.rank(i)},"tid":${threads[i]},"ts":${(begin[i] + 0.999 * length[i]).toFixed(6)}}`);
+      add(`{"ph":"f","bp":"e",${both},"pid":${run.rank(j)},"tid":${threads[j]},"ts":${begin[j].toFixed(6)}}`);
     }
-    ways.forEach((way, backward) => way.forEach((i, stage) => {
-      const j = way.get(backward ? stage - 1 : stage + 1);
-      if (j === undefined || run.rank(i) === run.rank(j)) return;
-      const both = `"name":"${backward ? "backward" : "forward"}","cat":"p2p","id":${number++}`;
-      const leaves = at(run.start[i]) + 0.999 * (at(run.end(i)) - at(run.start[i]));
-      add(`{"ph":"s",${both},"pid":${run.rank(i)},"tid":${threadOf(i)},"ts":${leaves.toFixed(6)}}`);
-      add(`{"ph":"f","bp":"e",${both},"pid":${run.rank(j)},"tid":${threadOf(j)},"ts":${at(run.start[j]).toFixed(3)}}`);
-    }));
-  }
+  };
+  // Microbatch by microbatch, as actions are looked up.
+  for (let unit = 0; unit < run.period * run.iterations; unit++) run.ofUnit(unit).forEach(lead);
+  for (let j = 0; j < run.count; j++) if (!run.labelled(run.kind(j))) lead(j);
 }
 
 /** Open a trace in ui.perfetto.dev: it answers a ping when it can take one. */

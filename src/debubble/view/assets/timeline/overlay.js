@@ -59,35 +59,27 @@ Object.assign(DebubbleTimeline.prototype, {
     context.strokeRect(x, y, wide, tall);
   },
 
-  /** Dim everything but the actions of a microbatch, and join them in the order in which they run. */
+  /** Dim everything but the work for a microbatch, and join what waits for each other. */
   lightWay(context, panel, i, dim) {
     const { view, palette } = this, { run } = panel;
-    if (run.kind(i) >= 5) { this.outline(context, panel, i, palette.ink, 2); return; }
-    const members = [...run.ofUnit(run.unit[i])].sort((a, b) => run.start[a] - run.start[b]);
+    if (!run.labelled(run.kind(i))) { this.outline(context, panel, i, palette.ink, 2); return; }
+    const members = run.workOf(run.unit[i]);
     context.globalAlpha = dim;
     context.fillStyle = palette.paper;
     context.fillRect(view.left, panel.y - view.scroll, view.plot, panel.height);
     context.globalAlpha = 1;
-    const chain = members.filter((j) => run.kinds[run.kind(j)].name !== "W" && run.kinds[run.kind(j)].name !== "R");
     context.strokeStyle = palette.ink;
     context.lineWidth = 1;
     context.font = '500 11px system-ui, "DejaVu Sans", sans-serif';
     context.textAlign = "center";
-    context.beginPath();
-    chain.forEach((j, k) => {
-      const [x, y, wide, tall] = this.boxOf(panel, j);
-      if (k) context.lineTo(x, y + tall / 2); else context.moveTo(x, y + tall / 2);
-      context.lineTo(x + wide, y + tall / 2);
-    });
-    context.stroke();
-    context.setLineDash([3, 3]);
-    for (const j of members.filter((w) => run.kinds[run.kind(w)].name === "W")) {
-      const before = chain.find((k) => run.stage(k) === run.stage(j) && run.kinds[run.kind(k)].name === "I");
-      if (before === undefined) continue;
-      const [x, y, wide, tall] = this.boxOf(panel, before), [to] = this.boxOf(panel, j);
+    for (const j of members) {
+      const line = run.waits.way(j);
+      if (!line) continue;
+      const [x, y, wide, tall] = this.boxOf(panel, line.from), [to, level, , high] = this.boxOf(panel, j);
+      context.setLineDash(line.dashed ? [3, 3] : []);
       context.beginPath();
       context.moveTo(x + wide, y + tall / 2);
-      context.lineTo(to, y + tall / 2);
+      context.lineTo(to, level + high / 2);
       context.stroke();
     }
     context.setLineDash([]);
@@ -99,7 +91,7 @@ Object.assign(DebubbleTimeline.prototype, {
       context.strokeRect(x, y, wide, tall);
       if (wide < 6.2 * run.label(j).length + 4 || tall < 11) continue;
       context.fillStyle = run.palette[run.kindOf[s]][run.styles.shade[s]][1];
-      context.fillText(wide < 34 ? run.label(j) : `${run.kinds[run.kindOf[s]].name}${run.label(j)}`, x + wide / 2, y + tall / 2 + 4);
+      context.fillText(wide < 34 ? run.label(j) : `${run.kinds[run.kindOf[s]].letter}${run.label(j)}`, x + wide / 2, y + tall / 2 + 4);
     }
   },
 });

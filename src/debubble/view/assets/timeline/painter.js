@@ -6,9 +6,7 @@ class Painter {
   constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
-    this.before = new Float64Array(16);
-    this.after = new Float64Array(16);
-    this.tones = new Uint32Array(16);
+    this.before = this.after = this.tones = new Uint32Array(0);
     this.gaps = { count: 0, from: [], to: [], cause: [] };
   }
 
@@ -73,6 +71,11 @@ class Painter {
     this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
     this.band = run.iterations > 1 && box.bar >= 10 * scale ? Math.round(2.5 * scale) : 0;
     const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
+    if (this.tones.length < run.width) {
+      this.before = new Float64Array(run.width);
+      this.after = new Float64Array(run.width);
+      this.tones = new Uint32Array(run.width);
+    }
     this.tones.set([...this.colors(run).classes, ...gaps]);
   }
 
@@ -89,7 +92,7 @@ class Painter {
     else this.#near(i, low, high);
     strip.copy(pixels, width, height, span.left, y, this.paper);
     this.#patterns(y);
-    if (crowd < 1 && run.classes.includes(5)) this.#steps(Math.max(i, low), last, y);
+    if (crowd < 1 && run.stepped) this.#steps(Math.max(i, low), last, y);
     if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
     y += box.bar + this.scale;
     if (box.p2p) {
@@ -294,7 +297,7 @@ class Painter {
     const { run, scale, pixels, box: { bar }, image: { width, height }, span: { from, perPixel, left, right } } = this;
     const wide = Math.round(STEP_WIDE * scale), tone = run.colors.fill;
     for (; i <= last; i++) {
-      if (run.kind(i) !== 5 || run.duration(i) / perPixel >= wide) continue;
+      if (!run.stepOf[run.style[i]] || run.duration(i) / perPixel >= wide) continue;
       const end = left + Math.round((run.end(i) - from) / perPixel), begin = Math.max(left, end - wide), past = Math.min(right, Math.max(end, begin + 1));
       if (end < left || begin >= right) continue;
       for (let line = Math.max(0, y - 1); line < Math.min(height, y + bar + 1); line++) pixels.fill(tone[run.style[i]], line * width + begin, line * width + past);
@@ -305,9 +308,10 @@ class Painter {
   #labels(i, last, y) {
     const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
     const { start, style, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
-    const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width));
+    const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width, run.kinds.map((kind) => (kind.letter ? kind.name : "")).join("")));
     const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
-    const longest = glyphs.measure(`W${"0".repeat(String(run.period * run.iterations - 1 + run.first).length)}`) + 6 * scale, least = 14 * scale;
+    const widest = Math.max(...run.kinds.map(({ letter }) => glyphs.measure(letter)));
+    const longest = widest + glyphs.measure("0".repeat(String(run.period * run.iterations - 1 + run.first).length)) + 6 * scale, least = 14 * scale;
     // A letter on some and none on others of a schedule would read as a difference between them.
     const letters = longest <= run.shortest / perPixel;
     for (; i <= last; i++) {
@@ -317,7 +321,7 @@ class Painter {
       if (lane && bar < 22 * scale) continue;
       const x0 = left + (start[i] - from) / perPixel;
       let text = run.label(i);
-      if (letters) text = run.kinds[kindOf[s]].name + text;
+      if (letters) text = text ? run.kinds[kindOf[s]].letter + text : run.kinds[kindOf[s]].name;
       const span = glyphs.measure(text);
       if (!text || span + 3 * scale > room) continue;
       const height = lane ? bar / 2 : bar;

@@ -113,9 +113,9 @@ Object.assign(DebubbleTimeline.prototype, {
 
   /** The actions that the search text names: schedule by schedule, in order of time. */
   matches(text) {
-    const wanted = /^\s*(?:([rms])\s*(\d+)|(\d*)\s*([a-z_]*)\s*(\d*))\s*$/i.exec(text);
+    const wanted = /^\s*(?:([rms])\s*(\d+)|(\d*)\s*([a-z_]*)\s*(\d*)(?:\.(\d+))?)\s*$/i.exec(text);
     if (!text.trim() || !wanted) return [];
-    const [, field, value, stage, kind, unit] = wanted, found = [];
+    const [, field, value, stage, kind, unit, slice] = wanted, found = [];
     if (!field && stage && !kind && !unit) return this.matches(`m${stage}`);
     this.data.runs.forEach((run, panel) => {
       const kindIndex = kind ? run.kinds.findIndex((k) => k.name === kind.toUpperCase()) : -1;
@@ -126,7 +126,10 @@ Object.assign(DebubbleTimeline.prototype, {
       const consider = (i) => {
         if ((level < 0 || run.stage(i) === level) && (kindIndex < 0 || run.kind(i) === kindIndex)) found.push({ panel, index: i });
       };
-      if (number >= 0 && kindIndex !== 5) run.ofUnit(number).forEach(consider);
+      if (number >= 0 && (kindIndex < 0 || run.labelled(kindIndex))) {
+        const members = (u) => (kindIndex < 0 ? run.workOf(u) : run.ofUnit(u)), { slices } = run;
+        for (let part = slice ? Number(slice) : 0; part < (slice ? Number(slice) + 1 : slices); part++) if (part < slices) members(number * slices + part).forEach(consider);
+      }
       else {
         const [low, high] = rank >= 0 ? (rank < run.ranks ? run.row(rank) : [0, 0]) : [0, run.count];
         for (let i = low; i < high; i++) if (number < 0 || run.unit[i] === number) consider(i);
@@ -186,11 +189,12 @@ Object.assign(DebubbleTimeline.prototype, {
     return this.fields(`${run.actionName(i)} on rank ${rank}${this.data.runs.length > 1 ? ` of ${run.name}` : ""}`, [
       ["kind", `${kind.name}, ${kind.title}`], ["stage", String(run.stage(i))],
       run.copies > 1 && ["copy", String(run.styles.copy[run.style[i]])],
-      [run.kind(i) === 5 ? "iteration" : run.slices > 1 ? "slice" : "microbatch", String(run.unit[i])],
+      kind.counts && [kind.counts, run.number(i).split(".")[0]],
+      run.number(i).includes(".") && ["slice", run.number(i).split(".")[1]],
       ["start", this.time(run.start[i])], ["end", this.time(run.end(i))], ["duration", this.time(run.duration(i))],
       ["slack", `${this.time(run.slack(i))}${run.critical[i] ? ", on the critical path" : ""}`],
       ["idle before", waited || "no"],
-      ["waits for", listed(run.needs(i))], ["waited for by", listed(run.neededBy(i))],
+      ["waits for", listed(run.waitsFor(i))], ["waited for by", listed(run.waitedForBy(i))],
       ["memory", `${this.amount(run.level[i])} while it runs`],
     ]);
   },
@@ -239,9 +243,8 @@ Object.defineProperty(DebubbleTimeline.prototype, "state", {
     }
     const [, from, to] = /^(-?[\d.e-]+)_(-?[\d.e-]+)$/.exec(values.get("t") ?? "") ?? [];
     if (Number(to) > Number(from)) view.show(from * view.total, to * view.total);
-    const [, panel, stage, kind, unit] = /^(\d+)\.(\d+)([A-Z_]+)(\d+)$/.exec(values.get("a") ?? "") ?? [];
-    const run = this.data.runs[panel];
-    const index = run ? run.find([kind], Number(stage), Number(unit)) : -1;
+    const [, panel, name] = /^(\d+)\.(.+)$/.exec(values.get("a") ?? "") ?? [];
+    const index = this.data.runs[panel]?.named(name) ?? -1;
     if (index >= 0) view.selected = { panel: Number(panel), index };
     this.showDetails();
     this.draw();

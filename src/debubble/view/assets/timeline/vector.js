@@ -90,7 +90,7 @@ class VectorRow {
     for (let i = first; i < high && run.start[i] <= this.to; i++) {
       const s = run.style[i], kind = run.kinds[run.kindOf[s]], [fill, ink] = run.palette[run.kindOf[s]][run.styles.shade[s]];
       const lane = run.laneOf[s], top = lane === LOWER ? bar / 2 : 0, tall = lane ? bar / 2 : bar, start = run.start[i], end = run.end(i);
-      if (run.kindOf[s] === 5 && view.x(run, end) - view.x(run, start) < STEP_WIDE) {
+      if (run.stepOf[s] && view.x(run, end) - view.x(run, start) < STEP_WIDE) {
         const x = view.x(run, end);
         if (x >= view.left && x <= view.left + view.plot) Shapes.put(into.over.rects, fill, [x - STEP_WIDE, this.y - 1, STEP_WIDE, bar + 2]);
         continue;
