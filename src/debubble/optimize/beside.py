@@ -43,7 +43,7 @@ def beside(
 
     schedule = found if isinstance(found, Schedule) else found.schedule
     same_model = costs.basis == "rank" and costs.chunks is None
-    limit = None if memory is None else float(np.min(memory))
+    limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
     items: list[Schedule | Timeline] = [found]
     for entry in entries().values():
         chunks = entry.chunks or schedule.chunks

@@ -53,8 +53,6 @@ LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
 }  # fmt: skip
 MAX_ACTIONS = 200_000_000
-MADE_FOR = "costs"
-"""Key under which a schedule remembers the costs it was made for."""
 
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """What closed forms say about time."""
@@ -249,7 +247,7 @@ def make(
         ("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks),
         ("iterations", iterations), ("slices", options.get("slices")),
     ):  # fmt: skip
-        if value is not None:
+        if value is not None or key in ("ranks", "microbatches"):
             _check_count(key, value)
     memory_limits(memory, ranks)
     check_costs(costs)
@@ -346,7 +344,8 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
         ]
     shown = {option.name: getattr(case, option.name) for option in entry.options}
     if "memory" in entry.parameters and case.memory is not None:
-        shown["memory"] = case.memory
+        # Plain numbers: files hold them, and formulas compare them with peaks.
+        shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
     fields = {key: value(case) if callable(value) else value for key, value in entry.fields.items()}
     return Schedule.from_programs(
         entry.name,
