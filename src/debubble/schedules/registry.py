@@ -235,9 +235,7 @@ def make(
     entry = find(name)
     known = {option.name: option for option in entry.options}
     for key, value in options.items():
-        if key in known:
-            _check_type(known[key], value)
-        else:
+        if key not in known:
             hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
             raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
     for option in entry.options:
@@ -314,20 +312,6 @@ def _check_count(name: str, value: Any) -> None:
         raise ParameterError(f"{name} is {value!r}; give a whole number")
     if not 1 <= value <= LIMITS[name]:
         raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
-
-
-_TYPES: dict[str, Any] = {"int": (int, np.integer), "float": (int, float, np.number), "str": str,
-          "bool": (bool, np.bool_), "None": type(None)}  # fmt: skip
-
-
-def _check_type(option: Option, value: Any) -> None:
-    """Refuse a value of another type than an option declares, where that is a plain one."""
-    names = [name.strip() for name in option.type.split("|")]
-    if not set(names) <= set(_TYPES):
-        return
-    truth = isinstance(value, bool) and "bool" not in names
-    if truth or not any(isinstance(value, _TYPES[name]) for name in names):
-        raise ParameterError(f"{option.name} is {value!r}; it takes {' or '.join(names)}")
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
