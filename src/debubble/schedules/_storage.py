@@ -188,4 +188,4 @@ def stored_less(
     best = min(found, key=lambda candidate: candidate[0])[1]
     # The limit that was asked for, not the one that left room for copies.
     asked = np.asarray(memory, dtype=np.float64).tolist()
-    return replace(best, options=best.options | {"memory": asked})
+    return replace(best, options={**best.options, "memory": asked})

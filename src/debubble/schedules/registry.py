@@ -234,7 +234,7 @@ def make(
     """
     entry = find(name)
     known = {option.name: option for option in entry.options}
-    for key, value in options.items():
+    for key in options:
         if key not in known:
             hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
             raise ParameterError(f"unknown option '{key}' of schedule '{entry.name}'; {hint}")
