@@ -57,9 +57,9 @@ format: $(VENV)/.dev  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-MINUTES ?= 10
 fuzz: $(VENV)/.dev  ## random inputs against independent judges: make fuzz MINUTES=60
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
 figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/figures
 	$(BIN)/python docs/figures/draw.py
 

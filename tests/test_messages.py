@@ -67,11 +67,11 @@ def test_files_that_are_no_schedules_say_what_they_are(tmp_path: Path) -> None:
     assert CliRunner().invoke(
         app, f"export 1f1b -p 2 -m 2 --to chrome-trace -o {trace}".split()
     ).exit_code == 0  # fmt: skip
-    wanted = f"{trace} is a trace, not a schedule; open it in 'debubble serve' or in ui.perfetto"
-    assert refused("draw", trace).startswith(wanted)
+    wanted = f"{trace} is a trace, not a schedule; 'debubble draw' and 'debubble serve' show it"
+    assert refused("simulate", trace).startswith(wanted)
     trace.write_text(json.dumps([{"ph": "X", "name": "0F0"}]))
-    assert refused("draw", trace).startswith(wanted)
-    assert "is a trace, not a schedule" in refused("draw", "run.json.gz")
+    assert refused("simulate", trace).startswith(wanted)
+    assert "is a trace, not a schedule" in refused("check", "run.json.gz")
     costs = tmp_path / "costs.json"
     costs.write_text('{"times": {"F": 1}}')
     for path in (costs, "costs.yaml", "costs.toml"):
@@ -94,10 +94,13 @@ def test_files_that_are_no_schedules_say_what_they_are(tmp_path: Path) -> None:
         ("optimize -p 2 -m 2 --workers -1", "--workers is '-1'; give a whole number from 1 to 256"),
         ("optimize -p 2 -m 2 --workers 0", "--workers is '0'; give a whole number from 1 to 256"),
         ("optimize -p 2 -m 2 --effort 1_0", "--effort is '1_0'; it is a positive number"),
-        ("export 1f1b -p 2 -m 2 --to json -o x.csv", "-o 'x.csv': --to json writes .json"),
+        (
+            "export 1f1b -p 2 -m 2 --to json -o x.csv",
+            "-o 'x.csv' would be read as torch-csv, and --to is json; name it x.json",
+        ),
         (
             "export 1f1b -p 2 -m 2 --to torch-csv -o x.json",
-            "-o 'x.json': --to torch-csv writes .csv",
+            "-o 'x.json' would be read as json, and --to is torch-csv; name it x.csv",
         ),
         ("run 1f1b -p 2 -m 2 --sleep 1e9", "--sleep is '1e9'; give a number of milliseconds above"),
         ("run 1f1b -p 2 -m 2 --timeout 1e6", "--timeout is '1e6'; give a number of seconds above"),
@@ -139,7 +142,7 @@ SIZES: dict[str, Any] = {"ranks": 2, "microbatches": 4}
         (lambda: db.make("zb-v", **SIZES, objective=3), "option objective is 3; give a value of"),
         (lambda: db.make("vpp", **SIZES, group_size="4"), "option group_size is '4'; give a value"),
         (lambda: db.make("vpp", **SIZES, group_size=[4]), r"option group_size is \[4\]; give a v"),
-        (lambda: db.make(3, **SIZES), "unknown schedule '3'; "),  # type: ignore[arg-type]
+        (lambda: db.make(3, **SIZES), "name is 3; give a text"),  # type: ignore[arg-type]
         (lambda: db.check(ONE, memory="x"), "memory is 'x'; give a positive number"),  # type: ignore[arg-type]
         (lambda: db.check(ONE, p2p_mode=3), "p2p mode '3'; known: "),  # type: ignore[arg-type]
         (lambda: db.check("1f1b"), "schedule is '1f1b'; give a Schedule"),  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def test_commands_run_in_order(
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
         "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html",
-        "zbv.csv", "run.json.gz",
+        "zbv.csv", "run.json.gz", "actions.csv", "column.pdf", "run.png",
     }  # fmt: skip
 
 

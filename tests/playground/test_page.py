@@ -399,3 +399,33 @@ def test_ideas_are_read_as_text_and_figure(page):
     assert "::" not in text
     assert "Parameters" not in text
     assert "F0" in first.locator("pre").first.inner_text()
+
+
+def test_costs_per_action_of_different_models_have_no_ratio(page):
+    page.get_by_label("per action").check()
+    settle(page, "document.getElementById('headline').textContent.includes('so none is fastest')")
+    assert page.locator("#numbers tbody tr td:nth-child(3)").all_inner_texts() == ["–"] * 4
+
+
+def test_a_cost_file_with_a_limit_per_rank_fills_the_field_as_one_types_it(page):
+    text = (
+        "{ranks: 4, microbatches: 8, times: {F: {default: 1, 2: 1.5}, B: 2, O: [3, 3, 3, 3]},"
+        " memory: {unit: bytes, activation: 1048576, limit: [4194304, 4194304, 3145728, 3145728]}}"
+    )
+    upload(page, "mine.yaml", text)
+    settle(page, "document.getElementById('headline').textContent.includes('4/4/3/3 MiB')")
+    assert page.locator("#memory").input_value() == "4194304/4194304/3145728/3145728"
+    assert "1 MiB" in page.locator("#costs").inner_text()
+    # The field of O is hidden behind the file: what is wrong stands above the timelines.
+    assert "O has 4 values for 8 stages" in page.locator("#problems").inner_text()
+
+
+def test_an_order_that_cannot_run_changes_nothing(page):
+    settle(page, "document.querySelectorAll('#numbers tbody tr').length === 4")
+    upload(page, "bad.csv", "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1F1,1B0,1B1\n")
+    settle(page, "document.querySelector('#problems .problem')")
+    assert "0F1 (rank 0) runs together with 0B0" in page.locator("#problems").inner_text()
+    assert (page.locator("#ranks").input_value(), len(runs(page))) == ("4", 4)
+    page.locator("#microbatches").fill("6")
+    settle(page, f"{HOST}.data.runs.every(run => run.microbatches === 6)")
+    assert "bad.csv" not in page.locator("#controls").inner_text()

@@ -27,7 +27,7 @@ def test_every_entry_explains_itself(entry: registry.Entry) -> None:
     assert len(entry.text) > 100
     assert entry.forms
     for form in entry.forms:
-        assert form.quantity in {"makespan", "stage_time", "peak_activation"}
+        assert form.quantity in {"makespan", "stage_time", "bubble_time", "peak_activation"}
         assert form.accuracy in {"exact", "upper bound", "lower bound", "approximation"}
 
 

@@ -247,3 +247,26 @@ def test_drawing_loads_neither_rich_nor_matplotlib():
 )
 def test_steps_of_an_axis_are_round(least, step):
     assert nice_step(least) == pytest.approx(step)
+
+
+def test_transfers_that_are_actions_have_rows_of_their_own() -> None:
+    from debubble.lowering.chain import lower
+
+    made = lower(db.make("1f1b", ranks=2, microbatches=3), transfers="eager")
+    lines = draw(db.simulate(made, db.Costs(F=1, B=2)), width=60, color=False).splitlines()
+    rows = {line.split("│")[0].strip(): line.split("│")[1].split() for line in lines if "│" in line}
+    # The last line of a name is that of rank 1, which sends gradients and receives activations.
+    assert rows["send"] == ["<0", "<1", "<2"]
+    assert rows["recv"] == [">0", ">1", ">2"]
+    first = next(line.split("│")[1].split() for line in lines if "send │" in line)
+    assert first == [">0", ">1", ">2"]
+    assert any(line.startswith("send, recv: ") for line in lines)
+
+
+def test_transfers_without_room_are_left_out_and_named() -> None:
+    from debubble.lowering.chain import lower
+
+    made = lower(db.make("1f1b", ranks=8, microbatches=64), transfers="eager")
+    text = draw(db.simulate(made), width=60, color=False)
+    assert "transfers have no room here" in text
+    assert "send │" not in text

@@ -118,6 +118,10 @@ def compare(
     [('1f1b', 33.0, 4.0, True), ('gpipe', 33.0, 8.0, False)]
     """
     check_costs(costs)
+    if options is not None and not isinstance(options, Mapping):
+        raise ParameterError(f"options is {options!r}; give a dict of options and values")
+    if progress is not None and not callable(progress):
+        raise ParameterError(f"progress is {progress!r}; give a function")
     if costs is None:
         costs = DEFAULT_COSTS
     costs = replace(

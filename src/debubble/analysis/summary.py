@@ -23,7 +23,7 @@ from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules._formula import legend
 from debubble.schedules._nearest import NearestForm, nearest_forms
-from debubble.schedules.registry import TIME_QUANTITIES, FormValue, closed_forms
+from debubble.schedules.registry import TIME_QUANTITIES, FormValue, closed_forms, entries
 
 LISTED_RANKS = 16
 """Ranks up to which a text report has a line for each."""
@@ -173,8 +173,12 @@ def heading(schedule: Schedule) -> str:
         kept = f"{max(versions)} weight versions"
         parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
     parts.append(_count(len(schedule), "action"))
+    entry = entries().get(schedule.name)
+    usual = {option.name: option.default for option in entry.options} if entry else {}
     options = ", ".join(
-        f"{key} {value}" for key, value in schedule.options.items() if key != "slices"
+        f"{key} {'/'.join(map(number, value)) if isinstance(value, list) else value}"
+        for key, value in schedule.options.items()
+        if key != "slices" and (key not in usual or value != usual[key])
     )
     return f"{schedule.name}: {', '.join(parts)}{f' · {options}' if options else ''}"
 

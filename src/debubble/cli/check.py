@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from debubble.analysis.layout import line_width, wrap
 from debubble.analysis.metrics import MODES, memory_text
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, ScheduleName, Setup, with_setup
@@ -36,8 +37,8 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         )
     else:
         print(report)
-        print(f"p2p: {_transfers(inputs.mode)}")
-        print(f"memory: {memory_text(inputs.costs, made)}")
+        lines = [f"p2p: {_transfers(inputs.mode)}", f"memory: {memory_text(inputs.costs, made)}"]
+        print("\n".join(line for text in lines for line in wrap(text, line_width(), 2)))
     if not report.ok:
         raise typer.Exit(PROBLEMS)
 

@@ -75,6 +75,7 @@ def _summarise(path: str, as_json: bool) -> None:
         given = {key: value for key, value in (labels | sizes).items() if value}
         print_json(given | data)
         return
+    # It stands behind every amount.
     data["memory"].pop("unit", None)
     rows = [("name", file.name), ("source", file.source)]
     rows += [("sizes", ", ".join(f"{size:,} {key}" for key, size in sizes.items() if size))]
@@ -106,21 +107,24 @@ def _values(values: dict[str, Any], unit: str) -> str:
             measured = not spec.share
         else:
             measured = spec.timed
-        texts.append(f"{name} {_value(value)}{f' {unit}' if unit and measured else ''}")
+        texts.append(f"{name} {_value(value, unit if measured else '')}")
     return ", ".join(texts)
 
 
-def _value(value: Any) -> str:
-    from debubble.core.units import number
+def _value(value: Any, unit: str) -> str:
+    """One cost; bytes as MiB or GiB."""
+    from debubble.core.units import amount, memory_scale
 
     if isinstance(value, dict):
-        return " ".join(f"{key}: {_value(item)}" for key, item in value.items())
-    if isinstance(value, list):
-        flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
-        if isinstance(value[0], list) or len(value) > 16:
-            return f"{number(min(flat))} to {number(max(flat))}"
-        return "/".join(map(_value, value))
-    return number(value)
+        return " ".join(f"{key}: {_value(item, unit)}" for key, item in value.items())
+    if not isinstance(value, list | tuple):
+        return value if isinstance(value, str) else amount(value, unit)
+    flat = [item for row in value for item in (row if isinstance(row, list | tuple) else [row])]
+    scale = memory_scale(unit, max(flat))
+    matrix = isinstance(value[0], list | tuple)
+    shown = (min(flat), max(flat)) if matrix or len(value) > 16 else flat
+    joint = " to " if len(shown) < len(flat) else "/"
+    return f"{joint.join(map(scale.text, shown))} {scale.unit}".rstrip()
 
 
 def _explain(as_json: bool) -> None:

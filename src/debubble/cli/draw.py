@@ -52,13 +52,13 @@ def draw(
             step(f"simulating {name}, {len(made):,} actions")
             timelines.append(inputs.simulate(made, name, late=late))
         step("drawing")
+        unit = units.pop() if len(units) == 1 else ""
         if output is not None:
             from debubble.view.files import save
 
             # Text has no lines to draw a limit with.
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
-            unit = units.pop() if len(units) == 1 else ""
             save(timelines, output, time_unit=unit, **marks, **picture)
     if output is not None:
         note(f"wrote {output}")
@@ -68,7 +68,7 @@ def draw(
     for index, timeline in enumerate(timelines):
         if index:
             print()
-        print_timeline(timeline, time_unit=inputs.time_unit)
+        print_timeline(timeline, time_unit=unit)
 
 
 app = command(

@@ -172,7 +172,7 @@ class Setup:
         return Inputs(
             ranks=_whole("-p", self.ranks),
             microbatches=_whole("-m", self.microbatches),
-            chunks=_whole("-v", self.chunks),
+            chunks=self._chunks(),
             iterations=_whole("--iterations", self.iterations),
             costs=costs,
             sync=self.sync,
@@ -186,6 +186,13 @@ class Setup:
             pairs=tuple(pairs),
             file=file,
         )
+
+    def _chunks(self) -> int | None:
+        if self.chunks is not None and "," in self.chunks:
+            raise ParameterError(
+                f"-v is '{self.chunks}'; several numbers are for 'debubble compare'; give one here"
+            )
+        return _whole("-v", self.chunks)
 
     def _place(self) -> RecomputeAt | None:
         if self.recompute_at is None:

@@ -36,8 +36,8 @@ def with_picture(function: Callable[..., None]) -> Callable[..., None]:
         for spec in choices():
             typed = values.pop(_typed_name(spec))
             if typed not in (None, False):
-                # A switch that is typed turns its default round.
-                given[spec.name] = not spec.default if typed is True else typed
+                # A switch that is typed says so by its name: --no-… turns off.
+                given[spec.name] = _typed_name(spec) == spec.name if typed is True else typed
         if values.pop(_NO_TITLE):
             if "title" in given:
                 raise ParameterError("--title and --no-title exclude each other; use one of them")

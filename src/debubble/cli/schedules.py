@@ -13,7 +13,7 @@ from debubble.analysis.metrics import parameter_copies
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import print_json
-from debubble.core.errors import DebubbleError
+from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.units import number, percent
 from debubble.schedules import registry
 from debubble.schedules._formula import legend
@@ -51,6 +51,13 @@ def schedules(
         else:
             print(overview(found, None if wide else line_width()))
         return
+    from debubble.interchange.files import is_foreign
+
+    if is_foreign(name):
+        raise ParameterError(
+            f"'{name}' is a function of your own or a file, which has no explanation; 'debubble "
+            f"simulate {name}' says what it takes"
+        )
     entry = registry.find(name)
     if as_json:
         print_json(describe(entry))

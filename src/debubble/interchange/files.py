@@ -22,6 +22,8 @@ from debubble.schedules.registry import Entry, Option
 # Formats are imported where they are needed: most commands name a registered schedule.
 
 ENDINGS = (".csv", ".json")
+COST_ENDINGS = (".yaml", ".yml", ".toml")
+TRACE_ENDING = ".json.gz"
 CHANGED = " (changed)"
 """What the name of a registered schedule gets when a file has it with another order."""
 
@@ -118,8 +120,16 @@ def is_function(target: str) -> bool:
 
 
 def is_foreign(target: str) -> bool:
-    """Whether a text names a schedule that is not registered: a file, a function, PyTorch's."""
-    return is_file_name(target) or is_function(target) or torch_builtin.is_builtin(target)
+    """Whether a text names no registered schedule but a file, a function, or one of PyTorch's.
+
+    Cost files and traces are among files, so that :func:`resolve` says what they are.
+    """
+    return (
+        is_file_name(target)
+        or is_function(target)
+        or torch_builtin.is_builtin(target)
+        or target.lower().endswith((*COST_ENDINGS, TRACE_ENDING))
+    )
 
 
 def _check_ending(path: str | Path) -> None:
@@ -228,12 +238,12 @@ def resolve(
 def _refuse_other_files(target: str) -> None:
     """Say what to do with a file that is no schedule."""
     name = target.lower()
-    if name.endswith((".yaml", ".yml", ".toml")):
+    if name.endswith(COST_ENDINGS):
         raise ParameterError(
             f"'{target}' is a cost file, not a schedule; name a schedule, and give it as --costs "
             f"{target}"
         )
-    if name.endswith(".json.gz"):
+    if name.endswith(TRACE_ENDING):
         raise ParameterError(f"'{target}' is {A_TRACE}")
 
 
@@ -262,7 +272,7 @@ def _agree(key: str, given: object, found: object, path: str) -> None:
         raise ParameterError(f"{path} has {key} = {found}, not {given}; leave it out")
 
 
-_MEMORY = Option("memory", "float | None", None)
+_MEMORY = Option("memory", "float | list | None", None)
 """What a schedule made with a memory limit has among its options."""
 
 _RECOMPUTE = ("recompute", "recompute_at")

@@ -19,6 +19,8 @@ from debubble.schedules import registry
 
 @wraps(registry.make)
 def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the registry
+    if not isinstance(name, str):
+        raise ParameterError(f"name is {name!r}; give a text such as '1f1b'")
     if not is_foreign(name):
         return registry.make(name, **parameters)
     costs, memory = parameters.get("costs"), parameters.get("memory")
@@ -28,6 +30,8 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
 
 @wraps(comparing.compare)
 def compare(schedules: Iterable[comparing.Item], **parameters: Any) -> Comparison:  # noqa: D103
+    if isinstance(schedules, str) or not isinstance(schedules, Iterable):
+        raise ParameterError(f"schedules is {schedules!r}; give a list such as ['1f1b', 'zb-h1']")
     chunks = parameters.get("chunks")
     sizes = ("ranks", "microbatches", "iterations", "memory", "sync")
     given = {key: parameters[key] for key in sizes if key in parameters}

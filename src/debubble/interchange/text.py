@@ -19,8 +19,7 @@ MAX_NAME = 200
 """Characters of a name or a unit that a file may give."""
 
 A_TRACE = (
-    "a trace, not a schedule; open it in 'debubble serve' or in ui.perfetto.dev, and name a "
-    "schedule here"
+    "a trace, not a schedule; 'debubble draw' and 'debubble serve' show it; name a schedule here"
 )
 """What to do with a trace where a schedule is needed: the end of a message."""
 

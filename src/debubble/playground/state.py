@@ -56,7 +56,7 @@ class CostValues(_Strict):
     I: Times | None = None
     W: Times | None = None
     B: Times | None = None
-    O: Time | None = None
+    O: Times | None = None
     R: Times | None = None
     OPT: Times | None = None
     unshard: Times | None = None

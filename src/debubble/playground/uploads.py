@@ -7,6 +7,7 @@ from typing import Any
 
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
+from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.read_trace import Recording, is_trace, read_trace
@@ -148,16 +149,17 @@ def cost_lines(costs: Costs, file: CostFile) -> list[list[str]]:
     for name in SHOWN:
         value = getattr(costs, name)
         if value is not None and value != getattr(plain, name):
-            lines.append([name.replace("_", " "), _spread(value)])
+            unit = file.memory_unit if name == "activation" else ""
+            lines.append([name.replace("_", " "), _spread(value, unit)])
     return lines
 
 
-def _spread(value: Any) -> str:
+def _spread(value: Any, unit: str) -> str:
     """One number, or the least and the most of several."""
     numbers = sorted(_numbers(value))
     if not numbers:
         return "–"
-    low, high = f"{numbers[0]:.6g}", f"{numbers[-1]:.6g}"
+    low, high = amount(numbers[0], unit), amount(numbers[-1], unit)
     return low if low == high else f"{low} … {high}"
 
 

@@ -127,13 +127,20 @@ def _nearest(form: ClosedForm, case: SimpleNamespace) -> tuple[SimpleNamespace, 
     equal = {"F": third, "I": third, "W": third, "B": 2 * third, "O": 3 * third * pair}
     no_latency = _Step(f"a transfer takes {number(case.c)}", "without latency")
     differ = _Step("F, I and W differ", "for F = I = W of the same sum")
+    whole = {"O": max(case.F, case.B)}
+    short = _Step(
+        "an overlapped pair takes less than the longer of its parts",
+        f"for O = {number(whole['O'])}",
+    )
     for changes, steps in (
         ({}, []),
         ({"c": 0.0}, [no_latency]),
         (equal, [differ]),
         ({"c": 0.0, **equal}, [no_latency, differ]),
+        (whole, [short]),
+        ({"c": 0.0, **whole}, [no_latency, short]),
     ):
-        if "c" in changes and case.c == 0:
+        if ("c" in changes and case.c == 0) or (short in steps and whole["O"] <= case.O):
             continue
         changed = SimpleNamespace(**vars(case) | changes)
         if form.holds(changed):

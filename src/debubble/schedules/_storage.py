@@ -185,4 +185,7 @@ def stored_less(
         found.append(((over if over > 1 + ROUNDING else 0.0, timeline.makespan, number), made))
     if not found:
         raise refused[0]
-    return min(found, key=lambda candidate: candidate[0])[1]
+    best = min(found, key=lambda candidate: candidate[0])[1]
+    # The limit that was asked for, not the one that left room for copies.
+    asked = np.asarray(memory, dtype=np.float64).tolist()
+    return replace(best, options={**best.options, "memory": asked})

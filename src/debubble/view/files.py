@@ -46,6 +46,8 @@ def save(
         When the ending or an option is unknown, the folder does not exist, or the file cannot be
         written.
     """
+    if not isinstance(path, str | Path):
+        raise ParameterError(f"path is {path!r}; give a file name such as 'timeline.svg'")
     target = Path(path)
     ending = target.suffix.lower()
     if ending not in _OPTIONS:

@@ -19,7 +19,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.units import number
 from debubble.engine.timeline import Timeline
-from debubble.view import words
+from debubble.view import text_transfers, words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
 from debubble.view.grid import grid
@@ -75,7 +75,8 @@ def draw(
     microbatches, written at the start of an action where they fit. Without colours nothing else
     tells actions apart, so a timeline that is too long for its names goes on in further parts below
     each other, up to eight. An optimizer step without duration is a ``|``. Where actions are
-    thinner than a column, columns show what fills most of them.
+    thinner than a column, columns show what fills most of them. Where transfers are actions, a rank
+    has rows of what it sends and receives, if these have room.
 
     Parameters
     ----------
@@ -116,6 +117,16 @@ def draw(
     if bars.paired:
         below = [(" " * margin, sheet.row(rank, LOWER)) for rank in range(bars.ranks)]
         rows = [row for pair in zip(rows, below, strict=True) for row in pair]
+    moved = text_transfers.are_drawn(timeline)
+    sent = text_transfers.rows(bars, columns, scale) if moved else []
+    if sent:
+        names = [f"{name if width >= 60 else name[0]:>{margin}}" for name in text_transfers.LABELS]
+        each = len(rows) // bars.ranks
+        rows = [
+            row
+            for rank, two in enumerate(sent)
+            for row in (*rows[rank * each : (rank + 1) * each], *zip(names, two, strict=True))
+        ]
     for first in range(0, columns, part):
         # Coloured rows are in one part, and have more characters than columns.
         shown = slice(None) if columns <= part else slice(first, first + part)
@@ -124,6 +135,9 @@ def draw(
         count = min(part, columns - first)
         lines += [" " * (margin + 1) + line for line in sheet.axis(first, count)]
     lines += sheet.legend(width)
+    if moved:
+        note = text_transfers.LEGEND if sent else text_transfers.NO_ROOM
+        lines += textwrap.wrap(note, width)
     for note in words.conventions([timeline]):
         lines += [sheet.faint(line) for line in textwrap.wrap(sheet.clean(note), width)]
     return "\n".join(line.rstrip() for line in lines)

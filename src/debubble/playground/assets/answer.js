@@ -7,7 +7,7 @@ export function showTable({ table }) {
   const { times, p2p, memory, time_unit: unit, memory_unit: memoryUnit } = table.conventions;
   const heads = ["schedule", unit ? `makespan [${unit}]` : "makespan", "time / best", "bubble ratio", "overhead", "peak activation", "parameter copies", "p2p volume"];
   const rows = table.rows.map((row) => make("tr", { class: row.name === table.best ? "best" : row.fits ? "" : "over" },
-    ...[row.name, number(row.makespan), row.ratio.toFixed(3), percent(row.bubble_ratio), percent(row.overhead),
+    ...[row.name, number(row.makespan), row.ratio == null ? "–" : row.ratio.toFixed(3), percent(row.bubble_ratio), percent(row.overhead),
       `${amount(row.peak_activation, memoryUnit)}${row.fits ? "" : " (over)"}`, number(row.parameter_copies), number(row.p2p_volume)].map((text) => make("td", {}, text))));
   $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows));
   $("notes").replaceChildren(...[...table.notes, `times: ${times}`, `p2p: ${p2p}`, `memory: ${memory}`].map((text) => make("li", {}, text)));

@@ -63,8 +63,9 @@ async function send() {
 }
 
 async function show(state, data) {
-  showProblems(data.problems, use);
   showCosts(data.costs, () => { form.costs = null; showCosts([]); changedFiles(); });
+  // After the costs: a file hides their fields, and what is wrong then stands above the timelines.
+  showProblems(data.problems, use);
   showTable(data);
   showPlot(data);
   showCards(state, data, save);

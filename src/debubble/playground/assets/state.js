@@ -25,7 +25,7 @@ function parseTimes(id) {
   const parts = $(id).value.split(/[/,;\s]+/).filter(Boolean).map(Number);
   if (!parts.length) return null;
   if (parts.some((value) => !Number.isFinite(value))) {
-    throw { field: id, message: `${id} is "${$(id).value}"; give a number${id === "memory" ? "" : ", or one per rank or stage: 1/1/2/1"}` };
+    throw { field: id, message: `${id} is "${$(id).value}"; give a number, or one per rank${id === "memory" ? ": 4/4/3/3" : " or stage: 1/1/2/1"}` };
   }
   return parts.length === 1 ? parts[0] : parts;
 }
