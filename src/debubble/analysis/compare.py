@@ -10,8 +10,9 @@ import numpy as np
 
 from debubble.analysis.check import check
 from debubble.analysis.comparison import Comparison, Row
-from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
-from debubble.analysis.ranking import Measure, differences, ranked
+from debubble.analysis.measures import compared
+from debubble.analysis.metrics import recompute_text
+from debubble.analysis.ranking import RankedBy, differences, ranked
 from debubble.analysis.results import keeps
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
@@ -172,9 +173,9 @@ def compare(
         except DebubbleError as error:
             skipped.append((label, str(error)))
     unlike = differences([row.timeline for row in rows])
-    measure: Measure = "overhead" if unlike else "makespan"
+    by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
-        rows=ranked(rows, measure),
+        rows=ranked(rows, by),
         skipped=tuple(skipped),
         notes=_notes(rows, unlike),
         unlike=unlike,
@@ -269,21 +270,8 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
-    peaks = timeline.peak_activation
-    return Row(
-        name=label,
-        schedule=timeline.schedule,
-        timeline=timeline,
-        makespan=timeline.makespan,
-        bubble_ratio=timeline.bubble_ratio,
-        overhead=timeline.overhead,
-        stage_bubble_rate=timeline.stage_bubble_rate,
-        peak_activation=float(peaks.max()),
-        parameter_copies=parameter_copies(timeline.schedule),
-        p2p_volume=p2p_volume(timeline),
-        weight_versions=max(timeline.schedule.versions),
-        fits=keeps(timeline, memory),
-    )
+    values = {measure.key: measure.one(timeline) for measure in compared()}
+    return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:

@@ -94,6 +94,10 @@ def simulate(state: State) -> dict[str, Any]:
     best = ranked.best
     table["best"] = best.name if best else None
     table["rows"] = [row.to_dict() for row in rows]
+    table["columns"] = [
+        {"title": column.title, "cells": column.cells}
+        for column in replace(result, rows=tuple(rows)).columns()
+    ]
     table["notes"] += [
         f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
     ]
