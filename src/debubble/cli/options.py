@@ -8,21 +8,23 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.engine.graph import P2PMode
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, Lowering, lower, read_lowerings, split
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
-    from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
     from debubble.interchange.cost_files import CostFile
+
+_MODES = get_args(P2PMode)
 
 ScheduleName = Annotated[
     str,
@@ -83,7 +85,8 @@ class Setup:
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Transfers are overlapped (the default), channel, blocking, pair or group.",
+            help=f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or "
+            f"{_MODES[-1]}.",
         ),
     ] = None
     iterations: Annotated[

@@ -68,6 +68,15 @@ class CostField:
     share: bool = False
     timed: bool = False
 
+    @property
+    def in_forms(self) -> bool:
+        """Whether closed forms hold only where it is the same everywhere.
+
+        What forms read themselves, or know nothing of, may differ.
+        """
+        own = ("R", "kept_for_weight", "recompute_kept")
+        return self.shape in ("stage", "pair", "link") and self.name not in own
+
 
 def _fields() -> Iterator[CostField]:
     def time(name: str, shape: Shape, example: str, text: str) -> CostField:

@@ -183,10 +183,7 @@ class Costs:
     @property
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
-        values = (
-            self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation, self.attention,
-            self.kv, self.exchange, self.offload_share, self.unshard, self.reduce_grad,
-        )  # fmt: skip
+        values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
         ends = any(getattr(self, name) is not None for name in ENDS)
         return not ends and all(value is None or isinstance(value, float) for value in values)
 

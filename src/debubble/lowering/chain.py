@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
-from debubble.engine.memory import Limit
+
+if TYPE_CHECKING:
+    from debubble.engine.graph import P2PMode
+    from debubble.engine.memory import Limit
 
 
 class Setting(NamedTuple):
