@@ -36,7 +36,7 @@ def test_idle_time_is_all_time_that_is_not_busy(name, mode):
     costs = db.Costs(F=1, I=1.3, W=0.7, OPT=2, p2p=0.2)
     for iterations in (None, 2):
         try:
-            schedule = db.make(name, ranks=4, microbatches=8, iterations=iterations)
+            schedule = db.make(name, ranks=4, microbatches=8, iterations=iterations, costs=costs)
         except db.ParameterError:
             pytest.skip("does not take these sizes")
         timeline = db.simulate(schedule, costs, mode)

@@ -55,7 +55,10 @@ def test_json_has_everything(run: Run) -> None:
     item = data["interleaved-1f1b"]
     assert item["aliases"] == ["interleaved", "vpp", "megatron-interleaved"]
     assert (item["year"], item["chunks"], item["default_chunks"]) == (2021, None, 2)
-    assert item["options"] == [{"name": "group_size", "type": "int | None", "default": None}]
+    assert item["options"] == [
+        {"name": "group_size", "type": "int | None", "default": None},
+        {"name": "short_last_group", "type": "bool", "default": False},
+    ]
     assert item["placement"] == "loop"
     assert item["at_a_glance"]["peak_activation"] == 8 * (1 + 7 / 16)
     assert data["pipedream"]["weight_versions"] == [2] * 7 + [1]

@@ -186,7 +186,7 @@ def test_recomputes_apply_to_files_and_look_at_mode_and_limit(run: Run, tmp_path
         (["1f1b", "-p", "0", "-m", "8"], "ranks is 0; it goes from 1 to 4,096"),
         (["1f1b", "-p", "-4", "-m", "8"], "ranks is -4; it goes from 1 to 4,096"),
         (["1f1b", "-p", "4", "-m", "1" + "0" * 30], "microbatches is 1000000000000000000000000000"),
-        (["1f1b", "-p", "4096", "-m", "16777216"], "206,158,430,208 actions; the limit is 200,000"),
+        (["1f1b", "-p", "4096", "-m", "16777216"], "206,158,434,304 actions; the limit is 200,000"),
         (["1f1b", "-p", "4.5", "-m", "8"], "-p is '4.5'; give a whole number"),
         (["1f1b", "-p", "4", "-m", "x"], "-m is 'x'; give a whole number"),
         (["1f1b", "-p", "4", "-m", "8", "-v", "2"], "'1f1b' has chunks = 1; got 2; leave it out"),

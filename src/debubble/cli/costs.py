@@ -72,11 +72,10 @@ def _summarise(path: str, as_json: bool) -> None:
         data["memory"]["limit"] = file.memory_limit
     labels = {"name": file.name, "source": file.source, "time_unit": file.time_unit}
     if as_json:
-        if file.memory_unit:
-            data["memory"]["unit"] = file.memory_unit
         given = {key: value for key, value in (labels | sizes).items() if value}
         print_json(given | data)
         return
+    data["memory"].pop("unit", None)
     rows = [("name", file.name), ("source", file.source)]
     rows += [("sizes", ", ".join(f"{size:,} {key}" for key, size in sizes.items() if size))]
     rows += [

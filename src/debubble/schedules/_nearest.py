@@ -17,7 +17,6 @@ from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm
 from debubble.schedules._recomputed import with_recompute
 from debubble.schedules.registry import (
-    MADE_FOR,
     TIME_QUANTITIES,
     FormValue,
     closed_forms,
@@ -76,7 +75,7 @@ def nearest_forms(
     always: list[_Step] = []
     if schedule.iterations > 1:
         always.append(_Step(f"there are {schedule.iterations} iterations", "for one of them"))
-    if entry.uses_costs and schedule.derived.get(MADE_FOR) != costs:
+    if entry.uses_costs and schedule.made_for != costs:
         always.append(_Step("the order was made for other costs", "for an order made for these"))
     plain = replace(costs, head=None) if schedule.vocabulary else costs
     if not plain.uniform:

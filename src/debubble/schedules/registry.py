@@ -53,9 +53,6 @@ LIMITS = {
     "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
 }  # fmt: skip
 MAX_ACTIONS = 200_000_000
-MADE_FOR = "costs"
-"""Key under which a schedule remembers the costs it was made for."""
-
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """What closed forms say about time."""
 
