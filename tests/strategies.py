@@ -13,7 +13,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from debubble import Costs, Kind, Schedule, make, schedules
-from debubble.core.actions import COPY_KINDS, kinds_of
+from debubble.core.actions import COPY_KINDS, kinds_of, parse_cell
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
@@ -83,12 +83,10 @@ def recomputing(draw: st.DrawFn, schedule: Schedule, some: bool = True) -> Sched
         return found
     R = np.flatnonzero(kinds_of(found.actions) == Kind.R)
     drop = R[draw(st.integers(0, 2)) :: draw(st.integers(1, 5))]
-    rows = [
+    return found.with_programs(
         np.delete(found.program(rank), drop[(drop >= begin) & (drop < end)] - begin)
         for rank, (begin, end) in enumerate(pairwise(found.offsets.tolist()))
-    ]
-    offsets = np.cumsum([0, *map(len, rows)])
-    return replace(found, actions=np.concatenate(rows), offsets=offsets)
+    )
 
 
 @st.composite
@@ -155,17 +153,6 @@ def with_copies(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         draw(st.sampled_from([None, *(r for r in range(schedule.ranks) if r != rank)]))
         for rank in range(schedule.ranks)
     ]
-    return Schedule.from_text(
-        programs,
-        schedule.placement,
-        schedule.microbatches,
-        iterations=schedule.iterations,
-        slices=schedule.slices,
-        cut=schedule.cut,
-        exchange=schedule.exchange,
-        sync=schedule.sync,
-        recompute_after=schedule.recompute_after,
-        weight_versions=schedule.weight_versions,
-        offload_to=tuple(targets),
-        vocabulary=schedule.vocabulary,
-    )
+    made = [np.array([code for cell in row for code in parse_cell(cell, schedule.slices)])
+            for row in programs]  # fmt: skip
+    return schedule.with_programs(made, name="custom", offload_to=tuple(targets), made_for=None)

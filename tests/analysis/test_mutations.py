@@ -76,18 +76,7 @@ def good(schedule: Schedule) -> bool:
 
 def rebuilt(schedule: Schedule, programs: list[list[int]]) -> Schedule:
     arrays = [np.array(program, dtype=np.int64) for program in programs]
-    return Schedule.from_programs(
-        schedule.name,
-        schedule.placement,
-        schedule.microbatches,
-        arrays,
-        iterations=schedule.iterations,
-        slices=schedule.slices,
-        sync=schedule.sync,
-        weight_versions=schedule.weight_versions,
-        offload_to=schedule.offload_to,
-        vocabulary=schedule.vocabulary,
-    )
+    return schedule.with_programs(arrays, made_for=None)
 
 
 @st.composite

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.analysis import summary as module
-from debubble.analysis.metrics import boundary_transfers
+from debubble.analysis.measures import boundary_transfers
 from debubble.analysis.summary import report, summary
 from debubble.core.actions import Kind
 from debubble.core.placement import Placement

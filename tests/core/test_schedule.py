@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+import json
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
 
 import debubble as db
 from debubble import Action, Kind, Placement, Schedule
+from debubble.core.schedule import SAVED
+from debubble.interchange.schedule_json import from_json, to_json
 
 
 def small() -> Schedule:
@@ -66,3 +69,45 @@ def test_counts_are_positive(name: str) -> None:
     microbatches = fields.pop("microbatches")
     with pytest.raises(db.ParameterError, match=f"{name} is 0"):
         Schedule.from_text([["0F0"]], Placement.linear(1), microbatches, **fields)
+
+
+def test_every_field_is_in_files_or_known_not_to_be() -> None:
+    aside = {"placement", "actions", "offsets", "made_for", "derived"}
+    assert set(SAVED) == {spec.name for spec in fields(Schedule)} - aside
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_file_has_every_field_that_is_not_empty_and_no_wrong_value(name: str) -> None:
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    written = schedule.to_dict()
+    assert (name in written) == (not SAVED[name].rare)
+    with pytest.raises(db.FormatError, match=f"x.json: {name} is "):
+        from_json(json.dumps(written | {name: -1}), "x.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "equal"),
+    [
+        ("name", "other", True), ("microbatches", 3, False), ("iterations", 2, False),
+        ("slices", 2, False), ("exchange", True, False), ("sync", "local", False),
+        ("recompute_after", "gradient", False), ("weight_versions", 2, True),
+        ("explicit_reduction", True, True), ("options", {"a": 1}, True),
+        ("offload_to", (1, 0), False), ("offload_to", (None, None), True),
+        ("cut", (1.0,), True), ("vocabulary", 1, False),
+    ],
+)  # fmt: skip
+def test_schedules_are_equal_where_what_they_run_is(name: str, value: object, equal: bool) -> None:
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    other = replace(schedule, **{name: value})  # type: ignore[arg-type]
+    assert (schedule == other) == equal
+    assert from_json(to_json(other), "x.json") == other
+
+
+def test_other_programs_keep_every_field() -> None:
+    schedule = db.make("bpipe", ranks=4, microbatches=8, iterations=2, sync="local")
+    rows = [schedule.program(rank) for rank in range(schedule.ranks)]
+    again = schedule.with_programs(rows)
+    for spec in fields(Schedule):
+        if spec.name not in ("actions", "offsets", "derived"):
+            assert getattr(again, spec.name) == getattr(schedule, spec.name)
+    assert again == schedule

@@ -50,7 +50,11 @@ def test_numbers_are_those_of_the_library(ask):
     data = ask("/api/simulate", STATE).json()
     costs = db.Costs.per_rank(F=1, I=1, W=1, p2p=0.1)
     wanted = db.compare(["1f1b", "zb-h1"], ranks=4, microbatches=8, costs=costs)
+    shown = data["table"].pop("columns")
     assert data["table"] == json.loads(json.dumps(wanted.to_dict()))
+    assert [(column["title"], tuple(column["cells"])) for column in shown] == [
+        (column.title, column.cells) for column in wanted.columns()
+    ]
     assert data["headline"] == wanted.headline
     # In the order of the ranking, so that the winner is on top.
     assert (data["labels"], data["places"]) == (["zb-h1", "1f1b"], [1, 0])

@@ -217,7 +217,7 @@ def test_files_with_another_vocabulary_are_refused(value: Any, tmp_path: Path) -
 
     data = db.make("vocab-1", ranks=2, microbatches=2).to_dict() | {"vocabulary": value}
     (tmp_path / "x.json").write_text(json.dumps(data))
-    with pytest.raises(db.FormatError, match=r"vocabulary is .*; use 0, 1 or 2"):
+    with pytest.raises(db.FormatError, match=r"vocabulary is .*; use 0 for an output layer"):
         db.load(tmp_path / "x.json")
 
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from debubble.analysis.check import check
 from debubble.analysis.comparison import Comparison, Row
-from debubble.analysis.metrics import p2p_volume, parameter_copies, recompute_text
-from debubble.analysis.ranking import Measure, differences, ranked
+from debubble.analysis.measures import compared
+from debubble.analysis.metrics import recompute_text
+from debubble.analysis.ranking import RankedBy, differences, ranked
 from debubble.analysis.results import keeps
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
@@ -19,10 +20,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.lowering.chain import lower
-from debubble.lowering.recompute import RecomputeAt, Stages, place_of
-from debubble.lowering.sharding import ShardingMode
-from debubble.lowering.transfers import ReceivePolicy
+from debubble.lowering.chain import lower, split, values_of
 from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -49,15 +47,11 @@ def compare(
     p2p_mode: P2PMode = "overlapped",
     iterations: int | None = None,
     sync: str | None = None,
-    recompute: Stages | None = None,
-    recompute_at: RecomputeAt | None = None,
-    offload: Stages | None = None,
-    transfers: ReceivePolicy | None = None,
-    sharding: ShardingMode | None = None,
     options: Mapping[str, Any] | None = None,
     time_unit: str = "",
     memory_unit: str = "",
     progress: Callable[[str, int, int], None] | None = None,
+    **lowerings: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
 
@@ -71,14 +65,6 @@ def compare(
         What named schedules are made for; needed when there is a name.
     sync
         What optimizer steps of named schedules wait for, see :func:`debubble.make`.
-    recompute, recompute_at
-        Which stages of all schedules recompute their forward, and where, see :func:`debubble.make`.
-    offload
-        Which stages of all schedules keep their activations on the host, see
-        :func:`debubble.make`.
-    transfers, sharding
-        Whether transfers, and what data-parallel replicas do, become actions of all schedules, see
-        :func:`debubble.lowering.chain.lower`.
     chunks, options
         Apply to the named schedules that leave a choice of chunks, or have such an option. Several
         numbers of chunks make a row for each of them, "interleaved-1f1b (chunks=2)".
@@ -97,6 +83,9 @@ def compare(
         is what `costs` say.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
+    **lowerings
+        What is added to all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
+        and ``sharding``, see :func:`debubble.lowering.chain.lower`.
 
     Returns
     -------
@@ -130,7 +119,7 @@ def compare(
         memory_unit=memory_unit or costs.memory_unit,
     )
     memory_limits(memory, ranks or np.size(memory or 1))
-    place_of(recompute, recompute_at)
+    in_order, late = split(values_of(lowerings))
     items = _spread([_read(item) for item in schedules], chunks)
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
@@ -148,10 +137,7 @@ def compare(
                 continue
             if isinstance(item, Schedule):
                 _refuse_bad(item, p2p_mode)
-                schedule = lower(
-                    item, recompute=recompute, recompute_at=recompute_at, offload=offload,
-                    costs=costs, memory=memory, p2p_mode=p2p_mode,
-                )  # fmt: skip
+                schedule = lower(item, **in_order, costs=costs, memory=memory, p2p_mode=p2p_mode)
             else:
                 assert ranks is not None
                 assert microbatches is not None
@@ -163,12 +149,10 @@ def compare(
                     sync=sync,
                     costs=costs,
                     memory=memory,
-                    recompute=recompute,
-                    recompute_at=recompute_at,
-                    offload=offload,
+                    **in_order,
                     **_fitting(item, chunks, options or {}, own),
                 )
-            schedule = lower(schedule, transfers=transfers, sharding=sharding)
+            schedule = lower(schedule, **late, costs=costs, memory=memory, p2p_mode=p2p_mode)
             timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)
@@ -176,9 +160,9 @@ def compare(
         except DebubbleError as error:
             skipped.append((label, str(error)))
     unlike = differences([row.timeline for row in rows])
-    measure: Measure = "overhead" if unlike else "makespan"
+    by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
-        rows=ranked(rows, measure),
+        rows=ranked(rows, by),
         skipped=tuple(skipped),
         notes=_notes(rows, unlike),
         unlike=unlike,
@@ -273,21 +257,8 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
-    peaks = timeline.peak_activation
-    return Row(
-        name=label,
-        schedule=timeline.schedule,
-        timeline=timeline,
-        makespan=timeline.makespan,
-        bubble_ratio=timeline.bubble_ratio,
-        overhead=timeline.overhead,
-        stage_bubble_rate=timeline.stage_bubble_rate,
-        peak_activation=float(peaks.max()),
-        parameter_copies=parameter_copies(timeline.schedule),
-        p2p_volume=p2p_volume(timeline),
-        weight_versions=max(timeline.schedule.versions),
-        fits=keeps(timeline, memory),
-    )
+    values = {measure.key: measure.one(timeline) for measure in compared()}
+    return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:

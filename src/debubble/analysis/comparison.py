@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from debubble.analysis.layout import PIPED, Column, html_table, text_table, wrap
+from debubble.analysis.measures import FULLEST, compared
 from debubble.analysis.metrics import (
-    MEASURES,
     MODES,
     VOCABULARY,
     amount_text,
+    measure_words,
     memory_text,
     recompute_text,
     recompute_words,
@@ -22,7 +23,7 @@ from debubble.analysis.metrics import (
     times_text,
     units,
 )
-from debubble.analysis.ranking import Measure
+from debubble.analysis.ranking import RankedBy
 from debubble.analysis.results import result_columns
 from debubble.core import hooks
 from debubble.core.costs import Costs
@@ -49,16 +50,9 @@ class Row:
         What it is called in the comparison.
     schedule, timeline
         The order and its simulation.
-    makespan, bubble_ratio, overhead, stage_bubble_rate
-        As in :class:`~debubble.Timeline`.
-    peak_activation
-        Of the fullest rank.
-    parameter_copies
-        How often the ranks together hold the weights: copies of the model × weight versions.
-    p2p_volume
-        Boundary transfers between ranks, times the message size where costs name one.
-    weight_versions
-        Versions of the weights its training rule keeps, on the rank that keeps most.
+    values
+        By its name, every measure of :data:`debubble.analysis.measures.MEASURES` that comparisons
+        have; the row has each of them as an attribute, too: ``row.p2p_volume``.
     fits
         Whether every rank is within the memory limit.
     ratio
@@ -68,16 +62,31 @@ class Row:
     name: str
     schedule: Schedule
     timeline: Timeline
-    makespan: float
-    bubble_ratio: float
-    overhead: float
-    stage_bubble_rate: float
-    peak_activation: float
-    parameter_copies: float
-    p2p_volume: float
-    weight_versions: int
+    values: Mapping[str, Any]
     fits: bool = True
     ratio: float | None = 1.0
+
+    @property
+    def makespan(self) -> float:
+        """Last end − first start over all ranks."""
+        return float(self.values["makespan"])
+
+    @property
+    def overhead(self) -> float:
+        """Share of the ideal time that it takes beyond that."""
+        return float(self.values["overhead"])
+
+    @property
+    def peak_activation(self) -> float:
+        """Activation memory of the fullest rank."""
+        return float(self.values["peak_activation"])
+
+    def __getattr__(self, name: str) -> Any:
+        # Also asked while a copy has no fields yet.
+        values = vars(self).get("values", {})
+        if name not in values:
+            raise AttributeError(f"a row has no '{name}'; it has {', '.join(values)}")
+        return values[name]
 
     def relative_to(self, best: float | None) -> Row:
         """The same row with its ratio to a makespan, if there is one."""
@@ -96,16 +105,9 @@ class Row:
             "microbatches": schedule.microbatches,
             "iterations": schedule.iterations,
             "recompute": recompute_text(schedule) or None,
-            "makespan": self.makespan,
             "ratio": self.ratio,
-            "bubble_ratio": self.bubble_ratio,
-            "overhead": self.overhead,
-            "stage_bubble_rate": self.stage_bubble_rate,
-            "peak_activation": self.peak_activation,
             "fits": self.fits,
-            "parameter_copies": self.parameter_copies,
-            "p2p_volume": self.p2p_volume,
-            "weight_versions": self.weight_versions,
+            **self.values,
         }
 
 
@@ -141,7 +143,7 @@ class Comparison:
     baseline: str = ""
 
     @property
-    def ranked_by(self) -> Measure:
+    def ranked_by(self) -> RankedBy:
         """What the rows are ranked by: overhead where they do not do the same work."""
         return "overhead" if self.unlike else "makespan"
 
@@ -199,7 +201,6 @@ class Comparison:
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",
             "memory": memory_text(self.costs, *(row.schedule for row in self.rows)),
             "ratio": RATIO[self.ranked_by],
-            "p2p_volume": "transfers of one boundary activation or gradient between ranks",
         }
         slices: dict[str, list[str]] = {}
         for row in self.rows:
@@ -215,13 +216,11 @@ class Comparison:
             words["vocabulary"] = "; ".join(parts)
         if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
             words["times"] += "; F, I and W take 1 each"
-        if self.costs.message > 0:
-            words["p2p_volume"] += f", times the message size of {self.costs.message:g}"
         units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}
         words |= {name: unit for name, unit in units.items() if unit}
-        names = ("makespan", "bubble_ratio", "stage_bubble_rate", "overhead", "parameter_copies")
-        words |= {name: MEASURES[name] for name in names}
-        words["peak_activation"] = "of the fullest rank"
+        meanings = measure_words(self.costs)
+        words |= {m.key: meanings[m.key] for m in compared() if m.words}
+        words["peak_activation"] = FULLEST
         found = [recompute_words(row.schedule).get("recompute", "") for row in self.rows]
         if any(found):
             words["recompute"] = " / ".join(dict.fromkeys(text or "none" for text in found))
@@ -263,7 +262,7 @@ class Comparison:
         lines = [put(line, "head") for line in wrap(self.headline, width)] + [""]
         left_out: list[str] = []
         if self.rows:
-            (head, *rows), left_out = text_table(self._columns(), width)
+            (head, *rows), left_out = text_table(self.columns(), width)
             lines += [put(line, "faint") for line in head]
             for row, block in zip(self.rows, rows, strict=True):
                 name = "best" if row is self.best else "" if row.fits else "faint"
@@ -295,9 +294,10 @@ class Comparison:
         return f"<p><b>{escape(self.headline)}</b></p>{self._table_html()}<p>{footer}</p>{pictures}"
 
     def _table_html(self) -> str:
-        return html_table(self._columns())
+        return html_table(self.columns())
 
-    def _columns(self) -> list[Column]:
+    def columns(self) -> list[Column]:
+        """The table, column by column."""
         return result_columns(
             [row.name for row in self.rows],
             self.timelines,

@@ -1,12 +1,12 @@
-"""Numbers that follow from the order and the placement alone, and words for what numbers mean."""
+"""Words for what the numbers of a timeline mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from debubble.analysis.measures import meanings
 from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
@@ -15,22 +15,6 @@ from debubble.core.units import memory_scale, number, percent
 from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-
-MEASURES = {
-    "makespan": "last end − first start over all ranks",
-    "ideal": "work of the busiest rank, with no waiting",
-    "bubble_time": "longest idle time of a rank: makespan − least busy time",
-    "stage_time": "per rank: last end − first start",
-    "busy": "per rank: time it computes",
-    "bubble_ratio": "idle share of rank-time: 1 − Σ busy / (ranks × makespan)",
-    "stage_bubble_rate": "(largest stage time − ideal) / largest stage time",
-    "overhead": "(makespan − ideal) / ideal",
-    "idle_by_cause": "per rank: idle time before its first action (fill), after its last (drain), "
-    "waiting for data that is not computed (data) or not here yet (p2p), or only for memory",
-    "peak_activation": "per rank: largest activation memory held at one time",
-    "parameter_copies": "copies of the model × versions of the weights kept (mean over ranks)",
-}
-"""What every measure of a timeline is, in words."""
 
 SYNCS = {
     "global": "a step waits for the gradients of all ranks, for their common norm",
@@ -57,56 +41,10 @@ MODES = {
 """What a transfer between ranks does."""
 
 
-def boundary_transfers(schedule: Schedule) -> int:
-    """How many boundary activations and gradients move from one rank to another.
-
-    A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbours on the same rank hand it over for free. Slices move one by one.
-    """
-    return int(_transfers_of_slices(schedule).sum())
-
-
-def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
-    """Boundary transfers of every slice, shape ``(slices,)``."""
-    placement, stages = schedule.placement, schedule.stages
-    home = placement.ranks_of_stages.reshape(placement.copies, stages)
-    moves = home[:, 1:] != home[:, :-1]
-    by_kind = np.zeros((len(Kind), placement.copies, stages), dtype=bool)
-    by_kind[Kind.F, :, :-1] = moves
-    by_kind[[Kind.I, Kind.B], :, 1:] = moves
-    crosses = by_kind.reshape(len(Kind), -1)
-    places = crosses.shape[1]
-    total = np.zeros(schedule.slices, dtype=np.int64)
-    for rank in range(schedule.ranks):
-        program = schedule.program(rank)
-        part, place = np.divmod(schedule.places_of(program), places)
-        moved = crosses[kinds_of(program), place]
-        total += np.bincount(part[moved], minlength=schedule.slices)
-    return total
-
-
 def has_steps(schedule: Schedule) -> bool:
     """Whether rank 0 ends with an optimizer step, as all ranks of a right schedule then do."""
     program = schedule.program(0)
     return len(program) > 0 and int(program[-1]) & KIND_MASK == Kind.OPT
-
-
-def parameter_copies(schedule: Schedule) -> float:
-    """How often the ranks together hold the weights of the model."""
-    copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
-    return int(copies) if copies.is_integer() else copies
-
-
-def p2p_volume(timeline: Timeline) -> float:
-    """Boundary transfers between ranks, times the size of a message where costs name one.
-
-    The transfer of a slice counts for its share of the tokens.
-    """
-    counts = _transfers_of_slices(timeline.schedule)
-    message = timeline.table.costs.message or 1.0
-    if len(counts) == 1:
-        return float(counts[0] * message)
-    return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
 
 
 _SHARDS = "the head is on all ranks, a shard each; S is its forward"
@@ -127,9 +65,6 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
     if not timeline.table.link.any():
         p2p += "; here transfers take no time"
-    volume = "transfers of one boundary activation or gradient between ranks"
-    if costs.message > 0:
-        volume += f", times the message size of {costs.message:g}"
     schedule = timeline.schedule
     slices = slices_text(timeline)
     steps = {"optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}"} if has_steps(schedule) else {}
@@ -144,11 +79,18 @@ def conventions(timeline: Timeline) -> dict[str, str]:
         "memory": memory_text(costs, schedule),
         **recompute_words(schedule),
         **replicas_words(schedule),
-        "p2p_volume": volume,
         **({"offload": offload} if (offload := offload_text(timeline)) else {}),
         **{f"{key}_unit": unit for key, unit in units(costs).items() if unit},
-        **MEASURES,
+        **measure_words(costs),
     }
+
+
+def measure_words(costs: Costs) -> dict[str, str]:
+    """What every measure is, for these costs."""
+    words = meanings()
+    if costs.message > 0:
+        words["p2p_volume"] += f", times the message size of {costs.message:g}"
+    return words
 
 
 def replicas_words(schedule: Schedule) -> dict[str, str]:

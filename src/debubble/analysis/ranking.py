@@ -14,7 +14,7 @@ from debubble.engine.timeline import Timeline
 if TYPE_CHECKING:
     from debubble.analysis.comparison import Row
 
-Measure: TypeAlias = Literal["makespan", "overhead"]
+RankedBy: TypeAlias = Literal["makespan", "overhead"]
 
 SAME = 1e-6
 """Share by which the work of two schedules may differ through rounding."""
@@ -65,19 +65,19 @@ def model_work(timeline: Timeline) -> NDArray[np.float64]:
     return work
 
 
-def ranked(rows: Sequence[Row], measure: Measure) -> tuple[Row, ...]:
-    """Rows within memory first, each part by the measure, then memory; with ratios to the first.
+def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
+    """Rows within memory first, each part by `by`, then memory; with ratios to the first.
 
     Makespans of different work have no ratio.
     """
 
     def place(row: Row) -> tuple[bool, float, float]:
         # Equal times computed in different order differ in the last digits.
-        value = row.makespan if measure == "makespan" else row.overhead
+        value = row.makespan if by == "makespan" else row.overhead
         return not row.fits, float(f"{value:.9g}"), row.peak_activation
 
     ordered = sorted(rows, key=place)
-    first = ordered[0].makespan if ordered and measure == "makespan" else None
+    first = ordered[0].makespan if ordered and by == "makespan" else None
     return tuple(row.relative_to(first) for row in ordered)
 
 

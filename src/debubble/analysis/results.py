@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from debubble.analysis.check import TOLERANCE
 from debubble.analysis.layout import Column
-from debubble.analysis.metrics import p2p_volume, parameter_copies
-from debubble.core.units import memory_scale, number, percent
+from debubble.analysis.measures import MEASURES, Measure
+from debubble.core.units import Scale, memory_scale
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
@@ -38,31 +38,22 @@ def result_columns(
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
     scale = memory_scale(amounts.pop() if len(amounts) == 1 else "", max(peaks, default=0.0))
 
-    def column(head: str, values: Sequence[str], rank: int, unit: str = "") -> Column:
-        parts = (*head.split("|"), f"[{unit}]") if unit else tuple(head.split("|"))
-        return Column(parts, tuple(values), rank)
+    def column(measure: Measure) -> Column:
+        shown = {"time": Scale(unit), "memory": scale}.get(measure.unit, Scale(""))
+        head = [*measure.head.split("|"), *([f"[{shown.unit}]"] if shown.unit else [])]
+        texts = (measure.text(measure.one(timeline), shown) for timeline in timelines)
+        return Column(tuple(head), tuple(texts), measure.left_out)
 
-    found = [
-        Column(("schedule",), tuple(names), left=True),
-        column("makespan", [number(timeline.makespan) for timeline in timelines], 0, unit),
-    ]
-    if ratios is not None and len(timelines) > 1:
-        texts = ["–" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
-        found.append(column("time /|best", texts, 0))
-    found += [
-        column("bubble|ratio", [percent(timeline.bubble_ratio) for timeline in timelines], 1),
-        column("overhead", [percent(timeline.overhead) for timeline in timelines], 2),
-        column("peak|activation", [scale.text(peak) for peak in peaks], 0, scale.unit),
-        column(
-            "parameter|copies",
-            [number(parameter_copies(timeline.schedule)) for timeline in timelines],
-            3,
-        ),
-        column("p2p|volume", [number(p2p_volume(timeline)) for timeline in timelines], 4),
-    ]
+    found = [Column(("schedule",), tuple(names), left=True)]
+    for measure in MEASURES:
+        if measure.head:
+            found.append(column(measure))
+        if measure.key == "makespan" and ratios is not None and len(timelines) > 1:
+            texts = ["–" if ratio is None else f"{ratio:.3f}" for ratio in ratios]
+            found.append(Column(("time /", "best"), tuple(texts)))
     if limit is not None:
         kept = ["yes" if keeps(timeline, limit) else "no" for timeline in timelines]
-        found.append(column("within|memory", kept, 0))
+        found.append(Column(("within", "memory"), tuple(kept)))
     return found
 
 

@@ -6,19 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.analysis.layout import definitions, line_width, table, wrap
-from debubble.analysis.metrics import (
-    MEASURES,
-    boundary_transfers,
-    conventions,
-    p2p_volume,
-    parameter_copies,
-    units,
-)
+from debubble.analysis.measures import FULLEST, MEASURES, largest
+from debubble.analysis.metrics import conventions, units
 from debubble.core.actions import Kind, kinds_of
 from debubble.core.schedule import Schedule
-from debubble.core.units import Scale, amount, memory_scale, number, percent, time
+from debubble.core.units import Scale, memory_scale, number, percent
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules._formula import legend
@@ -72,21 +65,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     [('makespan', 0.0), ('peak_activation', [0.0, 0.0, 0.0, 0.0])]
     """
     schedule = timeline.schedule
-    measures: dict[str, Any] = {
-        "makespan": timeline.makespan,
-        "ideal": timeline.ideal,
-        "bubble_time": timeline.makespan - float(timeline.busy.min()),
-        "stage_time": timeline.stage_time.tolist(),
-        "busy": timeline.busy.tolist(),
-        "bubble_ratio": timeline.bubble_ratio,
-        "stage_bubble_rate": timeline.stage_bubble_rate,
-        "overhead": timeline.overhead,
-        "idle_by_cause": dict(zip(CAUSES, bubbles(timeline).totals.T.tolist(), strict=True)),
-        "peak_activation": timeline.peak_activation.tolist(),
-        "p2p_transfers": boundary_transfers(schedule),
-        "p2p_volume": p2p_volume(timeline),
-        "parameter_copies": parameter_copies(schedule),
-    }
+    measures = {measure.key: measure.value(timeline) for measure in MEASURES}
     forms, near = _forms(timeline)
     return {
         "schedule": schedule.name,
@@ -97,7 +76,6 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "microbatches": schedule.microbatches,
         "slices": schedule.slices,
         "iterations": schedule.iterations,
-        "weight_versions": max(schedule.versions),
         "options": dict(schedule.options),
         "recompute": _recompute(schedule),
         "actions": len(schedule),
@@ -231,21 +209,20 @@ def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measures(data: dict[str, Any], unit: str, memory: str) -> list[tuple[str, str, str]]:
-    transfers = _count(data["p2p_transfers"], "transfer")
-    volume = data["conventions"]["p2p_volume"]
-    if data["p2p_volume"] != data["p2p_transfers"]:
-        transfers = number(data["p2p_volume"])
-    peak = max(data["peak_activation"])
-    return [
-        ("makespan", time(data["makespan"], unit), MEASURES["makespan"]),
-        ("ideal", time(data["ideal"], unit), MEASURES["ideal"]),
-        ("bubble ratio", percent(data["bubble_ratio"]), MEASURES["bubble_ratio"]),
-        ("stage bubble rate", percent(data["stage_bubble_rate"]), MEASURES["stage_bubble_rate"]),
-        ("overhead", percent(data["overhead"]), MEASURES["overhead"]),
-        ("peak activation", amount(peak, memory), "largest over ranks"),
-        ("p2p volume", transfers, volume),
-        ("parameter copies", number(data["parameter_copies"]), MEASURES["parameter_copies"]),
-    ]
+    found = []
+    for measure in MEASURES:
+        if not measure.reported:
+            continue
+        value, words = largest(data[measure.key]), data["conventions"].get(measure.key, "")
+        scale = Scale(unit if measure.unit == "time" else "")
+        if measure.unit == "memory":
+            scale = memory_scale(memory, value)
+            words = FULLEST
+        text = f"{measure.text(value, scale)} {scale.unit}".rstrip()
+        if measure.key == "p2p_volume" and value == data["p2p_transfers"]:
+            text = _count(data["p2p_transfers"], "transfer")
+        found.append((measure.title, text, words))
+    return found
 
 
 def _idle(data: dict[str, Any]) -> str:

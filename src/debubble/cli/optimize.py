@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Setup, read_stages, with_setup
+from debubble.cli.options import AsJson, Inputs, Setup, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
+from debubble.lowering.chain import LOWERINGS, read_stages
 
 SWEEP = "sweep"
 
@@ -75,13 +76,16 @@ def optimize(
     """
     sweeping = setup.memory == SWEEP
     limits = None if sweeping or setup.memory is None else _limits(setup.memory)
-    if setup.recompute_at is not None:
+    if setup.lowering.get("recompute_at") is not None:
         raise ParameterError(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
         )
-    recompute = _stages("--recompute", setup.recompute or "none", ("none", "full", "free"))
-    away = _stages("--offload", setup.offload or "none", ("none", "free"))
-    inputs = replace(setup, memory=None, recompute=None, offload=None).read()
+    recompute = _stages(
+        "--recompute", setup.lowering.get("recompute") or "none", ("none", "full", "free")
+    )
+    away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
+    searched = {"recompute": None, "offload": None}
+    inputs = replace(setup, memory=None, lowering={**setup.lowering, **searched}).read()
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
@@ -181,7 +185,7 @@ def _refuse_others(inputs: Inputs) -> None:
     """Options every command reads, which mean nothing here."""
     for flag, value in (
         ("--iterations", inputs.iterations), ("--sync", inputs.sync), ("--option", inputs.pairs),
-        ("--transfers", inputs.transfers), ("--sharding", inputs.sharding),
+        *((row.flag, inputs.lowering[row.name]) for row in LOWERINGS),
     ):  # fmt: skip
         if value:
             raise ParameterError(f"{flag} is for published schedules; leave it out")

@@ -6,26 +6,25 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.engine.graph import P2PMode
 from debubble.interchange.text import read_number
+from debubble.lowering.chain import LOWERINGS, Lowering, lower, read_lowerings, split
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
-    from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
-    from debubble.engine.transfers import ReceivePolicy
     from debubble.interchange.cost_files import CostFile
-    from debubble.lowering.recompute import RecomputeAt
-    from debubble.lowering.sharding import ShardingMode
+
+_MODES = get_args(P2PMode)
 
 ScheduleName = Annotated[
     str,
@@ -86,7 +85,8 @@ class Setup:
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Transfers are overlapped (the default), channel, blocking, pair or group.",
+            help=f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or "
+            f"{_MODES[-1]}.",
         ),
     ] = None
     iterations: Annotated[
@@ -108,38 +108,8 @@ class Setup:
             "each: 4/4/3/3.",
         ),
     ] = None
-    recompute: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGES",
-            help="Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        ),
-    ] = None
-    recompute_at: Annotated[
-        str | None,
-        typer.Option(metavar="PLACE", help="Where: just-in-time, bubbles or with-backward."),
-    ] = None
-    offload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGES",
-            help="Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        ),
-    ] = None
-    transfers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Make sends and receives actions, receives eager, just-in-time or queued.",
-        ),
-    ] = None
-    sharding: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODE",
-            help="Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
-        ),
-    ] = None
+    lowering: Mapping[str, str | None] = field(default_factory=dict)
+    """The texts of :data:`debubble.lowering.chain.LOWERINGS`, an option each."""
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of the schedule; may be repeated."),
@@ -158,8 +128,6 @@ class Setup:
             When a text is no number, a name does not exist, or costs are given twice.
         """
         from debubble.engine.graph import P2P_MODES
-        from debubble.engine.transfers import RECEIVE_POLICIES
-        from debubble.lowering.sharding import SHARDING_MODES
 
         mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
         costs, file = self._costs()
@@ -178,11 +146,7 @@ class Setup:
             sync=self.sync,
             memory=memory,
             mode=mode,
-            recompute=None if self.recompute is None else read_stages(self.recompute),
-            recompute_at=self._place(),
-            offload=None if self.offload is None else read_stages(self.offload, "--offload"),
-            transfers=_one_of("--transfers", self.transfers, RECEIVE_POLICIES),
-            sharding=_one_of("--sharding", self.sharding, SHARDING_MODES),
+            lowering=read_lowerings(self.lowering),
             pairs=tuple(pairs),
             file=file,
         )
@@ -193,15 +157,6 @@ class Setup:
                 f"-v is '{self.chunks}'; several numbers are for 'debubble compare'; give one here"
             )
         return _whole("-v", self.chunks)
-
-    def _place(self) -> RecomputeAt | None:
-        if self.recompute_at is None:
-            return None
-        if self.recompute is None:
-            raise ParameterError("--recompute-at needs stages; add --recompute full")
-        from debubble.lowering.recompute import place_of
-
-        return place_of(self.recompute, self.recompute_at)
 
     def _costs(self) -> tuple[Costs, CostFile | None]:
         named = {"--times": self.times, "--rank-times": self.rank_times, "--costs": self.costs}
@@ -237,22 +192,6 @@ def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     return text
 
 
-def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
-    """``"full"``, or the stages in a text such as ``0,1,4-7``."""
-    if text.strip() == "full":
-        return "full"
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last or last >= MAX_STAGES:
-            raise ParameterError(
-                f"{flag} is '{text}'; give full, or stages from 0 on such as 0,1,4-7"
-            )
-        found += range(first, last + 1)
-    return found
-
-
 def read_limit(text: str, more: str = "") -> Limit:
     """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``."""
     limits = tuple(_positive(part) for part in text.split("/"))
@@ -269,13 +208,6 @@ def _positive(text: str) -> float:
     return number if 0 < number < math.inf else 0.0
 
 
-STORAGE = ("recompute", "recompute_at", "offload")
-"""Fields of :class:`Inputs` that say which activations do not stay until their backward."""
-
-LOWERINGS = (*STORAGE, "transfers", "sharding")
-"""Fields of :class:`Inputs` that add actions to a schedule."""
-
-
 @dataclass(frozen=True)
 class Inputs:
     """The parameters of a simulation, read.
@@ -290,12 +222,8 @@ class Inputs:
         What optimizer steps wait for, None where nothing was typed.
     mode
         How transfers are treated.
-    recompute, recompute_at
-        Which stages recompute their forwards, None for none, and where.
-    offload
-        Which stages keep their activations on the host, None for none.
-    transfers, sharding
-        Whether, and how, transfers and what data-parallel replicas do become actions.
+    lowering
+        What is to be added to schedules, as :func:`debubble.lowering.chain.lower` takes it.
     pairs
         ``KEY=VALUE`` texts of options.
     file
@@ -310,11 +238,7 @@ class Inputs:
     memory: Limit | None
     sync: str | None
     mode: P2PMode
-    recompute: str | list[int] | None
-    recompute_at: RecomputeAt | None
-    offload: str | list[int] | None
-    transfers: ReceivePolicy | None
-    sharding: ShardingMode | None
+    lowering: Mapping[str, Any]
     pairs: tuple[str, ...]
     file: CostFile | None
 
@@ -360,7 +284,7 @@ class Inputs:
         """The schedule that a text names, made for these parameters."""
         from debubble.interchange.files import is_foreign, resolve
 
-        storage = {name: getattr(self, name) for name in STORAGE}
+        storage, late = split(self.lowering)
         named = not is_foreign(target)
         made = resolve(
             target,
@@ -376,23 +300,15 @@ class Inputs:
             **self.options([target]),
         )
         # A registered schedule is made with what it stores; its order may depend on that.
-        rest = self.lowering | (dict.fromkeys(STORAGE) if named else {})
+        rest = late if named else self.lowering
         if not any(rest.values()):
             return made
-        from debubble.lowering.chain import lower
-
         return lower(made, **rest, costs=self.costs, memory=self.memory, p2p_mode=self.mode)
-
-    @property
-    def lowering(self) -> dict[str, Any]:
-        """What is to be added to schedules, as :func:`debubble.lowering.chain.lower` takes it."""
-        return {name: getattr(self, name) for name in LOWERINGS}
 
     @property
     def plain(self) -> Inputs:
         """The same without lowering."""
-        nothing: dict[str, Any] = dict.fromkeys(LOWERINGS)
-        return replace(self, **nothing)
+        return replace(self, lowering=dict.fromkeys(self.lowering))
 
     def simulate(self, schedule: Schedule, target: str, *, late: bool = False) -> Timeline:
         """The timeline of a schedule with these costs, forwards as late as possible if so asked.
@@ -427,19 +343,21 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
         if name != "setup":
             parameters.append(parameter.replace(annotation=hints[name]))
             continue
-        parameters += [
-            inspect.Parameter(
-                spec.name, parameter.KEYWORD_ONLY, default=spec.default,
-                annotation=shared[spec.name],
-            )
-            for spec in fields(Setup)
-        ]  # fmt: skip
+        for spec in fields(Setup):
+            own = [(spec.name, spec.default, shared[spec.name])]
+            if spec.name == "lowering":
+                own = [(lowering.name, None, _option(lowering)) for lowering in LOWERINGS]
+            parameters += [
+                inspect.Parameter(key, parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                for key, default, hint in own
+            ]
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
 
     @wraps(function)
     def run(**values: Any) -> None:
-        setup = Setup(**{spec.name: values.pop(spec.name) for spec in fields(Setup)})
-        function(setup=setup, **values)
+        lowering = {row.name: values.pop(row.name) for row in LOWERINGS}
+        given = {spec.name: values.pop(spec.name) for spec in fields(Setup) if spec.name in values}
+        function(setup=Setup(**given, lowering=lowering), **values)
 
     signature = inspect.Signature(
         [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
@@ -447,3 +365,7 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     vars(run)["__signature__"] = signature
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _option(lowering: Lowering) -> Any:
+    return Annotated[str | None, typer.Option(metavar=lowering.metavar, help=lowering.help)]

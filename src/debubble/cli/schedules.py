@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from debubble.analysis.layout import PIPED, line_width, table, wrap
-from debubble.analysis.metrics import parameter_copies
+from debubble.analysis.measures import parameter_copies
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import print_json

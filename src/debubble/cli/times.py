@@ -6,10 +6,10 @@ import math
 import re
 from typing import Any
 
-from debubble.core.cost_fields import COST_FIELDS, DEFAULT, WrongCostError, check_cost
+from debubble.core.cost_fields import COST_FIELDS, DEFAULT, check_cost
 from debubble.core.costs import Costs
 from debubble.core.ends import ENDS, KEYS
-from debubble.core.errors import CostError, did_you_mean
+from debubble.core.errors import CostError, WrongValueError, did_you_mean
 from debubble.interchange.text import read_number
 
 NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part") + tuple(
@@ -72,7 +72,7 @@ def parse_times(text: str, flag: str) -> Costs:
     try:
         for name, value in found.items():
             check_cost(name, value)
-    except WrongCostError as error:
+    except WrongValueError as error:
         raise CostError(f"{flag}: {error.text(_shown)}") from None
     return Costs(basis="rank" if owner == "rank" else "action", **found)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from debubble.core.ends import KEYS
-from debubble.core.errors import did_you_mean
+from debubble.core.errors import WrongValueError, did_you_mean
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 """What costs may be, so that no sum or quotient of them is infinite."""
@@ -68,6 +67,15 @@ class CostField:
     section: Literal["times", "memory"] = "times"
     share: bool = False
     timed: bool = False
+
+    @property
+    def in_forms(self) -> bool:
+        """Whether closed forms hold only where it is the same everywhere.
+
+        What forms read themselves, or know nothing of, may differ.
+        """
+        own = ("R", "kept_for_weight", "recompute_kept")
+        return self.shape in ("stage", "pair", "link") and self.name not in own
 
 
 def _fields() -> Iterator[CostField]:
@@ -132,32 +140,6 @@ COST_FIELDS: dict[str, CostField] = {field.name: field for field in _fields()}
 _ANY = CostField("", "number", "0", "any number")
 
 
-class WrongCostError(Exception):
-    """A value that cannot be used.
-
-    Parameters
-    ----------
-    place
-        Where it is, from the cost's name on: ``"F[2]"``.
-    value
-        What is there.
-    advice
-        What to give instead.
-    form
-        How the message begins.
-    """
-
-    def __init__(
-        self, place: str, value: Any, advice: str, form: str = "{place} is {value}; "
-    ) -> None:
-        super().__init__(place)
-        self.place, self.value, self.advice, self.form = place, value, advice, form
-
-    def text(self, show: Callable[[Any], str] = reprlib.repr) -> str:
-        """One line for people; `show` quotes the value."""
-        return self.form.format(place=self.place, value=show(self.value)) + self.advice
-
-
 def check_cost(name: str, value: Any) -> Any:
     """The value of a cost with plain numbers, tuples and dictionaries.
 
@@ -176,7 +158,7 @@ def check_cost(name: str, value: Any) -> Any:
 
     Raises
     ------
-    WrongCostError
+    WrongValueError
         When the cost cannot have this value.
     """
     field = COST_FIELDS[name]
@@ -188,7 +170,7 @@ def check_number(value: Any, place: str) -> float:
 
     Raises
     ------
-    WrongCostError
+    WrongValueError
         When it is something else, negative, or too large.
     """
     return _number(_ANY, value, place)
@@ -212,15 +194,15 @@ def _number(field: CostField, value: Any, place: str, advice: str = "give a numb
     except Exception:  # float() runs what the value's class says
         wrong = True
     if wrong:
-        raise WrongCostError(place, value, advice)
+        raise WrongValueError(place, value, advice)
     if not math.isfinite(number):
-        raise WrongCostError(place, value, "give a finite number")
+        raise WrongValueError(place, value, "give a finite number")
     if number < 0:
-        raise WrongCostError(place, value, "costs are not negative")
+        raise WrongValueError(place, value, "costs are not negative")
     if number > LARGEST_COST:
-        raise WrongCostError(place, value, f"costs go to {LARGEST_COST:g}; use another unit")
+        raise WrongValueError(place, value, f"costs go to {LARGEST_COST:g}; use another unit")
     if field.share and number > 1:
-        raise WrongCostError(place, value, "it is a share between 0 and 1")
+        raise WrongValueError(place, value, "it is a share between 0 and 1")
     return number
 
 
@@ -230,7 +212,7 @@ def _is_list(value: Any) -> bool:
 
 def _list(field: CostField, value: Sequence[Any], advice: str) -> tuple[float, ...]:
     if not value:
-        raise WrongCostError(field.name, value, advice)
+        raise WrongValueError(field.name, value, advice)
     return tuple(_number(field, item, f"{field.name}[{index}]") for index, item in enumerate(value))
 
 
@@ -269,9 +251,9 @@ def _mapping(
     for key, item in value.items():
         place = read(key)
         if place is None:
-            raise WrongCostError(field.name, key, keys, _KEY)
+            raise WrongValueError(field.name, key, keys, _KEY)
         if place in found:
-            raise WrongCostError(field.name, key, "it is there twice; remove one", _KEY)
+            raise WrongValueError(field.name, key, "it is there twice; remove one", _KEY)
         text = ",".join(map(str, place)) if isinstance(place, tuple) else place
         found[place] = _number(field, item, f"{field.name}[{text}]")
     return found
@@ -287,7 +269,7 @@ def _spread(field: CostField, value: Any) -> Any:
         if DEFAULT not in found and (missing is not None or not found):
             advice = f"give all from 0 on, or one for all others: {{{DEFAULT}: 1, 2: 1.5}}"
             form = f"{{place}} has no value for {owner} {missing or 0}; "
-            raise WrongCostError(field.name, value, advice, form)
+            raise WrongValueError(field.name, value, advice, form)
         return found
     if _is_list(value):
         return _list(field, value, advice)
@@ -303,7 +285,7 @@ def _pairs(field: CostField, value: Any) -> Any:
         )
         found = _mapping(field, value, _pair_key, keys)
         if not found:
-            raise WrongCostError(field.name, value, advice)
+            raise WrongValueError(field.name, value, advice)
         return found
     if _is_list(value):
         return _list(field, value, advice)
@@ -316,15 +298,15 @@ def _link(field: CostField, value: Any) -> Any:
         return _number(field, value, field.name, advice)
     rows = [_plain(row) for row in value]
     if not rows or not any(map(_is_list, rows)):
-        raise WrongCostError(field.name, value, advice)
+        raise WrongValueError(field.name, value, advice)
     count, found = len(rows), []
     for index, row in enumerate(rows):
         place = f"{field.name}[{index}]"
         if not _is_list(row):
-            raise WrongCostError(place, row, f"give {count} numbers, one per receiving rank")
+            raise WrongValueError(place, row, f"give {count} numbers, one per receiving rank")
         if len(row) != count:
             form = f"{{place}} has {len(row)} numbers; "
-            raise WrongCostError(place, row, f"give {count}, one per receiving rank", form)
+            raise WrongValueError(place, row, f"give {count}, one per receiving rank", form)
         found.append(
             tuple(_number(field, item, f"{place}[{column}]") for column, item in enumerate(row))
         )
@@ -340,23 +322,23 @@ def _rate(field: CostField, value: Any) -> float:
         return value
     number = _number(field, value, field.name)
     if number < SMALLEST_BANDWIDTH:
-        raise WrongCostError(field.name, value, "give a positive number")
+        raise WrongValueError(field.name, value, "give a positive number")
     return number
 
 
 def _sharing(field: CostField, value: Any) -> int:
     if isinstance(value, bool) or value not in (1, 2):
-        raise WrongCostError(field.name, value, "a link to the host serves 1 or 2 ranks")
+        raise WrongValueError(field.name, value, "a link to the host serves 1 or 2 ranks")
     return int(value)
 
 
 def _part(field: CostField, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise WrongCostError(field.name, value, "give a mapping, for instance {'F': 1, 'B': 2}")
+        raise WrongValueError(field.name, value, "give a mapping, for instance {'F': 1, 'B': 2}")
     found = {}
     for key, item in value.items():
         if key not in KEYS:
-            raise WrongCostError(field.name, key, did_you_mean(str(key), KEYS), _UNKNOWN)
+            raise WrongValueError(field.name, key, did_you_mean(str(key), KEYS), _UNKNOWN)
         advice = "give one number: it is for one stage"
         found[key] = _number(field, item, f"{field.name}[{key}]", advice)
     return found

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from debubble.core.cost_fields import COST_FIELDS, WrongCostError, check_cost
+from debubble.core.cost_fields import COST_FIELDS, check_cost
 from debubble.core.cost_table import CostTable, Value
 from debubble.core.ends import ENDS, Part
-from debubble.core.errors import CostError, check_type, did_you_mean
+from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
 
@@ -154,7 +154,7 @@ class Costs:
                 continue
             try:
                 object.__setattr__(self, name, check_cost(name, value))
-            except WrongCostError as error:
+            except WrongValueError as error:
                 raise CostError(error.text()) from None
         if not isinstance(self.basis, str) or self.basis not in BASES:
             raise CostError(f"basis is {reprlib.repr(self.basis)}; use 'action' or 'rank'")
@@ -183,10 +183,7 @@ class Costs:
     @property
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
-        values = (
-            self.F, self.I, self.W, self.B, self.O, self.p2p, self.activation, self.attention,
-            self.kv, self.exchange, self.offload_share, self.unshard, self.reduce_grad,
-        )  # fmt: skip
+        values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
         ends = any(getattr(self, name) is not None for name in ENDS)
         return not ends and all(value is None or isinstance(value, float) for value in values)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -51,6 +51,32 @@ class ScheduleError(DebubbleError):
     def __init__(self, message: str, chain: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.chain = chain
+
+
+class WrongValueError(Exception):
+    """A value that cannot be used: caught where it is known whether a file or a call gave it.
+
+    Parameters
+    ----------
+    place
+        Where it is, from the name of the parameter on: ``"F[2]"``.
+    value
+        What is there.
+    advice
+        What to give instead.
+    form
+        How the message begins.
+    """
+
+    def __init__(
+        self, place: str, value: Any, advice: str, form: str = "{place} is {value}; "
+    ) -> None:
+        super().__init__(place)
+        self.place, self.value, self.advice, self.form = place, value, advice, form
+
+    def text(self, show: Callable[[Any], str] = reprlib.repr) -> str:
+        """One line for people; `show` quotes the value."""
+        return self.form.format(place=self.place, value=show(self.value)) + self.advice
 
 
 FEW = 8

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core import hooks
+from debubble.core import schedule_fields as check
 from debubble.core.actions import (
     Action,
     Program,
@@ -24,7 +26,8 @@ from debubble.core.actions import (
 from debubble.core.ends import first_stages
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
-from debubble.core.slicing import Slicing, check_cut
+from debubble.core.schedule_fields import Saved, Sizes, checked, saved
+from debubble.core.slicing import Slicing
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
@@ -35,6 +38,11 @@ SYNCS = ("global", "local", "post-validation")
 RECOMPUTE_AFTER = ("forward", "gradient")
 VOCABULARIES = (0, 1, 2)
 MAX_SLICES = 1 << 10
+VOCABULARY_ADVICE = "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
+
+
+def _listed(value: int | tuple[int, ...]) -> int | list[int]:
+    return value if isinstance(value, int) else list(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,12 +79,12 @@ class Schedule:
         rank's and the partial norm that is handed from rank to rank, with which a rank steps at
         once and undoes the step in the rare case that the full norm, known later, says so
         (arXiv 2401.10241).
-    recompute_after
-        What an ``R`` action waits for: ``"forward"``, nothing but its own forward, so that it can
-        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
     weight_versions
         Versions of the weights the training rule keeps at the same time: one number, or one for
         each rank.
+    recompute_after
+        What an ``R`` action waits for: ``"forward"``, nothing but its own forward, so that it can
+        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
         the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
@@ -97,48 +105,52 @@ class Schedule:
         The costs that the order was computed from; None where it depends on none, or nobody knows.
     """
 
-    name: str
+    name: str = field(
+        compare=False, metadata=saved(check.anything, in_file=check.label, default="custom")
+    )  # fmt: skip
     placement: Placement
-    microbatches: int
+    microbatches: int = field(
+        metadata=saved(check.count(), in_file=check.up_to(1 << 24), required=True)
+    )
     actions: Program
     offsets: NDArray[np.int64]
-    iterations: int = 1
-    slices: int = 1
-    cut: tuple[float, ...] = ()
-    exchange: bool = False
-    sync: str = "global"
-    recompute_after: str = "forward"
-    weight_versions: int | tuple[int, ...] = 1
-    explicit_reduction: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-    offload_to: tuple[int | None, ...] = ()
-    vocabulary: int = 0
+    iterations: int = field(default=1, metadata=saved(check.count(), in_file=check.up_to(1 << 16)))
+    slices: int = field(
+        default=1, metadata=saved(check.count(MAX_SLICES), in_file=check.up_to(MAX_SLICES))
+    )  # fmt: skip
+    cut: tuple[float, ...] = field(
+        default=(),
+        metadata=saved(check.cut, write=list, rare=True, same=lambda s: s.slicing.shares),
+    )
+    exchange: bool = field(default=False, metadata=saved(check.truth, rare=True))
+    sync: str = field(default="global", metadata=saved(check.one_of(SYNCS)))
+    weight_versions: int | tuple[int, ...] = field(
+        default=1, compare=False, metadata=saved(check.versions, write=_listed)
+    )
+    recompute_after: str = field(default="forward", metadata=saved(check.one_of(RECOMPUTE_AFTER)))
+    explicit_reduction: bool = field(
+        default=False, compare=False, metadata=saved(check.truth, rare=True)
+    )  # fmt: skip
+    options: Mapping[str, Any] = field(
+        default_factory=dict,
+        compare=False,
+        metadata=saved(check.anything, in_file=check.options, write=dict),
+    )
+    offload_to: tuple[int | None, ...] = field(
+        default=(),
+        metadata=saved(check.targets, write=list, rare=True, same=lambda s: s.copy_targets),
+    )
+    vocabulary: int = field(
+        default=0, metadata=saved(check.one_number(VOCABULARIES, VOCABULARY_ADVICE), rare=True)
+    )
     made_for: Costs | None = field(default=None, compare=False, repr=False)
-    derived: dict[Any, Any] = field(default_factory=dict, init=False)
+    derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
     """What other layers have worked out about this very order, for instance its event graphs."""
 
     def __post_init__(self) -> None:
-        for name in ("microbatches", "iterations", "slices"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise ParameterError(f"{name} is {value!r}; give a whole number")
-            if value < 1:
-                raise ParameterError(f"{name} is {value}; it is at least 1")
-        if self.slices > MAX_SLICES:
-            raise ParameterError(f"slices is {self.slices}; it goes up to {MAX_SLICES:,}")
-        if min(self.versions) < 1 or len(self.versions) != self.placement.ranks:
-            raise ParameterError(
-                f"weight_versions is {self.weight_versions}; give one number from 1 up, or one for "
-                f"each of {self.placement.ranks} ranks"
-            )
-        object.__setattr__(self, "cut", check_cut(self.cut, self.slices))
-        if self.sync not in SYNCS:
-            raise ParameterError(f"sync is '{self.sync}'; use one of {', '.join(SYNCS)}")
-        if self.recompute_after not in RECOMPUTE_AFTER:
-            raise ParameterError(
-                f"recompute_after is '{self.recompute_after}'; use 'forward' or 'gradient'"
-            )
-        _check_targets(self.offload_to, self.placement.ranks)
+        sizes = Sizes(self.placement.ranks, self.slices)
+        for name, spec in SAVED.items():
+            object.__setattr__(self, name, checked(name, spec, getattr(self, name), sizes))
         self._check_vocabulary()
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
@@ -155,11 +167,6 @@ class Schedule:
             )
 
     def _check_vocabulary(self) -> None:
-        if self.vocabulary not in VOCABULARIES:
-            raise ParameterError(
-                f"vocabulary is {self.vocabulary!r}; use 0 for an output layer on the last stage, "
-                "1 or 2 for a sharded one"
-            )
         placement = self.placement
         if self.vocabulary and (
             placement.copies > 1 or self.slices > 1 or first_stages(placement).min() < 0
@@ -207,6 +214,16 @@ class Schedule:
                     raise FormatError(f"rank {rank}, action {index}: {error}") from None
             arrays.append(np.array(codes, dtype=np.int64))
         return cls.from_programs(name, placement, microbatches, arrays, **fields)
+
+    def with_programs(self, programs: Iterable[Program], **changes: Any) -> Schedule:
+        """The same schedule with other programs, one per rank, and other fields as in the class."""
+        parts = list(programs)
+        return replace(
+            self,
+            actions=np.concatenate(parts),
+            offsets=np.cumsum([0, *map(len, parts)]),
+            **changes,
+        )
 
     @property
     def ranks(self) -> int:
@@ -298,11 +315,7 @@ class Schedule:
             return NotImplemented
         return (
             self.placement.table == other.placement.table
-            and (self.microbatches, self.iterations, self.slicing)
-            == (other.microbatches, other.iterations, other.slicing)
-            and (self.sync, self.recompute_after, self.vocabulary)
-            == (other.sync, other.recompute_after, other.vocabulary)
-            and self.copy_targets == other.copy_targets
+            and all(same(self) == same(other) for same in COMPARED)
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.actions, other.actions)
         )
@@ -320,29 +333,17 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as plain data, as it stands in a JSON file."""
-        rare: dict[str, Any] = {"offload_to": list(self.offload_to)} if self.offload_to else {}
-        if self.vocabulary:
-            rare["vocabulary"] = self.vocabulary
+        values = {
+            name: spec.write(getattr(self, name))
+            for name, spec in SAVED.items()
+            if getattr(self, name) or not spec.rare
+        }
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "name": self.name,
+            "name": values.pop("name"),
             "ranks": self.ranks,
-            "microbatches": self.microbatches,
-            "iterations": self.iterations,
-            "slices": self.slices,
-            **({"cut": list(self.cut)} if self.cut else {}),
-            **({"exchange": True} if self.exchange else {}),
-            "sync": self.sync,
-            "weight_versions": (
-                self.weight_versions
-                if isinstance(self.weight_versions, int)
-                else list(self.weight_versions)
-            ),
-            "recompute_after": self.recompute_after,
-            **({"explicit_reduction": True} if self.explicit_reduction else {}),
-            "options": dict(self.options),
-            **rare,
+            **values,
             "placement": {
                 "name": self.placement.name,
                 "table": [list(row) for row in self.placement.table],
@@ -370,14 +371,22 @@ def _numbers(name: str, values: Any) -> NDArray[np.int64]:
     return array
 
 
-def _check_targets(targets: tuple[int | None, ...], ranks: int) -> None:
-    if targets and len(targets) != ranks:
-        raise ParameterError(
-            f"offload_to has {len(targets)} entries for {ranks} ranks; give one per rank, or none"
-        )
-    for rank, target in enumerate(targets):
-        if target is not None and (not 0 <= target < ranks or target == rank):
-            raise ParameterError(
-                f"offload_to[{rank}] is {target}; give another rank from 0 to {ranks - 1}, or None "
-                "for the host"
-            )
+SAVED: dict[str, Saved] = {
+    spec.name: spec.metadata["saved"] for spec in fields(Schedule) if "saved" in spec.metadata
+}
+"""How the fields that are part of files are checked, compared, written and read, by name."""
+
+COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
+    spec.metadata["saved"].same or attrgetter(spec.name)
+    for spec in fields(Schedule)
+    if spec.compare and "saved" in spec.metadata
+)
+"""What equal schedules have in common beside placement and actions."""
+
+
+def default_of(name: str) -> Any:
+    """What a file that does not have a field means by that."""
+    spec = next(spec for spec in fields(Schedule) if spec.name == name)
+    if spec.default_factory is not MISSING:
+        return spec.default_factory()
+    return SAVED[name].default if spec.default is MISSING else spec.default

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from debubble.core.cost_fields import COST_FIELDS, WrongCostError, check_cost, check_number
+from debubble.core.cost_fields import COST_FIELDS, check_cost, check_number
 from debubble.core.costs import BASES
 from debubble.core.ends import ENDS, TIMES
-from debubble.core.errors import FormatError, did_you_mean
+from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.interchange.text import SHOWN, check_label, shown
 from debubble.schedules.registry import LIMITS
 
@@ -155,7 +155,7 @@ def _check_keys(data: Mapping[Any, Any], section: str) -> None:
 def _cost(name: str, value: Any, section: str) -> Any:
     try:
         return check_cost(name, value)
-    except WrongCostError as error:
+    except WrongValueError as error:
         raise FormatError(f"{section}.{error.text(shown)}") from None
 
 
@@ -183,7 +183,7 @@ def _limit(value: Any) -> float | tuple[float, ...]:
 def _number(value: Any, key: str) -> float:
     try:
         return check_number(value, key)
-    except WrongCostError as error:
+    except WrongValueError as error:
         raise FormatError(error.text(shown)) from None
 
 

@@ -13,7 +13,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name, is_foreign, resolve
 from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
-from debubble.lowering.chain import lower
+from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules import registry
 
 
@@ -24,8 +24,8 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
     if not is_foreign(name):
         return registry.make(name, **parameters)
     costs, memory = parameters.get("costs"), parameters.get("memory")
-    recompute = {key: parameters.pop(key, None) for key in ("recompute", "recompute_at")}
-    return lower(resolve(name, **parameters), **recompute, costs=costs, memory=memory)
+    in_order = {row.name: parameters.pop(row.name, None) for row in LOWERINGS if row.in_order}
+    return lower(resolve(name, **parameters), **in_order, costs=costs, memory=memory)
 
 
 @wraps(comparing.compare)

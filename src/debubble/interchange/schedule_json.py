@@ -11,31 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import FormatError, ParameterError, WrongValueError
 from debubble.core.placement import Placement
-from debubble.core.schedule import (
-    FORMAT,
-    FORMAT_VERSION,
-    RECOMPUTE_AFTER,
-    SYNCS,
-    VOCABULARIES,
-    Schedule,
-)
-from debubble.core.slicing import check_cut
+from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule, default_of
+from debubble.core.schedule_fields import Sizes, up_to
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import A_TRACE, check_keys, check_label, shown
 
-REQUIRED = ("format", "version", "ranks", "microbatches", "placement", "programs")
-OPTIONAL = (
-    "name", "iterations", "slices", "cut", "exchange", "sync", "recompute_after", "weight_versions",
-    "offload_to", "vocabulary", "options", "explicit_reduction",
+REQUIRED = (
+    "format", "version", "ranks", "placement", "programs",
+    *(name for name, spec in SAVED.items() if spec.required),
 )  # fmt: skip
-LARGEST = {"microbatches": 1 << 24, "iterations": 1 << 16, "slices": 1 << 10,
-           "ranks": MAX_RANKS}  # fmt: skip
-MAX_VERSIONS = 1 << 16
+OPTIONAL = tuple(name for name, spec in SAVED.items() if not spec.required)
 MAX_COPIES = 16
-MAX_OPTIONS = 64
-MAX_NUMBER = 1 << 53
 
 
 def to_json(schedule: Schedule) -> str:
@@ -93,8 +81,7 @@ def from_json(text: str, where: str) -> Schedule:
             f"{where}: version is {shown(version)}; this debubble reads version {FORMAT_VERSION}"
         )
     check_keys(data, where, (*REQUIRED, *OPTIONAL), REQUIRED)
-    counts = {key: _count(data.get(key, 1), key, where) for key in LARGEST}
-    ranks = counts.pop("ranks")
+    ranks, fields = read_fields(data, where)
     placement = read_placement(data["placement"], ranks, where)
     programs = data["programs"]
     if not isinstance(programs, list) or len(programs) != ranks:
@@ -103,32 +90,41 @@ def from_json(text: str, where: str) -> Schedule:
     for rank, program in enumerate(programs):
         if not isinstance(program, list):
             raise FormatError(f"{where}: programs[{rank}] is {shown(program)}; give a list of text")
-    units = counts["microbatches"] * counts["iterations"] * counts["slices"]
+    slices = fields["slices"]
+    units = fields["microbatches"] * fields["iterations"] * slices
     check_size(sum(map(len, programs)), placement.stages, units, where)
-    vocabulary = data.get("vocabulary", 0)
-    if type(vocabulary) is not int or vocabulary not in VOCABULARIES:
-        raise FormatError(f"{where}: vocabulary is {shown(vocabulary)}; use 0, 1 or 2")
+    cells = [
+        read_cells(program, partial(_place, where, rank), slices)
+        for rank, program in enumerate(programs)
+    ]
     try:
-        return Schedule.from_programs(
-            check_label(data.get("name", "custom"), f"{where}: name"),
-            placement,
-            programs=[
-                read_cells(program, partial(_place, where, rank), counts["slices"])
-                for rank, program in enumerate(programs)
-            ],
-            cut=_cut(data.get("cut", []), counts["slices"], where),
-            exchange=_truth(data, "exchange", where),
-            explicit_reduction=_truth(data, "explicit_reduction", where),
-            sync=_choice(data, "sync", SYNCS, where),
-            recompute_after=_choice(data, "recompute_after", RECOMPUTE_AFTER, where),
-            options=_options(data.get("options", {}), where),
-            weight_versions=_versions(data.get("weight_versions", 1), ranks, where),
-            offload_to=_targets(data.get("offload_to", []), ranks, where),
-            vocabulary=vocabulary,
-            **counts,
-        )
+        return Schedule.from_programs(placement=placement, programs=cells, **fields)
     except ParameterError as error:
         raise FormatError(f"{where}: {error}") from None
+
+
+def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any]]:
+    """Ranks, and the fields of a schedule that a file has, by name; defaults for the others.
+
+    Raises
+    ------
+    FormatError
+        When a value cannot be one of its field.
+    """
+    try:
+        ranks = up_to(MAX_RANKS)("ranks", data["ranks"], Sizes(0, 0))
+        found: dict[str, Any] = {}
+        for name, spec in SAVED.items():
+            value = data.get(name, default_of(name))
+            sizes = Sizes(ranks, found.get("slices", 1))
+            if spec.in_file is not None:
+                spec.in_file(name, value, sizes)
+            found[name] = spec.check(name, value, sizes)
+    except WrongValueError as error:
+        raise FormatError(f"{where}: {error.text(shown)}") from None
+    except ParameterError as error:
+        raise FormatError(f"{where}: {error}") from None
+    return ranks, found
 
 
 def _place(where: str, rank: int, index: int) -> str:
@@ -166,56 +162,6 @@ def parse_json(text: str, where: str) -> Any:
         raise FormatError(f"{where}: a number has too many digits") from None
 
 
-def _count(value: Any, key: str, where: str, largest: int = 0) -> int:
-    largest = largest or LARGEST[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise FormatError(
-            f"{where}: {key} is {shown(value)}; give a whole number from 1 to {largest:,}"
-        )
-    return value
-
-
-def _truth(data: Mapping[str, Any], key: str, where: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise FormatError(f"{where}: {key} is {shown(value)}; use true or false")
-    return value
-
-
-def _versions(value: Any, ranks: int, where: str) -> int | tuple[int, ...]:
-    if not isinstance(value, list):
-        return _count(value, "weight_versions", where, MAX_VERSIONS)
-    if len(value) != ranks:
-        raise FormatError(
-            f"{where}: weight_versions has {len(value)} numbers for {ranks} ranks; "
-            "give one number, or one per rank"
-        )
-    return tuple(
-        _count(item, f"weight_versions[{rank}]", where, MAX_VERSIONS)
-        for rank, item in enumerate(value)
-    )
-
-
-def _choice(data: Mapping[str, Any], key: str, known: tuple[str, ...], where: str) -> str:
-    """One of a few words, the first when the key is not there."""
-    value = data.get(key, known[0])
-    if value not in known:
-        raise FormatError(f"{where}: {key} is {shown(value)}; use one of {', '.join(known)}")
-    return str(value)
-
-
-def _cut(data: Any, slices: int, where: str) -> tuple[float, ...]:
-    if not isinstance(data, list):
-        raise FormatError(f"{where}: cut is {shown(data)}; give a list with a share per slice")
-    for part, share in enumerate(data):
-        if isinstance(share, bool) or not isinstance(share, int | float) or share > 1:
-            raise FormatError(f"{where}: cut[{part}] is {shown(share)}; give a share up to 1")
-    try:
-        return check_cut(data, slices)
-    except ParameterError as error:
-        raise FormatError(f"{where}: {error}") from None
-
-
 def read_placement(data: Any, ranks: int, where: str) -> Placement:
     """The placement that a file describes."""
     if not isinstance(data, Mapping):
@@ -241,36 +187,3 @@ def read_placement(data: Any, ranks: int, where: str) -> Placement:
         return Placement(tuple(map(tuple, table)), name, ranks)
     except ParameterError as error:
         raise FormatError(f"{where}: placement.table: {error}") from None
-
-
-def _targets(data: Any, ranks: int, where: str) -> tuple[int | None, ...]:
-    """Where the copies of every rank go; none of them when all go to the host."""
-    if not isinstance(data, list) or len(data) not in (0, ranks):
-        raise FormatError(
-            f"{where}: offload_to is {shown(data)}; give one rank or null for each of {ranks} ranks"
-        )
-    for rank, target in enumerate(data):
-        known = type(target) is int and 0 <= target < ranks and target != rank
-        if target is not None and not known:
-            raise FormatError(
-                f"{where}: offload_to[{rank}] is {shown(target)}; give another rank from 0 to "
-                f"{ranks - 1}, or null for the host"
-            )
-    return tuple(data)
-
-
-def _options(data: Any, where: str) -> dict[str, Any]:
-    if not isinstance(data, Mapping) or len(data) > MAX_OPTIONS:
-        raise FormatError(
-            f"{where}: options is {shown(data)}; give a mapping with up to {MAX_OPTIONS} entries"
-        )
-    for key, value in data.items():
-        place = f"{where}: options.{check_label(key, f'{where}: a key of options')}"
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, str):
-                check_label(item, place)
-            elif item is not None and not (
-                isinstance(item, int | float) and abs(item) <= MAX_NUMBER
-            ):
-                raise FormatError(f"{place} is {shown(item)}; give numbers, text or a list of them")
-    return dict(data)

@@ -10,13 +10,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from debubble.core.errors import FormatError, did_you_mean
+from debubble.core.errors import FormatError, WrongValueError, did_you_mean
+from debubble.core.schedule_fields import label
 
 SHOWN = 60
 """Characters of a value that an error message quotes."""
-
-MAX_NAME = 200
-"""Characters of a name or a unit that a file may give."""
 
 A_TRACE = (
     "a trace, not a schedule; 'debubble draw' and 'debubble serve' show it; name a schedule here"
@@ -143,8 +141,7 @@ def check_keys(
 
 def check_label(value: Any, where: str) -> str:
     """A name or unit of a file: printable text on one line."""
-    if not isinstance(value, str) or not value.isprintable():
-        raise FormatError(f"{where} is {shown(value)}; give text on one line")
-    if len(value) > MAX_NAME:
-        raise FormatError(f"{where} has {len(value):,} characters; the limit is {MAX_NAME}")
-    return value
+    try:
+        return label(where, value)
+    except WrongValueError as error:
+        raise FormatError(error.text(shown)) from None

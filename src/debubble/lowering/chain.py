@@ -1,28 +1,246 @@
-"""Several lowerings of a schedule, one after the other, in the one order that works."""
+"""Every lowering of a schedule, in the one order that works: one row of :data:`LOWERINGS` each.
+
+The command line, comparisons, the playground and :func:`lower` walk this list. What a row needs is
+imported when it is used, because the command line reads the list at every start.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.graph import P2PMode
-from debubble.engine.memory import Limit
-from debubble.lowering.offload import add_offload
-from debubble.lowering.recompute import RecomputeAt, Stages, add_recompute
-from debubble.lowering.sharding import ShardingMode, add_sharding
-from debubble.lowering.transfers import ReceivePolicy, add_transfers
+
+if TYPE_CHECKING:
+    from debubble.engine.graph import P2PMode
+    from debubble.engine.memory import Limit
+
+
+class Setting(NamedTuple):
+    """What a lowering may compare its results with."""
+
+    costs: Costs | None = None
+    memory: Limit | None = None
+    p2p_mode: P2PMode = "overlapped"
+
+
+Values = Mapping[str, Any]
+"""Values of all lowerings by name, None where nothing is asked for."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What can be added to a schedule.
+
+    Parameters
+    ----------
+    name
+        Keyword of :func:`lower` and of :func:`debubble.compare`; with hyphens, the flag.
+    metavar, help
+        What ``--help`` says.
+    read
+        The value in the text of a flag; gets the flag, for messages, and the text.
+    apply
+        The schedule with it; gets the schedule, all values, and the setting. None for a parameter
+        of another lowering.
+    part_of
+        The lowering whose parameter this is.
+    example
+        A value as text, for messages.
+    in_order
+        Whether orders may depend on it, so that :func:`debubble.make` takes it, too.
+    on_page
+        Values that the playground offers.
+    check
+        Refuses values that do not go together, where that can be said before there is a schedule.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str, str], Any]
+    apply: Callable[[Schedule, Values, Setting], Schedule] | None = None
+    part_of: str = ""
+    example: str = ""
+    in_order: bool = False
+    on_page: tuple[str, ...] = ()
+    check: Callable[[Values], object] | None = None
+
+    @property
+    def flag(self) -> str:
+        """Its flag in the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
+    """``"full"``, or the stages in a text such as ``0,1,4-7``."""
+    if text.strip() == "full":
+        return "full"
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,7})\s*(?:-\s*([0-9]{1,7})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= MAX_STAGES:
+            raise ParameterError(
+                f"{flag} is '{text}'; give full, or stages from 0 on such as 0,1,4-7"
+            )
+        found += range(first, last + 1)
+    return found
+
+
+def _stages(flag: str, text: str) -> str | list[int]:
+    return read_stages(text, flag)
+
+
+def _one_of(known: Callable[[], Iterable[str]]) -> Callable[[str, str], str]:
+    def read(flag: str, text: str) -> str:
+        if text not in known():
+            raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known())}")
+        return text
+
+    return read
+
+
+def _place(_flag: str, text: str) -> str:
+    from debubble.lowering.recompute import place_of
+
+    return place_of("full", text)
+
+
+def _check_place(values: Values) -> object:
+    from debubble.lowering.recompute import place_of
+
+    return place_of(values["recompute"], values["recompute_at"])
+
+
+def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
+    from debubble.lowering.recompute import add_recompute
+
+    stages, at = values["recompute"], values["recompute_at"]
+    return add_recompute(schedule, stages, at=at, **setting._asdict())
+
+
+def _offload(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
+    from debubble.lowering.offload import add_offload
+
+    return add_offload(schedule, values["offload"], **setting._asdict())
+
+
+def _transfers(schedule: Schedule, values: Values, _setting: Setting) -> Schedule:
+    from debubble.lowering.transfers import add_transfers
+
+    return add_transfers(schedule, policy=values["transfers"])
+
+
+def _policies() -> Iterable[str]:
+    from debubble.engine.transfers import RECEIVE_POLICIES
+
+    return RECEIVE_POLICIES
+
+
+def _sharding(schedule: Schedule, values: Values, _setting: Setting) -> Schedule:
+    from debubble.lowering.sharding import add_sharding
+
+    return add_sharding(schedule, mode=values["sharding"])
+
+
+def _sharding_modes() -> Iterable[str]:
+    from debubble.lowering.sharding import SHARDING_MODES
+
+    return SHARDING_MODES
+
+
+LOWERINGS: list[Lowering] = [
+    Lowering(
+        "recompute", "STAGES",
+        "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
+        _stages, _recompute, example="full", in_order=True, on_page=("full",), check=_check_place,
+    ),
+    Lowering(
+        "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
+        _place, part_of="recompute", in_order=True,
+        on_page=("just-in-time", "bubbles", "with-backward"),
+    ),
+    Lowering(
+        "offload", "STAGES",
+        "Keep activations on the host until their backwards: full, or 0,1,4-7.",
+        _stages, _offload, in_order=True,
+    ),
+    Lowering(
+        "transfers", "POLICY",
+        "Make sends and receives actions, receives eager, just-in-time or queued.",
+        _one_of(_policies), _transfers,
+    ),
+    Lowering(
+        "sharding", "MODE",
+        "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
+        _one_of(_sharding_modes), _sharding, on_page=("ddp", "fsdp"),
+    ),
+]  # fmt: skip
+"""Every lowering, in the order in which they are added."""
+
+
+def values_of(given: Values) -> dict[str, Any]:
+    """The values of all lowerings, None for those that are not given.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such lowering, or values do not go together.
+    """
+    known = [lowering.name for lowering in LOWERINGS]
+    for name in given:
+        if name not in known:
+            raise ParameterError(f"unknown parameter '{name}'; {did_you_mean(name, known)}")
+    values = dict.fromkeys(known) | dict(given)
+    for lowering in LOWERINGS:
+        if lowering.check is not None:
+            lowering.check(values)
+    return values
+
+
+def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The values in the texts of flags, by name.
+
+    Raises
+    ------
+    ParameterError
+        When a text is no value, or a parameter's own lowering is not there.
+    """
+    found: dict[str, Any] = {}
+    rows = {lowering.name: lowering for lowering in LOWERINGS}
+    for name, lowering in rows.items():
+        text = texts.get(name)
+        whole = rows.get(lowering.part_of)
+        if text is not None and whole is not None and texts.get(whole.name) is None:
+            raise ParameterError(
+                f"{lowering.flag} needs {whole.metavar.lower()}; add {whole.flag} {whole.example}"
+            )
+        found[name] = None if text is None else lowering.read(lowering.flag, text)
+    return found
+
+
+def split(values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that orders may depend on, and the others."""
+    early = {lowering.name for lowering in LOWERINGS if lowering.in_order}
+    return (
+        {name: value for name, value in values.items() if name in early},
+        {name: value for name, value in values.items() if name not in early},
+    )
 
 
 def lower(
     schedule: Schedule,
     *,
-    recompute: Stages | None = None,
-    recompute_at: RecomputeAt | None = None,
-    offload: Stages | None = None,
-    transfers: ReceivePolicy | None = None,
-    sharding: ShardingMode | None = None,
     costs: Costs | None = None,
     memory: Limit | None = None,
     p2p_mode: P2PMode = "overlapped",
+    **lowerings: Any,
 ) -> Schedule:
     """Add recomputes and copies, then sends and receives, then what data-parallel replicas do.
 
@@ -30,30 +248,29 @@ def lower(
     ----------
     schedule
         What to lower.
-    recompute, recompute_at
-        Which stages recompute their forwards, and where; see
-        :func:`debubble.lowering.recompute.add_recompute`, which also takes `costs`, `memory` and
-        `p2p_mode`.
-    offload
-        Which stages' activations wait on the host, see
-        :func:`debubble.lowering.offload.add_offload`.
-    transfers
-        Where receives stand, see :func:`debubble.lowering.transfers.add_transfers`; None leaves
-        transfers to the simulation.
-    sharding
-        See :func:`debubble.lowering.sharding.add_sharding`; None for no such actions.
+    costs, memory, p2p_mode
+        What places of recomputes and distances of copies are compared with.
+    **lowerings
+        Of :data:`LOWERINGS`, by name, None for no such actions: ``recompute`` and
+        ``recompute_at``, which stages recompute their forwards, and where
+        (:func:`debubble.lowering.recompute.add_recompute`); ``offload``, which stages' activations
+        wait on the host (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
+        receives stand, without which transfers are left to the simulation
+        (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding``
+        (:func:`debubble.lowering.sharding.add_sharding`).
 
     Returns
     -------
     Schedule
         The same one where nothing is asked for.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such lowering, or it cannot be added.
     """
-    schedule = add_recompute(
-        schedule, recompute, at=recompute_at, costs=costs, memory=memory, p2p_mode=p2p_mode
-    )
-    schedule = add_offload(schedule, offload, costs=costs, memory=memory, p2p_mode=p2p_mode)
-    if transfers is not None:
-        schedule = add_transfers(schedule, policy=transfers)
-    if sharding is not None:
-        schedule = add_sharding(schedule, mode=sharding)
+    values, setting = values_of(lowerings), Setting(costs, memory, p2p_mode)
+    for lowering in LOWERINGS:
+        if lowering.apply is not None and values[lowering.name] is not None:
+            schedule = lowering.apply(schedule, values, setting)
     return schedule

@@ -84,12 +84,7 @@ def add_offload(
             with_copies(schedule.program(rank), chosen, recomputed, lead)
             for rank in range(schedule.ranks)
         ]
-        made = replace(
-            schedule,
-            actions=np.concatenate(programs),
-            offsets=np.cumsum([0, *map(len, programs)]),
-            options={**schedule.options, "offload": names},
-        )
+        made = schedule.with_programs(programs, options={**schedule.options, "offload": names})
         timeline = simulate(made, costs, p2p_mode)
         over = 0.0
         if limits is not None:

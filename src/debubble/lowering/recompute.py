@@ -124,10 +124,8 @@ def add_recompute(
     _refuse_lowered(schedule)
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
     programs = [just_in_time(schedule.program(rank), chosen) for rank in range(schedule.ranks)]
-    found = replace(
-        schedule,
-        actions=np.concatenate(programs),
-        offsets=np.cumsum([0, *map(len, programs)]),
+    found = schedule.with_programs(
+        programs,
         recompute_after="gradient" if at == "with-backward" else "forward",
         options={**schedule.options, "recompute": names, "recompute_at": at},
     )

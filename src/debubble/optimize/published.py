@@ -90,7 +90,7 @@ def compare_with_published(
     schedule = found if isinstance(found, Schedule) else found.schedule
     ranks, microbatches = schedule.ranks, schedule.microbatches
     same_model = costs.basis == "rank" and costs.chunks is None
-    limit = None if memory is None else float(np.min(memory))
+    limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
     items: list[Schedule | Timeline] = [found]
     notes: list[str] = []
     if layers:

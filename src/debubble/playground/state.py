@@ -11,8 +11,7 @@ from debubble.core.errors import DebubbleError
 from debubble.engine.graph import P2PMode
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import shown
-from debubble.lowering.recompute import RecomputeAt
-from debubble.lowering.sharding import ShardingMode
+from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 
@@ -77,18 +76,26 @@ class State(_Strict):
     iterations: Annotated[int, Field(ge=1, le=limits.MAX_ITERATIONS)] | None = None
     mode: P2PMode = "overlapped"
     memory: Limit | Limits | None = None
-    recompute: Literal["full"] | None = None
-    recompute_at: RecomputeAt | None = None
-    sharding: ShardingMode | None = None
     costs: CostValues = CostValues()
+
+    # Every lowering that the page offers is a field, too.
+    __annotations__ |= {
+        row.name: Annotated[Literal[row.on_page] | None, Field(default=None)]
+        for row in LOWERINGS
+        if row.on_page
+    }
 
     @property
     def lowering(self) -> dict[str, Any]:
         """What is added to schedules, as :func:`debubble.compare` takes it."""
-        place = self.recompute_at if self.recompute else None
+        chosen = {row.name: getattr(self, row.name) for row in LOWERINGS if row.on_page}
+        parts = {row.name: row.part_of for row in LOWERINGS if row.part_of}
+        # The page says where also while nothing recomputes.
         return {
-            "recompute": self.recompute, "recompute_at": place, "sharding": self.sharding,
-        }  # fmt: skip
+            name: value
+            for name, value in chosen.items()
+            if name not in parts or chosen[parts[name]] is not None
+        }
 
     def read_costs(self) -> CostFile:
         """Costs, with the names of the units.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from debubble.core.cost_fields import COST_FIELDS
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.core.units import amount
@@ -135,10 +136,6 @@ def _costs(file: File) -> dict[str, Any]:
     }
 
 
-SHOWN = ("F", "I", "W", "B", "O", "R", "OPT", "p2p", "message", "bandwidth", "unshard",
-         "reduce_grad", "activation", "kept_for_weight", "embedding", "head", "mtp")  # fmt: skip
-
-
 def cost_lines(costs: Costs, file: CostFile) -> list[list[str]]:
     """What a cost file says, as names and texts, for a page that cannot show it in its fields."""
     basis = "one rank and microbatch" if costs.basis == "rank" else "one stage and microbatch"
@@ -146,7 +143,7 @@ def cost_lines(costs: Costs, file: CostFile) -> list[list[str]]:
     if file.time_unit:
         lines.append(["times in", file.time_unit])
     plain = Costs()
-    for name in SHOWN:
+    for name in COST_FIELDS:
         value = getattr(costs, name)
         if value is not None and value != getattr(plain, name):
             unit = file.memory_unit if name == "activation" else ""

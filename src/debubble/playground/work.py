@@ -94,6 +94,10 @@ def simulate(state: State) -> dict[str, Any]:
     best = ranked.best
     table["best"] = best.name if best else None
     table["rows"] = [row.to_dict() for row in rows]
+    table["columns"] = [
+        {"title": column.title, "cells": column.cells}
+        for column in replace(result, rows=tuple(rows)).columns()
+    ]
     table["notes"] += [
         f"{row.name}: times as in the trace" for row in rows if row.timeline.measured
     ]
@@ -191,11 +195,12 @@ def _most_actions(entry: Entry, case: Any, state: State) -> int:
     actions = entry.most_actions(case)
     stages = entry.placement(case.ranks, case.chunks).stages
     iterations = case.iterations or 1
-    if state.recompute:
+    lowering = state.lowering
+    if lowering["recompute"]:
         actions += case.microbatches * case.slices * iterations * stages
-    if state.sharding == "ddp":
+    if lowering["sharding"] == "ddp":
         actions += stages * iterations
-    elif state.sharding == "fsdp":
+    elif lowering["sharding"] == "fsdp":
         # Weights may be gathered for every action and dropped behind it.
         gathers = 1 if case.chunks <= MAX_ACTIVE else actions
         actions += stages * iterations + 2 * gathers * (stages * iterations if gathers == 1 else 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import debubble
 from debubble.analysis.layout import html_table
-from debubble.analysis.metrics import MEASURES
+from debubble.analysis.measures import meanings
 from debubble.analysis.ranking import differences
 from debubble.analysis.results import result_columns
 from debubble.engine.memory import Limit
@@ -72,7 +72,7 @@ def page(
     heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
     sentences = words.conventions(timelines)
     if not table_html:
-        sentences.append(f"overhead: {MEASURES['overhead']}, ideal: {MEASURES['ideal']}")
+        sentences.append(f"overhead: {meanings()['overhead']}, ideal: {meanings()['ideal']}")
     lines = [f"<li>{html.escape(line)}</li>" for line in sentences]
     drawing = _drawing(timelines, **options)
     static = (

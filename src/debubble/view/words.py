@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from debubble.analysis.measures import meanings
 from debubble.analysis.metrics import (
-    MEASURES,
     MODES,
     VOCABULARY,
     memory_text,
@@ -122,7 +122,7 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
     if free:
         where = f" in {', '.join(dict.fromkeys(free))}" if paying else ""
         lines.append(f"p2p: transfers take no time{where}")
-    lines.append(f"bubble ratio: {MEASURES['bubble_ratio']}")
+    lines.append(f"bubble ratio: {meanings()['bubble_ratio']}")
     lines += [
         f"memory: {memory_text(timeline.table.costs, timeline.schedule)}" for timeline in timelines
     ]

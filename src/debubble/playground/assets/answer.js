@@ -1,15 +1,14 @@
 // The ranking as a table, with the notes that belong to it, and problems beside their fields.
 
-import { $, amount, make, number, percent } from "./dom.js";
+import { $, make } from "./dom.js";
 
 export function showTable({ table }) {
   if (!table) { $("numbers").replaceChildren(); $("notes").replaceChildren(); return; }
-  const { times, p2p, memory, time_unit: unit, memory_unit: memoryUnit } = table.conventions;
-  const heads = ["schedule", unit ? `makespan [${unit}]` : "makespan", "time / best", "bubble ratio", "overhead", "peak activation", "parameter copies", "p2p volume"];
-  const rows = table.rows.map((row) => make("tr", { class: row.name === table.best ? "best" : row.fits ? "" : "over" },
-    ...[row.name, number(row.makespan), row.ratio == null ? "–" : row.ratio.toFixed(3), percent(row.bubble_ratio), percent(row.overhead),
-      `${amount(row.peak_activation, memoryUnit)}${row.fits ? "" : " (over)"}`, number(row.parameter_copies), number(row.p2p_volume)].map((text) => make("td", {}, text))));
-  $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, ...rows));
+  const { times, p2p, memory } = table.conventions;
+  const rows = table.rows.map(({ name, fits }, index) => make("tr", { class: name === table.best ? "best" : fits ? "" : "over" },
+    ...table.columns.map(({ cells }) => make("td", {}, cells[index]))));
+  const heads = table.columns.map(({ title }) => make("th", { scope: "col" }, title));
+  $("numbers").replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
   $("notes").replaceChildren(...[...table.notes, `times: ${times}`, `p2p: ${p2p}`, `memory: ${memory}`].map((text) => make("li", {}, text)));
 }
 

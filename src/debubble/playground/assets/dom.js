@@ -21,7 +21,6 @@ export function svg(tag, attributes, ...children) {
 }
 
 export const number = (value) => (Math.abs(value) >= 1e6 ? Math.round(value) : Number(value.toPrecision(6))).toLocaleString("en-US", { maximumFractionDigits: 12 });
-export const percent = (share) => `${(100 * share).toFixed(2)} %`;
 export const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(1)} MB` : `${Math.max(1, Math.round(bytes / 1e3))} kB`);
 
 /** An amount of memory in the unit of a cost file; bytes as GiB. */

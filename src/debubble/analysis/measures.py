@@ -1,0 +1,196 @@
+"""Every number that is said about a timeline: one entry of :data:`MEASURES` each.
+
+Simulations, comparisons, tables in terminals and on pages, JSON and the words for what numbers mean
+all follow from this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.analysis.bubbles import CAUSES, bubbles
+from debubble.core.actions import Kind, kinds_of
+from debubble.core.schedule import Schedule
+from debubble.core.units import Scale, number, percent
+from debubble.engine.timeline import Timeline
+
+Unit = Literal["time", "memory", "share", "number"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that is said about a timeline, or one for every rank.
+
+    Parameters
+    ----------
+    key
+        Its name in JSON, and in a row of a comparison.
+    value
+        What it is for a timeline: a number, a list with one for each rank, or a mapping of such.
+    words
+        What it means; empty where its name says that.
+    unit
+        What it is counted in, which says how it is written.
+    compared
+        Whether comparisons have it, in the order of this list; of numbers by rank, the largest.
+    head
+        Title of its column in tables, with ``|`` where terminals break it; empty for no column.
+    left_out
+        When the column goes where a line has no room: the highest first, 0 never.
+    reported
+        Whether a report of one simulation has a line for it.
+    """
+
+    key: str
+    value: Callable[[Timeline], Any]
+    words: str = ""
+    unit: Unit = "number"
+    compared: bool = False
+    head: str = ""
+    left_out: int = 0
+    reported: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name in words."""
+        return self.key.replace("_", " ")
+
+    def one(self, timeline: Timeline) -> Any:
+        """One number for the whole timeline: the largest of numbers by rank."""
+        return largest(self.value(timeline))
+
+    def text(self, value: Any, scale: Scale) -> str:
+        """A value for people; amounts of memory and times in the unit of a scale, without it."""
+        if self.unit == "share":
+            return percent(value)
+        return scale.text(value) if self.unit == "memory" else number(value)
+
+
+def largest(value: Any) -> Any:
+    """The largest of numbers by rank; one number as it is."""
+    return max(value) if isinstance(value, list) else value
+
+
+FULLEST = "of the fullest rank"
+"""What a peak is where it is one number."""
+
+
+def boundary_transfers(schedule: Schedule) -> int:
+    """How many boundary activations and gradients move from one rank to another.
+
+    A forward hands its result to the next stage, and a backward (I or B) its result to the stage
+    before; neighbours on the same rank hand it over for free. Slices move one by one.
+    """
+    return int(_transfers_of_slices(schedule).sum())
+
+
+def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
+    """Boundary transfers of every slice, shape ``(slices,)``."""
+    placement, stages = schedule.placement, schedule.stages
+    home = placement.ranks_of_stages.reshape(placement.copies, stages)
+    moves = home[:, 1:] != home[:, :-1]
+    by_kind = np.zeros((len(Kind), placement.copies, stages), dtype=bool)
+    by_kind[Kind.F, :, :-1] = moves
+    by_kind[[Kind.I, Kind.B], :, 1:] = moves
+    crosses = by_kind.reshape(len(Kind), -1)
+    places = crosses.shape[1]
+    total = np.zeros(schedule.slices, dtype=np.int64)
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank)
+        part, place = np.divmod(schedule.places_of(program), places)
+        moved = crosses[kinds_of(program), place]
+        total += np.bincount(part[moved], minlength=schedule.slices)
+    return total
+
+
+def parameter_copies(schedule: Schedule) -> float:
+    """How often the ranks together hold the weights of the model."""
+    copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
+    return int(copies) if copies.is_integer() else copies
+
+
+def p2p_volume(timeline: Timeline) -> float:
+    """Boundary transfers between ranks, times the size of a message where costs name one.
+
+    The transfer of a slice counts for its share of the tokens.
+    """
+    counts = _transfers_of_slices(timeline.schedule)
+    message = timeline.table.costs.message or 1.0
+    if len(counts) == 1:
+        return float(counts[0] * message)
+    return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
+
+
+MEASURES: list[Measure] = [
+    Measure(
+        "makespan", lambda timeline: timeline.makespan,
+        "last end − first start over all ranks", "time",
+        compared=True, head="makespan", reported=True,
+    ),
+    Measure(
+        "ideal", lambda timeline: timeline.ideal,
+        "work of the busiest rank, with no waiting", "time", reported=True,
+    ),
+    Measure(
+        "bubble_time", lambda timeline: timeline.makespan - float(timeline.busy.min()),
+        "longest idle time of a rank: makespan − least busy time", "time",
+    ),
+    Measure(
+        "stage_time", lambda timeline: timeline.stage_time.tolist(),
+        "per rank: last end − first start", "time",
+    ),
+    Measure("busy", lambda timeline: timeline.busy.tolist(), "per rank: time it computes", "time"),
+    Measure(
+        "bubble_ratio", lambda timeline: timeline.bubble_ratio,
+        "idle share of rank-time: 1 − Σ busy / (ranks × makespan)", "share",
+        compared=True, head="bubble|ratio", left_out=1, reported=True,
+    ),
+    Measure(
+        "stage_bubble_rate", lambda timeline: timeline.stage_bubble_rate,
+        "(largest stage time − ideal) / largest stage time", "share", compared=True, reported=True,
+    ),
+    Measure(
+        "overhead", lambda timeline: timeline.overhead, "(makespan − ideal) / ideal", "share",
+        compared=True, head="overhead", left_out=2, reported=True,
+    ),
+    Measure(
+        "idle_by_cause",
+        lambda timeline: dict(zip(CAUSES, bubbles(timeline).totals.T.tolist(), strict=True)),
+        "per rank: idle time before its first action (fill), after its last (drain), "
+        "waiting for data that is not computed (data) or not here yet (p2p), or only for memory",
+        "time",
+    ),
+    Measure(
+        "peak_activation", lambda timeline: timeline.peak_activation.tolist(),
+        "per rank: largest activation memory held at one time", "memory",
+        compared=True, head="peak|activation", reported=True,
+    ),
+    Measure("p2p_transfers", lambda timeline: boundary_transfers(timeline.schedule)),
+    Measure(
+        "parameter_copies", lambda timeline: parameter_copies(timeline.schedule),
+        "copies of the model × versions of the weights kept (mean over ranks)",
+        compared=True, head="parameter|copies", left_out=3, reported=True,
+    ),
+    Measure(
+        "p2p_volume", lambda timeline: p2p_volume(timeline),
+        "transfers of one boundary activation or gradient between ranks",
+        compared=True, head="p2p|volume", left_out=4, reported=True,
+    ),
+    Measure("weight_versions", lambda timeline: max(timeline.schedule.versions), compared=True),
+]  # fmt: skip
+"""Every measure, in the order of tables and files."""
+
+
+def meanings() -> dict[str, str]:
+    """What the measures are in words, by key."""
+    return {measure.key: measure.words for measure in MEASURES if measure.words}
+
+
+def compared() -> list[Measure]:
+    """The measures that comparisons have."""
+    return [measure for measure in MEASURES if measure.compared]

@@ -1,0 +1,211 @@
+"""What a field of a schedule may be, and how it stands in files and counts in comparisons.
+
+A field of :class:`debubble.core.schedule.Schedule` carries this as its metadata. The class checks,
+compares and writes its fields by it, and files are read by it, so that a new field is one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from debubble.core.errors import ParameterError, WrongValueError
+from debubble.core.slicing import check_cut
+
+MAX_VERSIONS = 1 << 16
+MAX_OPTIONS = 64
+MAX_LABEL = 200
+"""Characters of a name or a unit."""
+
+MAX_NUMBER = 1 << 53
+"""Numbers up to here are the same in every reader of JSON."""
+
+
+class Sizes(NamedTuple):
+    """What the values of fields have to agree with."""
+
+    ranks: int
+    slices: int
+
+
+Check = Callable[[str, Any, Sizes], Any]
+"""Name, value, sizes: the value as the field has it, or a :class:`WrongValueError`."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A field that is part of a file.
+
+    Parameters
+    ----------
+    check
+        The one check of a value, in Python and in files.
+    in_file
+        What a value in a file has to meet beside that.
+    write
+        The value as plain data.
+    same
+        What two schedules must have in common here to be equal, from the whole schedule; the
+        default is the value. Fields with ``compare=False`` have no part in equality.
+    required
+        Whether every file has it.
+    rare
+        Whether a file leaves it out where it is empty.
+    default
+        What a file without it means, where the field itself has no default.
+    """
+
+    check: Check
+    in_file: Check | None = None
+    write: Callable[[Any], Any] = lambda value: value
+    same: Callable[[Any], Any] | None = None
+    required: bool = False
+    rare: bool = False
+    default: Any = None
+
+
+def saved(check: Check, **more: Any) -> dict[str, Any]:
+    """The metadata of a field that is part of a file, see :class:`Saved`."""
+    return {"saved": Saved(check, **more)}
+
+
+def checked(name: str, spec: Saved, value: Any, sizes: Sizes) -> Any:
+    """A value given in Python as the field has it.
+
+    Raises
+    ------
+    ParameterError
+        When it cannot be one.
+    """
+    try:
+        return spec.check(name, value, sizes)
+    except WrongValueError as error:
+        raise ParameterError(error.text()) from None
+
+
+def anything(_name: str, value: Any, _sizes: Sizes) -> Any:
+    """Any value: files allow less."""
+    return value
+
+
+def count(most: int | None = None) -> Check:
+    """A whole number from 1 up, in files to `most`."""
+
+    def check(name: str, value: Any, _sizes: Sizes) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise WrongValueError(name, value, "give a whole number")
+        if value < 1:
+            raise WrongValueError(name, value, "it is at least 1")
+        if most is not None and value > most:
+            raise WrongValueError(name, value, f"it goes up to {most:,}")
+        return int(value)
+
+    return check
+
+
+def up_to(most: int) -> Check:
+    """A whole number from 1 to `most`, in files."""
+
+    def check(name: str, value: Any, _sizes: Sizes) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise WrongValueError(name, value, f"give a whole number from 1 to {most:,}")
+        return value
+
+    return check
+
+
+def one_of(known: Sequence[str]) -> Check:
+    """One of a few words."""
+
+    def check(name: str, value: Any, _sizes: Sizes) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise WrongValueError(name, value, f"use one of {', '.join(known)}")
+        return value
+
+    return check
+
+
+def truth(name: str, value: Any, _sizes: Sizes) -> bool:
+    """Whether something is so."""
+    if not isinstance(value, bool | np.bool_):
+        raise WrongValueError(name, value, "use true or false")
+    return bool(value)
+
+
+def one_number(known: Sequence[int], advice: str) -> Check:
+    """One of a few whole numbers."""
+
+    def check(name: str, value: Any, _sizes: Sizes) -> int:
+        if type(value) is not int or value not in known:
+            raise WrongValueError(name, value, advice)
+        return value
+
+    return check
+
+
+def cut(name: str, value: Any, sizes: Sizes) -> tuple[float, ...]:
+    """A share of the tokens for every slice, or none for equal slices."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        raise WrongValueError(name, value, "give a list with a share per slice")
+    for part, share in enumerate(value):
+        wrong = isinstance(share, bool) or not isinstance(share, int | float | np.number)
+        if wrong or share > 1:
+            raise WrongValueError(f"{name}[{part}]", share, "give a share up to 1")
+    return check_cut(list(value), sizes.slices)
+
+
+def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
+    """A number of weight versions, or one for each rank."""
+    one = up_to(MAX_VERSIONS)
+    if not isinstance(value, list | tuple):
+        return int(one(name, int(value) if isinstance(value, np.integer) else value, sizes))
+    if len(value) != sizes.ranks:
+        form = f"{{place}} has {len(value)} numbers for {sizes.ranks} ranks; "
+        raise WrongValueError(name, value, "give one number, or one per rank", form)
+    return tuple(one(f"{name}[{rank}]", item, sizes) for rank, item in enumerate(value))
+
+
+def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
+    """Where every rank's copies go, or nothing where all go to the host."""
+    ranks = sizes.ranks
+    if not isinstance(value, list | tuple):
+        raise WrongValueError(name, value, f"give one rank or null for each of {ranks} ranks")
+    if value and len(value) != ranks:
+        form = f"{{place}} has {len(value)} entries for {ranks} ranks; "
+        raise WrongValueError(name, value, "give one per rank, or none", form)
+    for rank, target in enumerate(value):
+        known = type(target) is int and 0 <= target < ranks and target != rank
+        if target is not None and not known:
+            advice = f"give another rank from 0 to {ranks - 1}, or None (null) for the host"
+            raise WrongValueError(f"{name}[{rank}]", target, advice)
+    return tuple(value)
+
+
+def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
+    """Printable text on one line."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise WrongValueError(name, value, "give text on one line")
+    if len(value) > MAX_LABEL:
+        form = f"{{place}} has {len(value):,} characters; "
+        raise WrongValueError(name, value, f"the limit is {MAX_LABEL}", form)
+    return value
+
+
+def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
+    """Numbers, texts and lists of them by name."""
+    if not isinstance(value, Mapping) or len(value) > MAX_OPTIONS:
+        advice = f"give a mapping with up to {MAX_OPTIONS} entries"
+        raise WrongValueError(name, value, advice)
+    for key, entry in value.items():
+        place = f"{name}.{label(f'a key of {name}', key)}"
+        for item in entry if isinstance(entry, list) else [entry]:
+            if isinstance(item, str):
+                label(place, item)
+            elif item is not None and not (
+                isinstance(item, int | float) and abs(item) <= MAX_NUMBER
+            ):
+                raise WrongValueError(place, item, "give numbers, text or a list of them")
+    return dict(value)

