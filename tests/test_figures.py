@@ -29,6 +29,7 @@ def test_figures_are_small_and_listed(script):
 
 
 def test_figures_are_vectors_that_hold_text(script):
+    assert script.EXAMPLES
     for example in script.EXAMPLES:
         text = (ROOT / f"{example.file}.svg").read_text(encoding="utf-8")
         assert "<image" not in text

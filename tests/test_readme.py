@@ -100,5 +100,7 @@ def test_the_demo_is_what_the_readme_says() -> None:
 
 
 def test_files_that_are_linked_exist() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
+    targets = re.findall(r"\]\(([^)#:]+)\)", TEXT)
+    assert targets
+    for target in targets:
         assert (ROOT / target).exists(), target

@@ -13,7 +13,11 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.interchange.chrome_trace import PAIRED, TRANSFERS, save_trace, trace_text
+from debubble.core.kinds import KINDS, Stream
+from debubble.core.waits import waits_for
+from debubble.interchange.chrome_trace import save_trace, trace_text
+from debubble.interchange.trace_events import PAIRED
+from debubble.lowering.chain import lower
 
 UNITS = [("s", 1e6), ("ms", 1e3), ("us", 1.0), ("µs", 1.0), ("ns", 1e-3), ("ticks", 1e3), ("", 1e3)]
 
@@ -113,6 +117,31 @@ def test_arrows_lead_from_slice_to_slice_on_another_rank(timeline: db.Timeline) 
     assert all(event["bp"] == "e" for event in events(timeline, "f"))
 
 
+@pytest.mark.parametrize("name", ["vocab-1", "seq1f1b", "zb-h1"])
+@pytest.mark.parametrize("transfers", [None, "eager"])
+def test_every_wait_between_ranks_has_an_arrow(name: str, transfers: Any) -> None:
+    costs = db.Costs(F=1, I=1, W=1, OPT=1, p2p=0.25)
+    options = {"iterations": 2, "sync": "post-validation", "costs": costs}
+    schedule = lower(db.make(name, ranks=3, microbatches=3, **options), transfers=transfers)
+    timeline = db.simulate(schedule, costs)
+    waits = waits_for(schedule)
+    ranks = [schedule.rank_of(position) for position in range(len(schedule))]
+    drawn = {event["id"]: event for event in events(timeline, "s")}
+    ends = {event["id"]: event for event in events(timeline, "f")}
+    wanted = [
+        (ranks[a], ranks[b], round(float(timeline.start[b]), 6))
+        for a, b in zip(waits.producer.tolist(), waits.consumer.tolist(), strict=True)
+        if ranks[a] != ranks[b]
+    ]
+    assert wanted
+    found = [(drawn[key]["pid"], ends[key]["pid"], round(ends[key]["ts"], 6)) for key in drawn]
+    assert sorted(found) == sorted(wanted)
+    titles = {event["name"] for event in drawn.values()}
+    assert titles <= {spec.title for spec in KINDS}
+    if name == "vocab-1":
+        assert "output layer, first pass" in titles
+
+
 def test_the_counter_is_the_memory_curve(timeline: db.Timeline) -> None:
     counters = events(timeline, "C")
     for rank in (0, 1):
@@ -145,7 +174,7 @@ def test_steps_and_transfers_are_slices_too() -> None:
     assert sum(event["name"].endswith("OPT1") for event in events(stepped, "X")) == 2
     lowered = db.simulate(add_transfers(db.make("1f1b", ranks=2, microbatches=1)), db.Costs(p2p=1))
     sends = [event for event in events(lowered, "X") if event["cat"].startswith("SEND")]
-    assert {event["tid"] for event in sends} == {TRANSFERS}
+    assert {event["tid"] for event in sends} == {PAIRED + Stream.TRANSFER}
     assert {event["name"] for event in sends} == {"0SEND_F0", "1SEND_B0"}
 
 

@@ -23,7 +23,7 @@ COSTS = db.Costs(F=1, I=1.25, W=0.5, p2p=0.125, OPT=0.25)
 @pytest.mark.parametrize("name", [entry.name for entry in registry.schedules()])
 def test_every_trace_gives_its_timeline_back(name, iterations):
     try:
-        schedule = db.make(name, ranks=4, microbatches=8, iterations=iterations)
+        schedule = db.make(name, ranks=4, microbatches=8, iterations=iterations, costs=COSTS)
     except DebubbleError:
         pytest.skip("does not run in this size")
     wanted = db.simulate(schedule, COSTS)

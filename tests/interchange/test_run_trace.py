@@ -10,8 +10,8 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.interchange.chrome_trace import PAIRED
 from debubble.interchange.run_trace import GROUP, run_trace, save_run_trace
+from debubble.interchange.trace_events import PAIRED
 
 
 def test_two_groups_of_processes_with_the_same_actions() -> None:
@@ -49,6 +49,21 @@ def test_transfers_are_left_out() -> None:
     text = "".join(run_trace(lowered, {"predicted": (timeline.start, timeline.end)}))
     events = json.loads(text)["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == len(schedule)
+
+
+def test_slices_have_their_names_and_waits_their_arrows() -> None:
+    schedule = db.make("seq1f1b", ranks=2, microbatches=2, slices=2)
+    timeline = db.simulate(schedule)
+    one = (timeline.start, timeline.end)
+    events = json.loads("".join(run_trace(schedule, {"a": one, "b": one})))["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert names == 2 * [text for row in schedule.rows() for text in row]
+    assert "0F0.1" in names
+    threads = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert threads == {"compute"}
+    arrows = [event for event in events if event["ph"] == "s"]
+    # Every slice goes from rank 0 to rank 1 and its gradient back, in both groups.
+    assert len(arrows) == len({event["id"] for event in arrows}) == 2 * 2 * 4
 
 
 def test_files(tmp_path: Path) -> None:

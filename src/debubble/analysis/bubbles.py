@@ -1,9 +1,10 @@
 """Why ranks are idle: every gap of a timeline, split by cause.
 
 A rank that has not begun is *filling*, one that is done for good is *draining*. In between it waits
-for the input of its next action: for *data* until another rank has computed it, then for *p2p*
-until it has arrived. In blocking mode a rank also waits while it sends and receives, which is p2p.
-An optimizer step waits for data, too: for the gradients, or the norm, of other ranks.
+for what its next action needs: for *data* until all of it has been computed, then for *p2p* until
+it has arrived. So data is what would be left if transfers took no time; copies of activations back
+from the host and gathered weights are data, too. In blocking mode a rank also waits while it sends
+and receives, which is p2p. An optimizer step waits for the gradients, or the norm, of other ranks.
 
 An order that was made under a memory limit waits for another reason, too: the rank's next forward
 could have run, its input was there, but holding one more activation would have gone over the limit,
@@ -25,17 +26,20 @@ from debubble.core.actions import (
     computes,
     group_bounds,
     kinds_of,
-    microbatches_of,
-    pairs_of,
-    stages_of,
 )
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.waits import primary_of, waits_for
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
 """What ranks are idle for, in the order of their codes."""
 
 FILL, DRAIN, DATA, P2P, MEMORY = range(len(CAUSES))
+
+Positions = NDArray[np.int64]
+
+_RECEIVES = np.array([spec.receives for spec in KINDS])
 
 ROUNDING = 1e-12
 """Gaps below this share of the makespan are rounding."""
@@ -86,17 +90,14 @@ def bubbles(timeline: Timeline) -> Bubbles:
     opening = np.diff(rank, prepend=-1) > 0
     begin, end = timeline.start[busy], timeline.end[busy]
     free = np.where(opening, 0.0, np.concatenate([[0.0], end])[: len(busy)])
-    computed = np.clip(_computed(timeline)[busy], free, begin)
-    if timeline.late is not None:
-        # Forwards that could have started sooner wait no longer for a transfer than it takes.
-        needs = inputs_of(schedule)[busy]
-        source = np.searchsorted(schedule.offsets, needs, side="right") - 1
-        journey = np.where(needs < 0, 0.0, timeline.table.link[source, rank])
-        computed = np.clip(np.maximum(computed, begin - journey), free, begin)
+    computed = np.where(opening, begin, free)
+    gaps = np.flatnonzero(~opening & (begin - free > ROUNDING * timeline.makespan))
+    known = _computed(timeline, busy[gaps], rank[gaps])
+    computed[gaps] = np.clip(known, free[gaps], begin[gaps])
 
     cause = np.where(opening, FILL, DATA)
-    parts = [(rank, free, np.where(opening, begin, computed), cause, busy)]
-    parts.append((rank, np.where(opening, begin, computed), begin, np.full(len(busy), P2P), busy))
+    parts = [(rank, free, computed, cause, busy)]
+    parts.append((rank, computed, begin, np.full(len(busy), P2P), busy))
     limits = memory_limit(schedule)
     if limits is not None:
         parts[0], held_up = _split_memory(timeline, parts[0], limits)
@@ -145,59 +146,49 @@ def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
     return Bubbles(rank, start, end, cause, before, totals)
 
 
-def inputs_of(schedule: Schedule) -> NDArray[np.int64]:
-    """Position of the action whose result each action needs, −1 for none; shape ``(n,)``.
+def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray[np.float64]:
+    """When all was computed that the actions at some positions waited for; shape of `before`.
 
-    A forward needs the stage before, a backward for the input the stage behind (on the last stage,
-    its own forward), and a backward for the weights its own backward for the input.
-    """
-    actions, stages = schedule.actions, schedule.stages
-    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-    forward = np.flatnonzero(kind == Kind.F)
-    backward = np.flatnonzero((kind == Kind.I) | (kind == Kind.B))
-    weights = np.flatnonzero(kind == Kind.W)
-    wide = stages + 1
-    where_f = np.full(wide * schedule.units, -1)
-    where_b = np.full(wide * schedule.units, -1)
-    # Shifted by one stage, so that the first stage's forward finds nothing before it.
-    where_f[unit[forward] * wide + stage[forward] + 1] = forward
-    where_b[unit[backward] * wide + stage[backward]] = backward
-    found = np.full(len(actions), -1)
-    found[forward] = where_f[unit[forward] * wide + stage[forward]]
-    last = stage[backward] == stages - 1
-    found[backward] = np.where(
-        last,
-        where_f[unit[backward] * wide + stage[backward] + 1],
-        where_b[unit[backward] * wide + stage[backward] + 1],
-    )
-    found[weights] = where_b[unit[weights] * wide + stage[weights]]
-    return found
-
-
-def _computed(timeline: Timeline) -> NDArray[np.float64]:
-    """When what every action waits for was computed, also for the other half of its pair.
-
-    An action that needs nothing from another rank has nothing on its way: all of its wait is for
-    data, except in blocking mode, where it is for the transfers before it.
+    An action waits with the other half of its pair: what either needs holds up both. One that needs
+    nothing of another rank has nothing on its way: all of its wait is for data, except in blocking
+    mode, where it is for the transfers before it.
     """
     schedule = timeline.schedule
-    needs = inputs_of(schedule)
-    ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
-    remote = (needs >= 0) & (ranks[needs] != ranks)
-    local = np.where(kinds_of(schedule.actions) == Kind.OPT, np.inf, -np.inf)
+    last = group_bounds(schedule.actions)[1][before] - 1
+    of, producer = _needs(schedule, before, last)
+    # What a receive brings was computed when what was sent was.
+    primary = primary_of(schedule)
+    arrives = _RECEIVES[kinds_of(schedule.actions[producer])]
+    sent = primary[producer]
+    source = np.where(arrives & (sent >= 0), primary[sent], producer)
+    home = np.searchsorted(schedule.offsets, source, side="right") - 1
+    far = home != rank[of]
+    computed = _largest(timeline.end[source], of, len(before))
+    if timeline.late is not None:
+        # Actions that could have started sooner wait no longer for a transfer than it takes.
+        journey = _largest(timeline.table.link[home, rank[of]], of, len(before))
+        computed = np.maximum(computed, timeline.start[before] - np.maximum(journey, 0.0))
     if timeline.mode != "blocking":
-        local[:] = np.inf
-    computed = np.where(remote, timeline.end[needs], local)
-    members = np.flatnonzero(pairs_of(schedule.actions))
-    if len(members):
-        # The member whose input arrives last decides; an input of the same rank has no journey.
-        arrival = np.where(remote, timeline.end[needs] + timeline.table.link[ranks[needs], ranks],
-                           -np.inf)  # fmt: skip
-        begin = group_bounds(schedule.actions)[0][members]
-        order = np.lexsort((members, -arrival[members], begin))
-        first, last_to_come = np.unique(begin[order], return_index=True)
-        computed[first] = computed[members[order][last_to_come]]
+        computed[np.bincount(of[far], minlength=len(before)) == 0] = np.inf
     return computed
+
+
+def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Positions, Positions]:
+    """What the actions from `first` to `last` wait for: index of the range, and the producer."""
+    waits = waits_for(schedule)
+    begin, end = waits.offsets[first], waits.offsets[last + 1]
+    of = np.repeat(np.arange(len(first)), end - begin)
+    inside = np.arange(len(of)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
+    return of, waits.producer[begin[of] + inside]
+
+
+def _largest(values: NDArray[np.float64], of: Positions, count: int) -> NDArray[np.float64]:
+    """Largest value of every group, −∞ for none; `of` is sorted; shape ``(count,)``."""
+    found = np.full(count, -np.inf)
+    opens = np.flatnonzero(np.diff(of, prepend=-1))
+    if len(opens):
+        found[of[opens]] = np.maximum.reduceat(values, opens)
+    return found
 
 
 def _split_memory(
@@ -207,10 +198,7 @@ def _split_memory(
     schedule = timeline.schedule
     rank, start, end, cause, before = part
     actions = schedule.actions
-    needs = inputs_of(schedule)
     home = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
-    source = timeline.end[needs] + timeline.table.link[home[needs], home]
-    ready = np.where(needs >= 0, source, 0.0)
 
     # The next forward of the rank at or behind every position.
     count = len(actions)
@@ -219,6 +207,10 @@ def _split_memory(
     real = following < count
     following = np.where(real, following, 0)
     real &= (home[following] == rank) & (following != before) & (cause == DATA)
+
+    of, producer = _needs(schedule, following, following)
+    arrival = timeline.end[producer] + timeline.table.link[home[producer], home[following[of]]]
+    ready = np.maximum(_largest(arrival, of, len(following)), 0.0)
 
     held = np.zeros(count)
     taken = np.zeros(count)
@@ -229,8 +221,8 @@ def _split_memory(
         held[span] = np.cumsum(added + freed) - (added + freed)
     over = held[before] + taken[following] > limits[rank] * (1 + 1e-9)
     # A forward that waits behind this very gap has its input at the latest when it starts.
-    blocked = real & over & (ready[following] < end)
-    since = np.where(blocked, np.clip(ready[following], start, end), end)
+    blocked = real & over & (ready < end)
+    since = np.where(blocked, np.clip(ready, start, end), end)
     return (
         (rank, start, since, cause, before),
         (rank, since, end, np.full(len(rank), MEMORY), before),

@@ -25,6 +25,8 @@ from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import (
     KIND_MASK,
+    PAIR_MASK,
+    PAIR_SHIFT,
     SHARDING_KINDS,
     TRANSFER_KINDS,
     Action,
@@ -267,7 +269,7 @@ def _index(schedule: Schedule, rank: int, text: str) -> int:
     action = Action.parse(text, schedule.slices)
     program = schedule.program(rank)
     code = pack(action.kind, action.stage, action.microbatch)
-    alone = program & ~np.int64(3 << 5)
+    alone = program & ~np.int64(PAIR_MASK << PAIR_SHIFT)
     return int(np.argmax(alone == code))
 
 

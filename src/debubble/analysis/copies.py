@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, position_text
 from debubble.analysis.structure import MOST_UNITS, Columns
 from debubble.core.actions import COPY_KINDS, Action, Kind
+from debubble.core.kinds import WORK_KINDS, order_of
 from debubble.core.schedule import Schedule
 
-ORDER = (
-    (Kind.OFFLOAD, Kind.F), (Kind.RELOAD, Kind.OFFLOAD),
-    (Kind.I, Kind.RELOAD), (Kind.B, Kind.RELOAD), (Kind.R, Kind.RELOAD),
-)  # fmt: skip
+ORDER = tuple(
+    pair for pair in order_of((*WORK_KINDS, *COPY_KINDS)) if not set(pair).isdisjoint(COPY_KINDS)
+)
 """What comes after what within a (stage, microbatch) whose activation leaves its rank."""
 
 
@@ -30,9 +30,8 @@ def inspect_copies(schedule: Schedule, found: Findings) -> None:
     cell = np.where(columns.real, columns.stage * units + columns.unit, -1)
     cells = np.unique(cell[copies])
     at = {
-        kind: _positions(columns, cell, cells, kind, found) for kind in map(Kind, range(Kind.OPT))
+        kind: _positions(columns, cell, cells, kind, found) for kind in (*WORK_KINDS, *COPY_KINDS)
     }
-    at |= {kind: _positions(columns, cell, cells, kind, found) for kind in COPY_KINDS}
     for present, absent in (COPY_KINDS, COPY_KINDS[::-1]):
         _alone(schedule, cells, at[present], at[absent], absent, found)
     for kind, needed in ORDER:

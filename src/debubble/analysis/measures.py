@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind, kinds_of
+from debubble.core.kinds import boundary_steps
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
 from debubble.engine.timeline import Timeline
@@ -95,8 +96,8 @@ def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
     moves = home[:, 1:] != home[:, :-1]
     by_kind = np.zeros((len(Kind), placement.copies, stages), dtype=bool)
-    by_kind[Kind.F, :, :-1] = moves
-    by_kind[[Kind.I, Kind.B], :, 1:] = moves
+    for kind, step in boundary_steps().items():
+        by_kind[kind, :, max(-step, 0) : stages - max(step, 0)] = moves
     crosses = by_kind.reshape(len(Kind), -1)
     places = crosses.shape[1]
     total = np.zeros(schedule.slices, dtype=np.int64)

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Problem, position_text
-from debubble.core.actions import TRANSFER_KINDS, Kind, kinds_of
+from debubble.core.actions import TRANSFER_KINDS, computes, kinds_of
 from debubble.core.costs import Costs
+from debubble.core.kinds import SEND_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.graph import P2PMode
@@ -86,7 +87,7 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     ready, sent = np.zeros(len(ends)), np.zeros(len(ends))
     np.maximum.at(ready, transfer, reached)
     ready = ready[transfer]
-    sends = np.isin(kind[ends], (Kind.SEND_F, Kind.SEND_B))
+    sends = np.isin(kind[ends], SEND_KINDS)
     sent[transfer[sends]] = reached[sends]
     sent = sent[transfer]
 
@@ -111,7 +112,7 @@ def _reached(
     kind: NDArray[np.int64], rank: NDArray[np.int64], end: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """When every rank gets to every action: the end of what it computes before."""
-    compute = np.flatnonzero(kind <= Kind.OPT)
+    compute = np.flatnonzero(computes(kind))
     before = np.searchsorted(compute, np.arange(len(kind))) - 1
     spot = compute[before] if len(compute) else before
     same = (before >= 0) & (rank[spot] == rank)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, position_text
 from debubble.analysis.structure import Columns, period_of
 from debubble.core.actions import Action, Kind, unpack
+from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 
 Positions = NDArray[np.int64]
@@ -33,7 +34,7 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
 
 def _reductions(columns: Columns, owner: Positions, reductions: Positions, found: Findings) -> None:
     schedule, period = columns.schedule, period_of(columns.schedule)
-    made = np.flatnonzero((columns.kind == Kind.W) | (columns.kind == Kind.B))
+    made = np.flatnonzero(np.isin(columns.kind, WEIGHT_KINDS))
     iterations = schedule.units // (schedule.microbatches * schedule.slices)
     needed = owner[made] * iterations + columns.unit[made] // period
     # The last position of every key: the first one from behind.
@@ -97,7 +98,7 @@ def _wrong(schedule: Schedule, what: str, fix: str, position: int) -> Problem:
 def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
     kind = columns.kind
     shards = (kind == Kind.UNSHARD) | (kind == Kind.RESHARD)
-    positions = np.flatnonzero(shards | (kind < Kind.OPT))
+    positions = np.flatnonzero(shards | np.isin(kind, WORK_KINDS))
     positions = positions[np.isin(owner[positions], owner[shards])]
     positions = positions[np.argsort(owner[positions], kind="stable")]
     group = owner[positions]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
+from debubble.core.kinds import BACKWARD, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
 
@@ -112,8 +113,8 @@ def _gradients(
     """Backwards on the wrong side of a step."""
     period = period_of(schedule)
     begin = int(schedule.offsets[steps.rank])
-    weight = (kinds == Kind.W) | (kinds == Kind.B)
-    lost = (weight | (kinds == Kind.I)) & (units < done * period)
+    weight = np.isin(kinds, WEIGHT_KINDS)
+    lost = (weight | np.isin(kinds, BACKWARD)) & (units < done * period)
     mixed = weight & (units >= (done + 1) * period) & (done < schedule.iterations)
 
     def describe(position: int) -> Problem:

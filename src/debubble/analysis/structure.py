@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,11 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.ends import first_stages
+from debubble.core.kinds import WORK_KINDS, order_of, slice_order
 from debubble.core.schedule import Schedule
 
-WORK_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
-"""Kinds that a (stage, microbatch) has at most once."""
+Places: TypeAlias = dict[Kind, NDArray[np.int64]]
+"""Position of the action of every kind in some (stage, microbatch), −1 for none."""
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
@@ -138,7 +140,7 @@ def _pairs(columns: Columns, found: Findings) -> None:
     led = np.zeros(len(pair), dtype=np.int64)
     led[1:] = np.where(columns.rank[:-1] == columns.rank[1:], pair[:-1], 0)
     after = np.roll(np.arange(len(pair)), -1)
-    work = kind <= Kind.R
+    work = np.isin(kind, WORK_KINDS)
     same = (columns.stage == columns.stage[after]) & (columns.unit == columns.unit[after])
     goes_on = (pair % 2 == 1) & (following >= 2)
     lone = ((pair >= 2) & (led % 2 == 0)) | ((pair % 2 == 1) & ~goes_on)
@@ -168,14 +170,18 @@ def _cells(columns: Columns, found: Findings) -> None:
     """Duplicates, missing actions, mixed backwards and order within every (stage, microbatch)."""
     schedule = columns.schedule
     units = min(schedule.units, MOST_UNITS)
-    work = np.flatnonzero(columns.real & (columns.kind <= Kind.R))
-    key = (columns.stage[work] * units + columns.unit[work]) * 8 + columns.kind[work]
+    work = np.flatnonzero(columns.real & np.isin(columns.kind, WORK_KINDS))
+    slot = np.zeros(len(Kind), dtype=np.int64)
+    slot[list(WORK_KINDS)] = np.arange(len(WORK_KINDS))
+    cell = columns.stage[work] * units + columns.unit[work]
+    key = cell * len(WORK_KINDS) + slot[columns.kind[work]]
     # Sorted by stage, then microbatch, then kind; the first position where each runs.
     keys, first = np.unique(key, return_index=True)
     _duplicates(schedule, work, key, keys, first, found)
-    cells, index = np.unique(keys >> 3, return_inverse=True)
-    at = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
-    at[keys & 7, index] = work[first]
+    cells, index = np.unique(keys // len(WORK_KINDS), return_inverse=True)
+    table = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
+    table[keys % len(WORK_KINDS), index] = work[first]
+    at = dict(zip(WORK_KINDS, table, strict=True))
     _mixed(schedule, cells, at, units, found)
     _missing(schedule, cells, at, units, found)
     _order(columns, cells, at, found)
@@ -211,7 +217,7 @@ def _duplicates(
 def _mixed(
     schedule: Schedule,
     cells: NDArray[np.int64],
-    at: NDArray[np.int64],
+    at: Places,
     units: int,
     found: Findings,
 ) -> None:
@@ -222,9 +228,9 @@ def _mixed(
         texts = tuple(
             schedule.text(Action(stage, kind, unit))
             for kind in (Kind.B, Kind.I, Kind.W)
-            if at[kind, cell] >= 0
+            if at[kind][cell] >= 0
         )
-        rank, index, _, where = position_text(schedule, int(at[Kind.B, cell]))
+        rank, index, _, where = position_text(schedule, int(at[Kind.B][cell]))
         return Problem(
             "mixed-backward",
             f"{where} runs the full backward, and {' and '.join(texts[1:])} a part of it again",
@@ -241,11 +247,13 @@ def _mixed(
 def _missing(
     schedule: Schedule,
     cells: NDArray[np.int64],
-    at: NDArray[np.int64],
+    at: Places,
     units: int,
     found: Findings,
 ) -> None:
-    forward, grad_input, grad_weight, full, _ = at >= 0
+    forward, grad_input, grad_weight, full = (
+        at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
+    )
     split = bool(grad_input.any() or grad_weight.any())
     backward = (Kind.I, Kind.W) if split else (Kind.B,)
 
@@ -279,9 +287,7 @@ def _missing(
     found.omit("missing", absent - len(gaps))
 
 
-def _order(
-    columns: Columns, cells: NDArray[np.int64], at: NDArray[np.int64], found: Findings
-) -> None:
+def _order(columns: Columns, cells: NDArray[np.int64], at: Places, found: Findings) -> None:
     """Actions that stand before one of the same stage and microbatch they need, on its rank."""
     schedule, rank = columns.schedule, columns.rank
 
@@ -302,18 +308,17 @@ def _order(
 
         found.add("order", swapped[np.argsort(one[swapped])], describe)
 
-    for kind, needed in (
-        (Kind.I, Kind.F), (Kind.B, Kind.F), (Kind.W, Kind.I), (Kind.R, Kind.F), (Kind.I, Kind.R),
-        (Kind.B, Kind.R),
-    ):  # fmt: skip
+    for kind, needed in order_of(WORK_KINDS):
         early(at[kind], at[needed])
     if schedule.slices > 1:
         # Cells next to each other that are slices of one microbatch on one stage.
         units = min(schedule.units, MOST_UNITS)
         next_slice = (np.diff(cells) == 1) & (cells[1:] % units % schedule.slices > 0)
-        backward = np.maximum(at[Kind.I], at[Kind.B])
-        early(at[Kind.F, 1:][next_slice], at[Kind.F, :-1][next_slice])
-        early(backward[:-1][next_slice], backward[1:][next_slice])
+        for kinds, step in slice_order():
+            # A backward is either I or B.
+            one = np.max([at[kind] for kind in kinds], axis=0)
+            before, after = (one[1:], one[:-1]) if step < 0 else (one[:-1], one[1:])
+            early(before[next_slice], after[next_slice])
 
 
 def _shards(columns: Columns, found: Findings) -> None:

@@ -203,6 +203,13 @@ class KindSpec:
         """Whether it is the end of a transfer that gets the data."""
         return self.other_end is not None and not self.sends
 
+    @property
+    def away(self) -> int:
+        """How many stages away the other end of a transfer is; 0 for what is none."""
+        if self.other_end is None:
+            return 0
+        return self.needs[0].stage if self.receives else -KINDS[self.other_end].needs[0].stage
+
 
 F, I, W, B, R, OPT = Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT
 BACKWARD = (I, B)
@@ -330,6 +337,9 @@ COMPUTE_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE)
 TRANSFER_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER)
 """Kinds that move data between two ranks."""
 
+SEND_KINDS = _members(lambda spec: spec.sends)
+"""Kinds that give data to another rank."""
+
 COPY_KINDS = _members(lambda spec: spec.stream is Stream.COPY)
 """Kinds that move an activation out of its rank's memory, and back."""
 
@@ -349,6 +359,11 @@ WORK_KINDS = tuple(kind for kind in UNIT_KINDS if kind in COMPUTE_KINDS)
 
 STEP_KINDS = _members(lambda spec: spec.per is Per.RANK_STEP)
 """Kinds that a rank does once in every iteration."""
+WEIGHT_KINDS = KINDS[Kind.REDUCE_GRAD].needs[0].kinds
+"""Kinds that add to the gradients of their stage's weights."""
+
+BACKWARD_PARTS = (B, *KINDS[B].instead_of)
+"""Full backwards, and the parts that one can be split into."""
 
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
 """Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
@@ -362,3 +377,33 @@ def spec_of(kind: int) -> KindSpec:
 def kinds_that(kinds: Iterable[Kind], need: Kind) -> tuple[Kind, ...]:
     """Those of some kinds that wait for another kind."""
     return tuple(kind for kind in kinds if any(need in found.kinds for found in KINDS[kind].needs))
+
+
+def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
+    """Pairs of some kinds of which one needs the other of the same stage and microbatch."""
+    among = tuple(kinds)
+    return tuple(
+        (kind, other)
+        for kind in among
+        for need in KINDS[kind].needs
+        if need.of is Of.STAGE and not need.stage and not need.slice
+        for other in need.kinds
+        if other in among
+    )
+
+
+def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
+    """Kinds of which slices follow each other, and how many slices away what they need is."""
+    found = ((need.kinds, need.slice) for spec in KINDS for need in spec.needs if need.slice)
+    return tuple(dict.fromkeys(found))
+
+
+def boundary_steps() -> dict[Kind, int]:
+    """Kinds whose result another stage computes with, and how many stages away that one is."""
+    return {
+        kind: -need.stage
+        for spec in KINDS
+        for need in spec.needs
+        if need.through is not None
+        for kind in need.kinds
+    }

@@ -19,21 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.check import check
-from debubble.core.actions import MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
+from debubble.core.actions import COMPUTE_KINDS, MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, DebubbleError, FormatError
+from debubble.core.kinds import BACKWARD
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cells import check_size, read_cells
-from debubble.interchange.chrome_trace import MICROSECONDS, PAIRED
+from debubble.interchange.chrome_trace import MICROSECONDS
 from debubble.interchange.run_trace import GROUP
 from debubble.interchange.schedule_json import read_placement
 from debubble.interchange.text import plain, shown
 from debubble.interchange.torch_csv import placement_of
+from debubble.interchange.trace_events import PAIRED
 
-TIMED = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT, Kind.S, Kind.T)
-PAIRABLE = (Kind.I, Kind.B)
 MILLISECOND = 1e3
 MAX_BYTES = 64 << 20
 """Bytes of a trace file when it is unpacked."""
@@ -312,7 +312,7 @@ def _are_pair(one: _Slice, two: _Slice) -> bool:
     kinds = {one.action.kind, two.action.kind}
     lengths = one.duration > 0 and two.duration > 0
     together = one.start == two.start and lengths and PAIRED in (one.thread, two.thread)
-    return together and Kind.F in kinds and not kinds.isdisjoint(PAIRABLE)
+    return together and Kind.F in kinds and not kinds.isdisjoint(BACKWARD)
 
 
 def _text(slice_: _Slice) -> str:
@@ -334,7 +334,7 @@ def _slices(data: Any, where: str) -> Iterator[_Slice]:
             action = Action.parse(text)
         except FormatError:
             continue
-        if action.kind not in TIMED or action.microbatch >= MAX_MICROBATCHES:
+        if action.kind not in COMPUTE_KINDS or action.microbatch >= MAX_MICROBATCHES:
             continue
         if part and not (part.isdecimal() and part.isascii() and int(part) < 1 << 10):
             continue

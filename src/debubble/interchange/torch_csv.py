@@ -29,12 +29,14 @@ from debubble.core.actions import (
     Program,
     begins_group,
     cells,
+    computes,
     kinds_of,
     microbatches_of,
     stages_of,
     unpack,
 )
 from debubble.core.errors import FormatError, ParameterError
+from debubble.core.kinds import BACKWARD, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
@@ -85,7 +87,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
         )
     actions = np.concatenate(programs)
     kinds = kinds_of(actions)
-    if not np.any(kinds <= Kind.OPT):
+    if not np.any(computes(kinds)):
         raise FormatError(f"{where}: no actions; write one row per rank: 0F0,0F1,0B0,0B1")
     if np.any(kinds == Kind.OPT):
         raise FormatError(f"{where}: OPT is not part of a CSV; use a JSON schedule file")
@@ -98,7 +100,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
         placement,
         microbatches or found,
         programs,
-        explicit_reduction=bool(np.any(kinds > Kind.OPT)),
+        explicit_reduction=not np.all(computes(kinds)),
     )
 
 
@@ -228,9 +230,9 @@ def _lowered(program: Program, waits: bool) -> list[str]:
             row.append(f"{stage}WAIT_REDUCE_GRAD")
         for leaf in leaves:
             stage, kind, microbatch = leaf
-            if kind in (Kind.SEND_F, Kind.SEND_B):
+            if kind in SEND_KINDS:
                 sent[leaf] = f"{stage}WAIT_{kind.name}{microbatch}"
-            if kind in (Kind.I, Kind.B):
+            if kind in BACKWARD:
                 wait = sent.pop(Action(stage, Kind.SEND_F, microbatch), "")
                 row += [wait] if waits and wait else []
     return row + list(sent.values()) if waits else row

@@ -37,6 +37,7 @@ from debubble.core.actions import (
 )
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kinds import BACKWARD
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
@@ -192,7 +193,7 @@ def _refuse_lowered(schedule: Schedule) -> None:
 def just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
     """The program with an R before every backward of the chosen stages, or before its pair."""
     kinds, stages = kinds_of(program), stages_of(program)
-    backward = (kinds == Kind.I) | (kinds == Kind.B)
+    backward = np.isin(kinds, BACKWARD)
     # A file may name stages that do not exist; checks report them.
     backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)

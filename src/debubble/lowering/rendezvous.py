@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 from debubble.core.actions import (
     TRANSFER_KINDS,
     Action,
-    Kind,
     kinds_of,
     microbatches_of,
     stages_of,
     unpack,
 )
 from debubble.core.errors import ScheduleError
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.stuck import partner
 
 Positions = NDArray[np.int64]
+
+_SENDS = np.array([spec.sends for spec in KINDS])
+_AWAY = np.array([spec.away for spec in KINDS])
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
@@ -91,13 +94,11 @@ class _Ends:
     @classmethod
     def of(cls, schedule: Schedule) -> _Ends:
         kinds = kinds_of(schedule.actions)
-        low, high = min(TRANSFER_KINDS), max(TRANSFER_KINDS)
-        position = np.flatnonzero((kinds >= low) & (kinds <= high))
+        position = np.flatnonzero(np.isin(kinds, TRANSFER_KINDS))
         kind, codes = kinds[position], schedule.actions[position]
         stage, unit = stages_of(codes), microbatches_of(codes)
-        forward = kind <= Kind.RECV_F
-        sends = (kind == Kind.SEND_F) | (kind == Kind.SEND_B)
-        step = np.where(forward == sends, 1, -1)
+        sends, step = _SENDS[kind], _AWAY[kind]
+        forward = (step > 0) == sends
         rank = np.searchsorted(schedule.offsets, position, side="right") - 1
 
         stages = schedule.stages

@@ -22,6 +22,7 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.kinds import COMPUTE_KINDS, SEND_KINDS, WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import refuse_strays
 from debubble.engine.kernels import sharding as kernels
@@ -120,7 +121,7 @@ def add_sharding(
 
 def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     actions, stages = schedule.actions, schedule.stages
-    made = np.flatnonzero((kinds == Kind.W) | (kinds == Kind.B))
+    made = np.flatnonzero(np.isin(kinds, WEIGHT_KINDS))
     iteration = microbatches_of(actions[made]) // (schedule.microbatches * schedule.slices)
     owner = (_ranks_of(schedule, made) * stages + stages_of(actions[made])) * schedule.iterations
     last = np.full(schedule.ranks * stages * schedule.iterations, -1)
@@ -129,7 +130,7 @@ def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
     place, iteration = np.divmod(keys, schedule.iterations)
     ranks, stage = np.divmod(place, stages)
     spots = group_bounds(actions)[1][last[keys]]
-    sends = np.flatnonzero((kinds == Kind.SEND_F) | (kinds == Kind.SEND_B))
+    sends = np.flatnonzero(np.isin(kinds, SEND_KINDS))
     if len(sends):
         others = np.flatnonzero(~np.isin(kinds, TRANSFER_KINDS))
         group_ends = np.append(others, len(actions))[np.searchsorted(others, spots)]
@@ -143,7 +144,7 @@ def _weights(
     schedule: Schedule, kinds: NDArray[np.int64], max_active: int, prefetch: bool
 ) -> _Inserts:
     actions = schedule.actions
-    uses = np.flatnonzero(kinds < Kind.OPT)
+    uses = np.flatnonzero(np.isin(kinds, WORK_KINDS))
     ranks, stage = _ranks_of(schedule, uses), stages_of(actions[uses])
     # Nothing is held from rank to rank, or across a step.
     chain = ranks + np.cumsum(kinds == Kind.OPT)[uses]
@@ -172,7 +173,7 @@ def _weights(
     where, what = where[:events], what[:events]
     use = where >> 1
     position = uses[use]
-    anchors = np.flatnonzero(kinds <= Kind.OPT)
+    anchors = np.flatnonzero(np.isin(kinds, COMPUTE_KINDS))
     behind = np.append(anchors, len(actions))[np.searchsorted(anchors, position, side="right")]
     behind = np.minimum(behind, schedule.offsets[ranks[use] + 1])
     codes = np.where(what & 1, pack(Kind.RESHARD, what >> 1, 0), pack(Kind.UNSHARD, what >> 1, 0))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ import torch.fx.experimental.symbolic_shapes  # autograd's first backward would,
 from numpy.typing import NDArray
 from torch import Tensor
 
-from debubble.core.actions import TRANSFER_KINDS, VOCABULARY_KINDS, Kind
+from debubble.core.actions import TRANSFER_KINDS
+from debubble.core.kinds import KINDS, Kind, Need, Of
 from debubble.runtime.models import Batches
 from debubble.runtime.offload import Copies
 from debubble.runtime.plan import Plan, Step
@@ -26,8 +28,9 @@ from debubble.runtime.weights import Weights
 from debubble.runtime.world import RunError, State, World
 
 FORWARD, BACKWARD = "F", "B"
-SKIPPED = (Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
-"""Actions of fully sharded data parallelism, of which there is none here."""
+BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
+BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
+"""Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
 
 
 class Executor:
@@ -73,6 +76,11 @@ class Executor:
         self._ready: dict[tuple[str, int, int], Tensor | Arrival] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
+        self._away: set[tuple[int, int]] = set()
+        """Of these, what has not come back in this step."""
+        self._needs = {
+            spec.kind: [need for need in spec.needs if need.when(self.schedule)] for spec in KINDS
+        }
         self._steps = any(step.kind == Kind.OPT for step in self.program)
         self._steps_before = self._steps_done = 0
         splits = {step.stage for step in self.program if step.kind == Kind.I}
@@ -118,6 +126,7 @@ class Executor:
             piece.weights.take_gradients()
         self._steps_before = self._steps_done
         self._aside.clear()
+        self._away = set(self._leaving)
         self._copies.start()
         if self._shard is not None:
             self._shard.start()
@@ -125,7 +134,7 @@ class Executor:
             first = self.program[begin]
             if first.kind in TRANSFER_KINDS:
                 self._transfer(begin, end)
-            elif first.kind not in SKIPPED:
+            elif first.kind in HANDLERS:
                 self._compute(range(begin, end))
         self._transport.flush()
         self._copies.finish()
@@ -141,21 +150,19 @@ class Executor:
         for index in range(begin, end):
             step = self.program[index]
             self.start[index] = time.perf_counter_ns()
-            forward = step.kind in (Kind.SEND_F, Kind.RECV_F)
-            way = FORWARD if forward else BACKWARD
-            if step.kind in (Kind.SEND_F, Kind.SEND_B):
-                key = (way, step.stage + (1 if forward else -1), step.unit)
-                tensor = self._ready.pop(key, None)
+            there = step.stage + KINDS[step.kind].away
+            if KINDS[step.kind].sends:
+                tensor = self._ready.pop((_way(step), there, step.unit), None)
                 if not isinstance(tensor, Tensor):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
                 sends.append((step, tensor))
             else:
-                source = step.stage if forward else step.stage + 1
-                receives.append((index, step, self._batches.shape(source, step.unit)))
+                # A boundary has the shape of what goes into the stage behind it.
+                shape = self._batches.shape(max(step.stage, there), step.unit)
+                receives.append((index, step, shape))
         for arrival in self._transport.post(sends, receives):
             step = arrival.step
-            way = FORWARD if step.kind == Kind.RECV_F else BACKWARD
-            self._ready[way, step.stage, step.unit] = arrival
+            self._ready[_way(step), step.stage, step.unit] = arrival
         self.end[begin:end] = time.perf_counter_ns()
 
     def _compute(self, indices: range) -> None:
@@ -191,46 +198,68 @@ class Executor:
 
     def _run(self, step: Step, operand: Tensor | None) -> None:
         """Do what an action says and hand its result on."""
-        kind, unit, key = step.kind, step.unit, (step.stage, step.unit)
-        if kind == Kind.OPT:
-            self._sum_up(unit)
-            self._steps_done += 1
-            for place, piece in self._pieces.items():
-                piece.weights.step(self.gradients[unit, *place])
-            return
-        if kind in VOCABULARY_KINDS:
-            assert self._shard is not None, "other schedules have no such passes"
-            if kind == Kind.S:
-                self._shard.first_pass(unit, self._version(unit))
-            else:
-                self._shard.second_pass(unit)
-            return
-        stage = self.stages[step.copy, step.stage]
-        if kind == Kind.F:
-            x = self._batches.input(unit) if operand is None else operand
-            side = torch.cuda.stream(self._side) if key in self._aside else nullcontext()
-            with side:
-                output = stage.forward(
-                    unit, x, *self._batches.target(unit, step.stage), version=self._version(unit),
-                    recomputed=key in self._recomputed, leaves=key in self._leaving,
-                )  # fmt: skip
-            if step.stage < self._last:
-                self._ready[FORWARD, step.stage + 1, unit] = output
-            elif self._shard is not None:
-                self._shard.given(unit, output)
-        elif kind == Kind.R:
-            stage.recompute(unit)
-        elif kind == Kind.W:
-            stage.backward_weight(unit)
-        elif kind == Kind.OFFLOAD:
-            self._copies.leave(key, stage.activations(unit).leave())
-        elif kind == Kind.RELOAD:
-            self._copies.fetch(key, stage.activations(unit).size)
-        else:
-            back = stage.backward_input if kind == Kind.I else stage.backward
-            gradient = back(unit, operand)
-            if gradient is not None and step.stage > 0:
-                self._ready[BACKWARD, step.stage - 1, unit] = gradient
+        HANDLERS[step.kind](self, step, operand)
+
+    def _stage(self, step: Step) -> Stage:
+        return self.stages[step.copy, step.stage]
+
+    def _forward(self, step: Step, operand: Tensor | None) -> None:
+        unit, key = step.unit, (step.stage, step.unit)
+        x = self._batches.input(unit) if operand is None else operand
+        side = torch.cuda.stream(self._side) if key in self._aside else nullcontext()
+        with side:
+            output = self._stage(step).forward(
+                unit, x, *self._batches.target(unit, step.stage), version=self._version(unit),
+                recomputed=key in self._recomputed, leaves=key in self._leaving,
+            )  # fmt: skip
+        if step.stage < self._last:
+            self._ready[FORWARD, step.stage + 1, unit] = output
+        elif self._shard is not None:
+            self._shard.given(unit, output)
+
+    def _recompute(self, step: Step, operand: Tensor | None) -> None:
+        if operand is not None:
+            # It only waits for the gradient, which is its backward's.
+            self._ready[BACKWARD, step.stage, step.unit] = operand
+        self._stage(step).recompute(step.unit)
+
+    def _backward_input(self, step: Step, operand: Tensor | None) -> None:
+        self._hand_back(step, self._stage(step).backward_input(step.unit, operand))
+
+    def _backward(self, step: Step, operand: Tensor | None) -> None:
+        self._hand_back(step, self._stage(step).backward(step.unit, operand))
+
+    def _hand_back(self, step: Step, gradient: Tensor | None) -> None:
+        if gradient is not None and step.stage > 0:
+            self._ready[BACKWARD, step.stage - 1, step.unit] = gradient
+
+    def _backward_weight(self, step: Step, _: Tensor | None) -> None:
+        self._stage(step).backward_weight(step.unit)
+
+    def _first_pass(self, step: Step, _: Tensor | None) -> None:
+        self._own_shard.first_pass(step.unit, self._version(step.unit))
+
+    def _second_pass(self, step: Step, _: Tensor | None) -> None:
+        self._own_shard.second_pass(step.unit)
+
+    def _optimizer_step(self, step: Step, _: Tensor | None) -> None:
+        self._sum_up(step.unit)
+        self._steps_done += 1
+        for place, piece in self._pieces.items():
+            piece.weights.step(self.gradients[step.unit, *place])
+
+    def _offload(self, step: Step, _: Tensor | None) -> None:
+        row = self._stage(step).activations(step.unit).leave()
+        self._copies.leave((step.stage, step.unit), row)
+
+    def _reload(self, step: Step, _: Tensor | None) -> None:
+        size = self._stage(step).activations(step.unit).size
+        self._copies.fetch((step.stage, step.unit), size)
+
+    @property
+    def _own_shard(self) -> Shard:
+        assert self._shard is not None, "other schedules have no such passes"
+        return self._shard
 
     def _version(self, unit: int) -> int:
         """The version of the weights for a microbatch: the oldest that is kept, see verify.py."""
@@ -241,43 +270,45 @@ class Executor:
         return self._steps_before + max(iteration - older, 0)
 
     def _wait_for(self, index: int) -> Tensor | None:
-        """What an action computes with, when that is there."""
+        """What an action computes with, when all that its kind needs is there."""
         step = self.program[index]
-        kind, key = step.kind, (step.stage, step.unit)
-        if kind == Kind.OPT:
-            self.world.note(index, State.WAITING)
-            self._unions.agree()
-        gradient = kind in (Kind.I, Kind.B)
-        if gradient and key in self._leaving:
-            self.world.note(index, State.WAITING)
-            self.stages[step.copy, step.stage].activations(step.unit).come_back(
-                self._copies.back(key).to(self.world.device)
-            )
-        if kind == Kind.F and step.stage > 0:
-            return self._take((FORWARD, *key), index)
-        if kind in VOCABULARY_KINDS:
-            assert self._shard is not None, "other schedules have no such passes"
-            self.world.note(index, State.WAITING)
-            self._shard.wait_for(step)
-        if gradient:
-            return self._gradient(index)
-        if kind == Kind.R and self.schedule.recompute_after == "gradient":
-            found = self._gradient(index)
-            if found is not None:
-                self._ready[BACKWARD, *key] = found
-        return None
+        found = None
+        for need in self._needs[step.kind]:
+            if need.last_stage_only and step.stage != self._last:
+                continue
+            if need.through is not None:
+                if 0 <= step.stage + need.stage <= self._last:
+                    found = self._take((_way_of(need), step.stage, step.unit), index)
+            elif Kind.RELOAD in need.kinds:
+                self._come_back(index)
+            elif need.of in BY_SHARD:
+                found = self._of_shard(index, need)
+            elif need.of in BY_STEP and not need.optional:
+                self.world.note(index, State.WAITING)
+                self._unions.agree()
+        return found
 
-    def _gradient(self, index: int) -> Tensor | None:
-        """The gradient of a stage's output; None where that is the loss."""
+    def _of_shard(self, index: int, need: Need) -> Tensor | None:
+        """What the output layer's shards have to give; the gradient to the last stage's backward.
+
+        A recompute may have waited for that before.
+        """
         step = self.program[index]
-        key = (BACKWARD, step.stage, step.unit)
-        if step.stage == self._last and key not in self._ready:
-            if self._shard is None:
-                return None
+        if (BACKWARD, step.stage, step.unit) in self._ready and need.last_stage_only:
+            return self._take((BACKWARD, step.stage, step.unit), index)
+        self.world.note(index, State.WAITING)
+        self._own_shard.wait_for(need, step.unit)
+        return self._own_shard.gradient(step.unit) if need.last_stage_only else None
+
+    def _come_back(self, index: int) -> None:
+        """Wait for an activation that left, once."""
+        step = self.program[index]
+        key = (step.stage, step.unit)
+        if key in self._away:
+            self._away.remove(key)
             self.world.note(index, State.WAITING)
-            self._shard.wait_for(step)
-            return self._shard.gradient(step.unit)
-        return self._take(key, index)
+            row = self._copies.back(key).to(self.world.device)
+            self._stage(step).activations(step.unit).come_back(row)
 
     def _take(self, key: tuple[str, int, int], index: int) -> Tensor:
         found = self._ready.pop(key, None)
@@ -300,6 +331,35 @@ class Executor:
         if self._cuda:
             torch.cuda.current_stream().synchronize()
             self._side.synchronize()  # type: ignore[union-attr]
+
+
+Handler: TypeAlias = Callable[[Executor, Step, Tensor | None], None]
+
+HANDLERS: dict[Kind, Handler] = {
+    Kind.F: Executor._forward,
+    Kind.I: Executor._backward_input,
+    Kind.W: Executor._backward_weight,
+    Kind.B: Executor._backward,
+    Kind.R: Executor._recompute,
+    Kind.OPT: Executor._optimizer_step,
+    Kind.OFFLOAD: Executor._offload,
+    Kind.RELOAD: Executor._reload,
+    Kind.S: Executor._first_pass,
+    Kind.T: Executor._second_pass,
+}
+"""What runs an action of a kind. Transfers go out in groups; what data-parallel replicas exchange
+is skipped, as there are none here."""
+
+
+def _way_of(need: Need) -> str:
+    """Which way the result of another stage comes."""
+    return FORWARD if need.stage < 0 else BACKWARD
+
+
+def _way(step: Step) -> str:
+    """Which way a transfer goes: what is received from the stage before is a forward's."""
+    spec = KINDS[step.kind]
+    return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
 
 
 def _groups(program: list[Step]) -> Iterator[tuple[int, int]]:

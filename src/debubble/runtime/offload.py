@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from debubble.core.actions import Kind
+from debubble.core.actions import COPY_KINDS, Kind
 from debubble.runtime.plan import Plan, Step
 from debubble.runtime.world import RunError, World
 
@@ -25,10 +25,7 @@ class Copies:
     """
 
     def __init__(self, world: World, plan: Plan) -> None:
-        moves = [
-            [step for step in program if step.kind in (Kind.OFFLOAD, Kind.RELOAD)]
-            for program in plan.programs
-        ]
+        moves = [[step for step in program if step.kind in COPY_KINDS] for program in plan.programs]
         pairs = [(rank, steps[0].peer) for rank, steps in enumerate(moves) if steps]
         groups = {
             pair: dist.new_group(sorted(pair), backend="gloo") for pair in pairs if pair[1] >= 0

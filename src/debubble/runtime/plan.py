@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
+    COPY_KINDS,
     TRANSFER_KINDS,
+    WHOLE_STAGE_KINDS,
     Action,
     Kind,
     kinds_of,
@@ -19,6 +21,7 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.errors import ScheduleError
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
@@ -28,8 +31,8 @@ class Step(NamedTuple):
     """One action of a program, with where things are.
 
     ``pair`` is 0 alone, 1 and 2 in an overlapped pair; ``peer`` is the rank at the other end of a
-    transfer, or the rank that offloaded activations go to, −1 for none; ``source`` the rank whose
-    result the action needs, −1 when that is its own or none.
+    transfer, or the rank that offloaded activations go to, −1 for none; ``slices`` are those of a
+    microbatch.
     """
 
     kind: Kind
@@ -37,11 +40,18 @@ class Step(NamedTuple):
     unit: int
     pair: int
     copy: int
-    peer: int
-    source: int
+    peer: int = -1
+    slices: int = 1
 
     def __str__(self) -> str:
-        return str(Action(self.stage, self.kind, self.unit))
+        return Action(self.stage, self.kind, self.unit).text(self.slices)
+
+    @property
+    def other_end(self) -> Step:
+        """The other end of a transfer."""
+        spec = KINDS[self.kind]
+        assert spec.other_end is not None, "only transfers have another end"
+        return self._replace(kind=spec.other_end, stage=self.stage + spec.away)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,23 +110,20 @@ class Plan:
         program = self.lowered.program(rank)
         table = self.lowered.placement.table
         last = self.lowered.stages - 1
-        away = (getattr(self.lowered, "offload_to", None) or [None] * self.lowered.ranks)[rank]
+        slices, away = self.lowered.slices, self.lowered.copy_targets[rank]
         steps = []
         columns = (kinds_of(program), stages_of(program), microbatches_of(program),
                    pairs_of(program), self.lowered.copies_of(microbatches_of(program)))  # fmt: skip
         for kind, stage, unit, pair, copy in zip(*(c.tolist() for c in columns), strict=True):
-            if stage > last or (kind != Kind.OPT and unit >= self.lowered.units):
-                action = Action(stage, Kind(kind), unit)
-                raise ScheduleError(f"rank {rank}: {action} does not exist in this schedule")
-            step = _NEXT.get(kind, 0)
-            peer = table[copy][stage + step] if step and 0 <= stage + step <= last else -1
-            if kind in (Kind.OFFLOAD, Kind.RELOAD):
-                peer = -1 if away is None else away
-            needs = stage + _NEEDS.get(kind, 0)
-            source = table[copy][needs] if needs != stage and 0 <= needs <= last else -1
-            steps.append(
-                Step(Kind(kind), stage, unit, pair, copy, peer, -1 if source == rank else source)
-            )
+            spec = KINDS[kind]
+            if stage > last or (spec.kind not in WHOLE_STAGE_KINDS and unit >= self.lowered.units):
+                text = Action(stage, spec.kind, unit).text(slices)
+                raise ScheduleError(f"rank {rank}: {text} does not exist in this schedule")
+            there = stage + spec.away
+            peer = table[copy][there] if spec.away and 0 <= there <= last else -1
+            if kind in COPY_KINDS and away is not None:
+                peer = away
+            steps.append(Step(spec.kind, stage, unit, pair, copy, peer, slices))
         return steps
 
     def text(self, rank: int, index: int) -> str:
@@ -125,10 +132,6 @@ class Plan:
         if index >= len(program):
             return "the end"
         step = program[index]
-        if step.kind in (Kind.RECV_F, Kind.RECV_B):
+        if KINDS[step.kind].receives:
             return f"action {index}: {step} from rank {step.peer}"
         return f"action {index}: {step}"
-
-
-_NEXT = {Kind.SEND_F: 1, Kind.RECV_F: -1, Kind.SEND_B: -1, Kind.RECV_B: 1}
-_NEEDS = {Kind.F: -1, Kind.B: 1, Kind.I: 1}

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional
 
-from debubble.core.actions import Kind
+from debubble.core.kinds import Kind, Need, Of
 from debubble.runtime.models import Batches
-from debubble.runtime.plan import Plan, Step
+from debubble.runtime.plan import Plan
 from debubble.runtime.weights import Versions, Weights
 from debubble.runtime.world import RunError, World
 
@@ -115,14 +115,14 @@ class Shard:
         """F of the last stage is over: all ranks get its output."""
         self._tell(HIDDEN, unit, hidden, self._others)
 
-    def wait_for(self, step: Step) -> None:
-        """What S, T, or the last stage's backward computes with."""
-        if step.kind == Kind.S:
-            self._receive(HIDDEN, self._home, step.unit)
+    def wait_for(self, need: Need, unit: int) -> None:
+        """What a pass, or a backward of the last stage, waits for: a row of the table of kinds."""
+        if need.of is Of.LAST_STAGE:
+            self._receive(HIDDEN, self._home, unit)
             return
-        for what in (SUMS,) if step.kind == Kind.T else (SUMS, GRADIENT):
+        for what in (SUMS, GRADIENT) if need.last_stage_only else (SUMS,):
             for rank in self._ranks:
-                self._receive(what, rank, step.unit)
+                self._receive(what, rank, unit)
 
     def first_pass(self, unit: int, version: int) -> None:
         """S."""

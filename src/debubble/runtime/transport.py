@@ -94,16 +94,9 @@ class Transport:
         kind, stage, unit = arrival.header.tolist()
         wanted = arrival.step
         sent = wanted._replace(kind=type(wanted.kind)(kind), stage=stage, unit=unit)
-        expected = other_end(wanted)
+        expected = wanted.other_end
         if (kind, stage, unit) != (expected.kind, expected.stage, expected.unit):
             raise RunError(
                 f"{wanted} got {sent} from rank {wanted.peer} in place of {expected}: sends and "
                 "receives of these two ranks are in different orders"
             )
-
-
-def other_end(step: Step) -> Step:
-    """The send of a receive."""
-    forward = step.kind.name.endswith("F")
-    kind = type(step.kind)["SEND_F" if forward else "SEND_B"]
-    return step._replace(kind=kind, stage=step.stage + (-1 if forward else 1))

@@ -1,0 +1,41 @@
+"""A small schedule with actions of every kind, for tests that go through the table of kinds."""
+
+from __future__ import annotations
+
+import debubble as db
+from debubble.core.kinds import Kind
+from debubble.lowering.chain import lower
+
+COSTS = db.Costs(F=1, I=1, W=1, p2p=0.25, activation=1, host_bandwidth=4)
+"""What the schedules are made for."""
+
+_PLAIN = {"name": "1f1b"}
+_SPLIT = {"name": "zb-h1"}
+
+MADE: dict[Kind, tuple[dict[str, object], dict[str, object]]] = {
+    Kind.F: (_PLAIN, {}),
+    Kind.B: (_PLAIN, {}),
+    Kind.I: (_SPLIT, {}),
+    Kind.W: (_SPLIT, {}),
+    Kind.R: (_PLAIN, {"recompute": "full", "recompute_at": "with-backward"}),
+    Kind.OPT: ({"name": "1f1b", "iterations": 2}, {}),
+    Kind.SEND_F: (_PLAIN, {"transfers": "eager"}),
+    Kind.RECV_F: (_PLAIN, {"transfers": "eager"}),
+    Kind.SEND_B: (_PLAIN, {"transfers": "eager"}),
+    Kind.RECV_B: (_PLAIN, {"transfers": "eager"}),
+    Kind.OFFLOAD: ({"name": "gpipe"}, {"offload": "full"}),
+    Kind.RELOAD: ({"name": "gpipe"}, {"offload": "full"}),
+    Kind.REDUCE_GRAD: (_PLAIN, {"sharding": "fsdp"}),
+    Kind.UNSHARD: (_PLAIN, {"sharding": "fsdp"}),
+    Kind.RESHARD: (_PLAIN, {"sharding": "fsdp"}),
+    Kind.S: ({"name": "vocab-1"}, {}),
+    Kind.T: ({"name": "vocab-1"}, {}),
+}
+"""What makes a schedule with such actions, and what lowers it; a new kind needs its own."""
+
+
+def schedule_with(kind: Kind, ranks: int = 2, microbatches: int = 4) -> db.Schedule:
+    """A schedule in which every rank, or the one that can, has actions of a kind."""
+    options, lowering = MADE[kind]
+    made = db.make(ranks=ranks, microbatches=microbatches, costs=COSTS, **options)  # type: ignore[arg-type]
+    return lower(made, costs=COSTS, **lowering)  # type: ignore[arg-type]
