@@ -209,18 +209,23 @@ def test_losses_of_each_copy_have_an_order_of_their_own() -> None:
     assert [(p.code, p.actions) for p in swapped.problems] == [("loss-order", ("0F0", "0F1"))]
 
 
+@pytest.mark.parametrize("row", ["0F0 (0F1;0B1)OVERLAP_F_B 0B0", "0F0 (0I0;0W0)OVERLAP_F_B"])
+def test_members_of_a_group_do_not_wait_for_each_other(row: str) -> None:
+    report = db.check(order([row], 1 + int("1" in row)))
+    assert codes(report) == ["bad-pair"]
+    assert len(report.problems[0].actions) == 2
+
+
 @pytest.mark.parametrize(
     "row",
     [
-        "0F0 (0F1;0B1)OVERLAP_F_B 0B0",
         "0F0 (0F1;0F2)OVERLAP_F_B 0B0 0B1 0B2",
         "0F0 0F1 (0B0;0F2)OVERLAP_F_B 0B1 0B2",
+        "0F0 0F1 0F2 0I0 (0I1;0W0)OVERLAP_F_B 0W1 0B2",
     ],
 )
-def test_pairs_are_one_forward_and_one_independent_backward(row: str) -> None:
-    report = db.check(order([row], 1 + int("2" in row) + int("1" in row)))
-    assert codes(report) == ["bad-pair"]
-    assert len(report.problems[0].actions) == 2
+def test_independent_actions_of_any_kind_are_a_group(row: str) -> None:
+    assert db.check(order([row], 3))
 
 
 def test_half_a_pair() -> None:
@@ -228,7 +233,7 @@ def test_half_a_pair() -> None:
     for halves in ([0, 1, 3, 2], [0, 2, 1, 3]):
         report = db.check(Schedule.from_programs("cut", Placement.linear(1), 2, [pair[halves]]))
         assert codes(report) == ["bad-pair"] * 2
-        assert "half of an overlapped pair" in str(report)
+        assert "is part of an overlapped group without the rest" in str(report)
 
 
 def test_a_third_half_does_not_exist() -> None:

@@ -193,7 +193,7 @@ REFUSED = {
     ),
     "0UNSHARD\n": "x.csv: no actions; write one row per rank: 0F0,0F1,0B0,0B1",
     "(0F1;0B0)\n": (
-        "x.csv: row 1, column 1: '(0F1;0B0)' is not a pair; write (0F3;3B1)OVERLAP_F_B"
+        "x.csv: row 1, column 1: '(0F1;0B0)' is not an overlapped group; write (0F3;3B1)OVERLAP_F_B"
     ),
     "0F0\n0B0\n": (
         "x.csv: stage 0 has actions on rank 0 and on rank 1; a CSV cannot say which of two copies "
