@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble import Costs, Schedule, simulate
+from debubble import Costs, Schedule, Timeline, simulate
 from debubble.schedules.registry import closed_forms
+
+
+def measure(timeline: Timeline, quantity: str) -> object:
+    """What a form is about, as simulated."""
+    if quantity == "bubble_time":
+        return timeline.makespan - timeline.busy.min()
+    return getattr(timeline, quantity)
 
 
 def hold(schedule: Schedule, costs: Costs, case: str) -> int:
@@ -13,7 +20,7 @@ def hold(schedule: Schedule, costs: Costs, case: str) -> int:
     timeline = simulate(schedule, costs)
     forms = closed_forms(schedule, costs, costs.transfer)
     for item in forms:
-        measured = np.asarray(getattr(timeline, item.form.quantity))
+        measured = np.asarray(measure(timeline, item.form.quantity))
         formula = np.asarray(item.value)
         if formula.ndim == 0:
             measured = measured.max()

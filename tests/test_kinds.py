@@ -195,7 +195,7 @@ RAW = re.compile(
 )
 ALLOWED = {
     "core/kinds.py": "the table",
-    "schedules/_greedy_kernel.py": "compiled; its own three numbers, F, I and W",
+    "listing/kernel.py": "compiled; its own three numbers, F, I and W",
     "optimize/exact.py": "its own three numbers, F, I and W",
     "optimize/pattern.py": "its own three numbers, F, I and W",
     "optimize/_bounds_kernel.py": "counts kinds",

@@ -123,7 +123,7 @@ def test_rank_costs_and_stages_of_their_own() -> None:
         ((0.5,), "cut has 1 shares for 2 slices"),
         ((0.5, 0.6), "the shares of the cut add up to 1.1; make it 1"),
         ((1.0, 0.0), "cut has a share of 0; shares go from above 0 to 1"),
-        ((1.5, -0.5), "cut has a share of 1.5"),
+        ((1.5, -0.5), "cut\\[0\\] is 1.5; give a share up to 1"),
         ((float("nan"), 1.0), "cut has a share of nan"),
     ],
 )

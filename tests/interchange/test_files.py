@@ -160,7 +160,9 @@ def test_names_and_aliases_resolve() -> None:
     assert resolve("dapple", ranks=2, microbatches=3) == db.make("1f1b", ranks=2, microbatches=3)
     schedule = resolve("vpp", ranks=2, microbatches=4, chunks=3, group_size=4)
     assert (schedule.name, schedule.chunks, schedule.options) == (
-        "interleaved-1f1b", 3, {"group_size": 4},
+        "interleaved-1f1b", 3, {
+        "group_size": 4, "short_last_group": False,
+    },
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_optional_keys_have_defaults() -> None:
 
 def test_numbers_of_numpy_in_options_are_written() -> None:
     schedule = db.make("interleaved-1f1b", ranks=2, microbatches=4, group_size=np.int64(2))
-    assert from_json(to_json(schedule), "x.json").options == {"group_size": 2}
+    assert from_json(to_json(schedule), "x.json").options["group_size"] == 2
 
 
 def test_options_that_json_cannot_say_are_refused_when_written() -> None:

@@ -185,7 +185,7 @@ def test_what_cannot_be_lowered_is_refused() -> None:
         add_sharding(add_sharding(plain))
     with pytest.raises(ParameterError, match="max_active is 0; use 1 or more"):
         add_sharding(plain, mode="fsdp", max_active=0)
-    with pytest.raises(ParameterError, match="max_active is 1; a pair may use 2 stages or more"):
+    with pytest.raises(ParameterError, match="max_active is 1; a group may use 2 stages or more"):
         add_sharding(make("dualpipe-v", ranks=2, microbatches=4), mode="fsdp", max_active=1)
 
 

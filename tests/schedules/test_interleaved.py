@@ -38,13 +38,17 @@ def test_the_option_makes_no_deadlocks_and_refuses_nothing_that_runs() -> None:
                 assert (made.actions == order.actions).all()
             else:
                 refused += 1
-                with pytest.raises(db.ParameterError, match="flexible-interleaved takes any"):
+                with pytest.raises(
+                    db.ParameterError, match=r"or 'flexible-interleaved'|short_last_group"
+                ):
                     db.make("interleaved-1f1b", **sizes)
     assert refused
 
 
 def test_without_the_option_the_message_names_what_takes_any_number() -> None:
-    with pytest.raises(db.ParameterError, match="short_last_group=true; flexible-interleaved"):
+    with pytest.raises(
+        db.ParameterError, match=r"short_last_group=true.*or 'flexible-interleaved'"
+    ):
         db.make("interleaved-1f1b", ranks=4, microbatches=6, chunks=2)
 
 

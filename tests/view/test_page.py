@@ -159,7 +159,7 @@ def test_a_table_of_ones_own_replaces_the_default():
 
 
 def test_the_table_is_that_of_a_comparison():
-    runs = [run("gpipe", 2, 8), run("1f1b", 4, 8)]
+    runs = [run("zb-h1", 4, 8), run("1f1b", 4, 8)]
     text = table(runs)
     assert "<td>33</td><td>1.222</td><td>27.27 %</td><td>37.50 %</td><td>4</td>" in text
     assert "<td>27</td><td>1.000</td>" in text
