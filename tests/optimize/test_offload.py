@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.actions import Kind
+from debubble.lowering.offload import LEADS
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.choices import choice_in, with_choice
-from debubble.optimize.offload import LEADS, eased, schedules, tighter
+from debubble.optimize.offload import eased, schedules, tighter
 from debubble.optimize.strategies import listed
 from tests.optimize.problems import kinds, problem
 

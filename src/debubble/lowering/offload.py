@@ -29,6 +29,9 @@ from debubble.lowering.recompute import Stages, chosen_stages
 LEADS = (0, 1, 2, 3, 4, 6, 8)
 """How many actions before its backward an activation comes back."""
 
+COPIES = (0, 1, 2, 3)
+"""For how many copies under way a search leaves room on every rank."""
+
 ROUNDING = 1e-9
 """Share of a limit by which sums of floats may exceed it."""
 

@@ -15,23 +15,17 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from debubble.core.actions import STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.core.sequence import as_kind
+from debubble.lowering.offload import COPIES, LEADS, check_host, with_copies
+from debubble.lowering.offload import eased as ease_costs
 from debubble.optimize.problem import Problem
 
 Offload: TypeAlias = str | Collection[int] | None
 """``"none"``, ``"free"``, or the stages whose activations wait on the host."""
-
-LEADS = (0, 1, 2, 3, 4, 6, 8)
-"""How many actions before its backward an activation comes back."""
-
-COPIES = (0, 1, 2, 3)
-"""For how many copies under way a search leaves room on every rank."""
 
 
 def check_offload(offload: Offload, costs: Costs) -> None:
@@ -46,25 +40,17 @@ def check_offload(offload: Offload, costs: Costs) -> None:
         return
     if isinstance(offload, str | Mapping) and offload != "free":
         raise ParameterError(f"offload is '{offload}'; give none, free, or stages: [0, 1]")
-    if not np.isfinite(costs.host_bandwidth):
-        raise ParameterError(
-            "offload needs host_bandwidth in the costs, the memory one copy moves per unit of "
-            "time; without it copies would take no time at all"
-        )
+    check_host(costs)
 
 
 def eased(problem: Problem) -> Problem:
     """The problem in which what is offloaded is recomputed in no time instead."""
     if not problem.offload:
         return problem
-    away, recomputed, table = np.array(problem.offload), problem.recomputed, problem.table
-    duration = table.duration.copy()
-    duration[Kind.R, ~recomputed] = 0.0
-    held = np.where(recomputed, table.checkpoint, table.activation)
-    checkpoint = held - np.where(away, table.moved(recomputed), 0.0)
+    away, recomputed = np.array(problem.offload), problem.recomputed
     return replace(
         problem,
-        table=replace(table, duration=duration, checkpoint=checkpoint),
+        table=ease_costs(problem.table, recomputed, away),
         recompute=tuple((away | recomputed).tolist()),
         offload=(),
     )
@@ -100,26 +86,3 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
         yield replace(
             schedule, actions=np.concatenate(made), offsets=np.cumsum([0, *map(len, made)])
         )
-
-
-def with_copies(
-    program: Program, away: NDArray[np.bool_], recomputed: NDArray[np.bool_], lead: int
-) -> Program:
-    """A program with copies of some stages' activations, which return `lead` actions early.
-
-    What is not there for two more actions than that stays.
-    """
-    kinds, cells = kinds_of(program), program >> STAGE_SHIFT
-    stages = stages_of(program)
-    users = np.where(recomputed[stages], kinds == Kind.R, (kinds == Kind.I) | (kinds == Kind.B))
-    begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
-    begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
-    back = end - lead
-    long = back >= begin + 2
-    begin, back, what = begin[long] + 1, back[long], program[begin[long]]
-    spots = np.concatenate([begin, back])
-    copies = np.concatenate([as_kind(what, Kind.OFFLOAD), as_kind(what, Kind.RELOAD)])
-    # Where several copies meet, those that leave go first, and the sooner needed of the others.
-    need = np.concatenate([np.full(len(begin), -1), end[long]])
-    order = np.lexsort((need, spots))
-    return np.insert(program, spots[order], copies[order])

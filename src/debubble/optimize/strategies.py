@@ -30,9 +30,10 @@ import numpy as np
 from debubble import listing
 from debubble.core.actions import Kind, Program, kinds_of, stages_of
 from debubble.engine.graph import MEETING
+from debubble.lowering.offload import COPIES
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.offload import COPIES, tighter
+from debubble.optimize.offload import tighter
 from debubble.optimize.pattern import find_pattern
 from debubble.optimize.problem import TOLERANCE, Problem
 from debubble.optimize.published import published_orders

@@ -17,7 +17,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import measure_memory, memory_limits
 from debubble.engine.timeline import simulate
-from debubble.lowering.offload import add_offload, check_host, eased
+from debubble.lowering.offload import COPIES, add_offload, check_host, eased
 from debubble.lowering.recompute import (
     RecomputeAt,
     Stages,
@@ -26,9 +26,6 @@ from debubble.lowering.recompute import (
     place_of,
 )
 from debubble.schedules._entry import Entry
-
-COPIES = (0, 1, 2, 3)
-"""For how many copies under way an order leaves room on every rank."""
 
 ROUNDING = 1e-9
 """Share of a limit by which sums of floats may exceed it."""
