@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from tests.missing import missing
 
 pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
 
@@ -138,9 +139,10 @@ def children(pid: int) -> list[Path]:
     return [Path("/proc", child) for child in found]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks processes up in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(start: Run, how: signal.Signals) -> None:
+    if not Path("/proc/self/task").exists():
+        missing("processes are looked up in /proc")
     process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
     while len(found := children(process.pid)) < 3 and process.poll() is None:
         time.sleep(0.05)

@@ -362,21 +362,8 @@ STEP_KINDS = _members(lambda spec: spec.per is Per.RANK_STEP)
 WEIGHT_KINDS = KINDS[Kind.REDUCE_GRAD].needs[0].kinds
 """Kinds that add to the gradients of their stage's weights."""
 
-BACKWARD_PARTS = (B, *KINDS[B].instead_of)
-"""Full backwards, and the parts that one can be split into."""
-
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
 """Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
-
-
-def spec_of(kind: int) -> KindSpec:
-    """The row of a kind."""
-    return KINDS[kind]
-
-
-def kinds_that(kinds: Iterable[Kind], need: Kind) -> tuple[Kind, ...]:
-    """Those of some kinds that wait for another kind."""
-    return tuple(kind for kind in kinds if any(need in found.kinds for found in KINDS[kind].needs))
 
 
 def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
