@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 
 import debubble as db
+from debubble.engine.modes import P2P_MODES
 from debubble.interchange.cost_files import parse_costs
 from debubble.interchange.files import parse
 from debubble.interchange.schedule_json import from_json, to_json
 from tests.fuzz import inputs, queues, simulator
 
-MODES = ("overlapped", "channel", "blocking", "pair", "group")
-
 
 def try_all(schedule: db.Schedule, random: Random) -> None:
     """Everything that can be done with any schedule, good or bad."""
-    mode = random.choice(MODES)
+    mode = random.choice(P2P_MODES)
     report = db.check(
         schedule, p2p_mode=random.choice((None, mode)), memory=random.choice((None, 1))
     )
@@ -102,7 +101,7 @@ def arrays(random: Random) -> bool:
         return False
     report = db.check(bad, memory=1)
     assert str(report)
-    mode = random.choice(MODES)
+    mode = random.choice(P2P_MODES)
     try:
         db.simulate(bad, p2p_mode=mode)
     except db.DebubbleError:

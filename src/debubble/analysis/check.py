@@ -40,6 +40,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
+from debubble.engine.modes import MODE
 from debubble.engine.timeline import memory_use
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.rendezvous import matched
@@ -210,13 +211,6 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
     return None, None
 
 
-_MEETING: dict[P2PMode, str] = {
-    "blocking": "with blocking transfers",
-    "pair": "with transfers queued between each two ranks, as by NCCL",
-    "group": "with all transfers of a rank on one queue, as by NCCL with one communicator",
-}
-
-
 def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
     """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
     errors: dict[P2PMode, ScheduleError | None] = {
@@ -230,7 +224,7 @@ def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
     for mode, error in errors.items():
         if error is not None:
             problem = _stuck(schedule, error)
-            message = f"{_MEETING[mode]} ({mode}): {problem.message}"
+            message = f"{MODE[mode].meeting} ({mode}): {problem.message}"
             found.problems.append(replace(problem, message=message))
 
 

@@ -12,6 +12,7 @@ from debubble.core.costs import Costs
 from debubble.core.ends import ENDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
+from debubble.engine import modes
 from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
@@ -27,17 +28,7 @@ SYNCS = {
 CUT_SHOWN = 16
 """Shares of a cut that are spelled out."""
 
-MODES = {
-    "overlapped": "a transfer delays its consumer and occupies nobody",
-    "channel": "every directed pair of ranks carries one transfer at a time",
-    "blocking": "sender and receiver are both busy during a transfer",
-    "pair": "transfers queue between each two ranks, both directions on one queue, in the order of "
-    "the programs (NCCL, one communicator for two ranks)",
-    "group": "each rank queues all its transfers in the order of its program (NCCL, one "
-    "communicator for all)",
-    "directed": "transfers queue between each two ranks, each direction on one queue, in the order "
-    "of the programs",
-}
+MODES: dict[str, str] = {spec.name: spec.title for spec in modes.MODES}
 """What a transfer between ranks does."""
 
 

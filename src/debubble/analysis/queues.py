@@ -12,6 +12,7 @@ from debubble.core.kinds import SEND_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import number
 from debubble.engine.graph import P2PMode
+from debubble.engine.modes import MODE
 from debubble.engine.timeline import Timeline, simulate
 
 TOLERANCE = 1e-9
@@ -58,7 +59,7 @@ def lost_in_queues(
         Problem(
             "head-of-line",
             f"{where} could start at {number(ready)} but is queued behind {other} (action {spot}), "
-            f"whose data is sent at {number(sent)}; with {_QUEUES[mode]} such waits make the "
+            f"whose data is sent at {number(sent)}; with {MODE[mode].queue} such waits make the "
             f"schedule {number(lost)} ({share:.3g} %) longer",
             rank,
             index,
@@ -66,9 +67,6 @@ def lost_in_queues(
             f"move {text} before {other}, on the other rank likewise",
         )
     ]
-
-
-_QUEUES = {"pair": "one queue for each two ranks", "group": "one queue per rank"}
 
 
 def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:

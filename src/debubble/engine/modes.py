@@ -39,7 +39,7 @@ class ModeSpec:
     name
         What users call it.
     title
-        What it does, in a few words.
+        What it does, as outputs say it.
     receives
         Where receives are put in a schedule without transfers; None where it does not matter.
     one_by_one
@@ -50,6 +50,10 @@ class ModeSpec:
         Whether ranks queue the ends of their transfers.
     by_peer, by_direction
         Whether a rank has a queue for each other rank, and for each direction.
+    queue
+        Which queues there are, in a few words; empty where there are none.
+    meeting
+        How ranks wait for each other, for messages about deadlocks; empty where they need not.
     """
 
     name: P2PMode
@@ -60,26 +64,40 @@ class ModeSpec:
     queued: bool = False
     by_peer: bool = False
     by_direction: bool = False
+    queue: str = ""
+    meeting: str = ""
 
 
 MODES: tuple[ModeSpec, ...] = (
-    ModeSpec("overlapped", "transfers delay the consumer and occupy nobody"),
-    ModeSpec("channel", "a link carries one transfer at a time", one_by_one=True),
+    ModeSpec("overlapped", "a transfer delays its consumer and occupies nobody"),
     ModeSpec(
-        "blocking", "sender and receiver wait for each other and for the transfer",
-        receives="just-in-time", blocks=True,
+        "channel", "every directed pair of ranks carries one transfer at a time", one_by_one=True,
     ),
     ModeSpec(
-        "pair", "transfers queue between each two ranks, as by NCCL",
-        receives="queued", queued=True, by_peer=True,
+        "blocking", "sender and receiver are both busy during a transfer",
+        receives="just-in-time", blocks=True, meeting="with blocking transfers",
     ),
     ModeSpec(
-        "group", "all transfers of a rank queue, as by NCCL with one communicator",
-        receives="queued", queued=True,
+        "pair",
+        "transfers queue between each two ranks, both directions on one queue, in the order of the "
+        "programs (NCCL, one communicator for two ranks)",
+        receives="queued", queued=True, by_peer=True, queue="one queue for each two ranks",
+        meeting="with transfers queued between each two ranks, as by NCCL",
     ),
     ModeSpec(
-        "directed", "transfers queue between each two ranks in each direction",
+        "group",
+        "each rank queues all its transfers in the order of its program (NCCL, one communicator "
+        "for all)",
+        receives="queued", queued=True, queue="one queue per rank",
+        meeting="with all transfers of a rank on one queue, as by NCCL with one communicator",
+    ),
+    ModeSpec(
+        "directed",
+        "transfers queue between each two ranks, each direction on one queue, in the order of the "
+        "programs",
         receives="queued", queued=True, by_peer=True, by_direction=True,
+        queue="one queue for each two ranks and direction",
+        meeting="with transfers queued between each two ranks in each direction",
     ),
 )  # fmt: skip
 
