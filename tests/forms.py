@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble import Costs, Schedule, Timeline, simulate
+from debubble import Costs, Schedule, simulate
+from debubble.analysis.measures import MEASURES
 from debubble.schedules.registry import closed_forms
 
-
-def measure(timeline: Timeline, quantity: str) -> object:
-    """What a form is about, as simulated."""
-    if quantity == "bubble_time":
-        return timeline.makespan - timeline.busy.min()
-    return getattr(timeline, quantity)
+VALUE = {measure.key: measure.value for measure in MEASURES}
 
 
 def hold(schedule: Schedule, costs: Costs, case: str) -> int:
@@ -20,7 +16,7 @@ def hold(schedule: Schedule, costs: Costs, case: str) -> int:
     timeline = simulate(schedule, costs)
     forms = closed_forms(schedule, costs, costs.transfer)
     for item in forms:
-        measured = np.asarray(measure(timeline, item.form.quantity))
+        measured = np.asarray(VALUE[item.form.quantity](timeline))
         formula = np.asarray(item.value)
         if formula.ndim == 0:
             measured = measured.max()
