@@ -2,7 +2,7 @@
 
 An order that compiles into an event graph with every backward done has no problem left to find, so
 that this is all that happens to a good schedule; one with transfers or sharding is looked through
-once more, see :mod:`debubble.analysis.sound`. Only one that fails here is inspected in detail.
+once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is inspected in detail.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.copies import inspect_copies
+from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
+from debubble.analysis.optimizer_steps import inspect_steps
 from debubble.analysis.outputs import inspect_outputs
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
-from debubble.analysis.sound import is_sound, without_sharding
-from debubble.analysis.steps import inspect_steps
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import (
     KIND_MASK,

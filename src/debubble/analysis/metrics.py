@@ -9,7 +9,7 @@ import numpy as np
 from debubble.analysis.measures import meanings
 from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
-from debubble.core.ends import ENDS
+from debubble.core.embedding_and_head import ENDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes

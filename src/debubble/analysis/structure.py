@@ -24,7 +24,7 @@ from debubble.core.actions import (
     pairs_of,
     stages_of,
 )
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import WORK_KINDS, order_of, slice_order
 from debubble.core.schedule import Schedule
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.core.cost_fields import COST_FIELDS, DEFAULT, check_cost
 from debubble.core.costs import Costs
-from debubble.core.ends import ENDS, KEYS
+from debubble.core.embedding_and_head import ENDS, KEYS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
 from debubble.interchange.text import read_number
 

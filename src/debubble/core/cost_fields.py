@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from debubble.core.ends import KEYS
+from debubble.core.embedding_and_head import KEYS
 from debubble.core.errors import WrongValueError, did_you_mean
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.cost_fields import DEFAULT
-from debubble.core.ends import ENDS, ends_of
+from debubble.core.embedding_and_head import ENDS, ends_of
 from debubble.core.errors import CostError
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing

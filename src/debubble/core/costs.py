@@ -12,7 +12,7 @@ import numpy as np
 
 from debubble.core.cost_fields import COST_FIELDS, check_cost
 from debubble.core.cost_table import CostTable, Value
-from debubble.core.ends import ENDS, Part
+from debubble.core.embedding_and_head import ENDS, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing

@@ -23,7 +23,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule_fields import Saved, Sizes, checked, saved

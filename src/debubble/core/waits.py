@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import kinds_of, microbatches_of, stages_of
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind, Need, Of
 from debubble.core.schedule import Schedule
 

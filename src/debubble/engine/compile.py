@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT
 from debubble.core.costs import Costs
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import COPY_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind
 from debubble.core.schedule import SYNCS, Schedule

@@ -19,7 +19,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import sweep

@@ -16,7 +16,7 @@ from debubble.core.actions import (
     Kind,
     group_bounds,
 )
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.engine import stuck
 from debubble.engine.collectives import copies_here

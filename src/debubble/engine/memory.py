@@ -68,7 +68,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     S takes what a shard of the output layer needs of a microbatch, and T frees it.
 
     OFFLOAD frees what it moves and RELOAD takes it again, here as if copies took no time and what
-    goes to another rank took none of its memory; see :mod:`debubble.engine.held`.
+    goes to another rank took none of its memory; see :mod:`debubble.engine.memory_over_time`.
     """
     refuse_outside(schedule)
     share = recompute_share(schedule)

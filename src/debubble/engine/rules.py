@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from debubble.core.actions import group_bounds
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import COPY_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS, Kind
 from debubble.engine.collectives import collectives, reductions_before
 from debubble.engine.event_graph import TIMED_KINDS

@@ -28,7 +28,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
 from debubble.core.schedule import Schedule
-from debubble.engine import held, made_for
+from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
@@ -188,7 +188,7 @@ class Timeline:
         use = measure_memory(self.schedule, self.table)
         if not self.graph.has_copies:
             return use
-        return held.measure_over_time(self.schedule, use, self._shown_begin, self.end)
+        return memory_over_time.measure_over_time(self.schedule, use, self._shown_begin, self.end)
 
     @cached_property
     def _begin(self) -> NDArray[np.float64]:
@@ -213,7 +213,9 @@ class Timeline:
         """Times at which a rank's memory changes, and the memory from each time on."""
         schedule = self.schedule
         if self.graph.has_copies:
-            times, deltas = held.changes(schedule, self.memory, self._shown_begin, self.end, rank)
+            times, deltas = memory_over_time.changes(
+                schedule, self.memory, self._shown_begin, self.end, rank
+            )
             return times, np.cumsum(deltas)
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         added, freed = self.memory.deltas(schedule, rank)

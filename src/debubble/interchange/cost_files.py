@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.core.cost_fields import COST_FIELDS, DEFAULT
 from debubble.core.costs import Costs
-from debubble.core.ends import ENDS
+from debubble.core.embedding_and_head import ENDS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import cost_syntax
 from debubble.interchange.text import read_text

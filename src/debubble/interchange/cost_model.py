@@ -11,7 +11,7 @@ from typing import Any
 
 from debubble.core.cost_fields import COST_FIELDS, check_cost, check_number
 from debubble.core.costs import BASES
-from debubble.core.ends import ENDS, TIMES
+from debubble.core.embedding_and_head import ENDS, TIMES
 from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.interchange.text import SHOWN, check_label, shown
 from debubble.schedules.registry import LIMITS

@@ -22,8 +22,8 @@ from debubble.runtime.offload import Copies
 from debubble.runtime.plan import Plan, Step
 from debubble.runtime.shard import Shard
 from debubble.runtime.stage import Stage
+from debubble.runtime.stage_groups import Unions
 from debubble.runtime.transport import Arrival, Transport
-from debubble.runtime.union import Unions
 from debubble.runtime.weights import Weights
 from debubble.runtime.world import RunError, State, World
 

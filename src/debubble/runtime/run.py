@@ -19,10 +19,10 @@ from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import ReceivePolicy, first_transfer
 from debubble.interchange.python_file import user_code
-from debubble.runtime.joined import check_size, is_joined, local_size, run_joined
 from debubble.runtime.measure import Measured, calibrate, predict, sleeping_times
 from debubble.runtime.plan import Plan
 from debubble.runtime.report import RunReport
+from debubble.runtime.torchrun import check_size, is_joined, local_size, run_joined
 from debubble.runtime.world import World, devices, run_local
 from debubble.schedules import registry
 

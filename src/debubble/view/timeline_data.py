@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
 from debubble.core.actions import computes, kinds_of, microbatches_of, pairs_of, stages_of
-from debubble.core.ends import first_stages
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import (
     COMPUTE_KINDS,
     KINDS,

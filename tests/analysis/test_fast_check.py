@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.analysis.copies import inspect_copies
+from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.problems import Findings
 from debubble.analysis.sharding import inspect_sharding
-from debubble.analysis.sound import is_sound, without_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, pack
 from debubble.core.schedule import Schedule
