@@ -1,4 +1,4 @@
-"""Why ranks are idle: every gap of a timeline, split by cause.
+"""Idle time by cause: every gap of a timeline, split.
 
 A rank that has not begun is *filling*, one that is done for good is *draining*. In between it waits
 for what its next action needs: for *data* until all of it has been computed, then for *p2p* until
@@ -33,7 +33,7 @@ from debubble.core.waits import primary_of, waits_for
 from debubble.engine.timeline import Timeline
 
 CAUSES = ("fill", "drain", "data", "p2p", "memory")
-"""What ranks are idle for, in the order of their codes."""
+"""Causes of idle time, in the order of their codes."""
 
 FILL, DRAIN, DATA, P2P, MEMORY = range(len(CAUSES))
 
@@ -147,7 +147,7 @@ def _collected(timeline: Timeline, parts: list[_Part]) -> Bubbles:
 
 
 def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray[np.float64]:
-    """When all was computed that the actions at some positions waited for; shape of `before`.
+    """Time at which the last input of each action was computed; shape of `before`.
 
     An action waits with the other half of its pair: what either needs holds up both. One that needs
     nothing of another rank has nothing on its way: all of its wait is for data, except in blocking
@@ -174,7 +174,7 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
 
 
 def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Positions, Positions]:
-    """What the actions from `first` to `last` wait for: index of the range, and the producer."""
+    """Dependencies of the actions in the ranges `first` … `last`: index of the range, producer."""
     waits = waits_for(schedule)
     begin, end = waits.offsets[first], waits.offsets[last + 1]
     of = np.repeat(np.arange(len(first)), end - begin)

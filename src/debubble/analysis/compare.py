@@ -29,7 +29,7 @@ DEFAULT_COSTS = Costs.per_rank()
 """One unit of time each for F, I and W of a rank: one model, whatever stages it is cut into."""
 
 PER_RANK = "costs per rank (--rank-times, 'basis: rank' in a cost file, Costs.per_rank)"
-"""What to give so that schedules with different numbers of stages run one model."""
+"""Advice that makes schedules with different numbers of stages comparable: costs per rank."""
 
 Item: TypeAlias = str | Schedule | Timeline | tuple[str, Mapping[str, Any]]
 """A registered name, a schedule, a simulation on costs of its own, or a name with its own chunks
@@ -176,7 +176,7 @@ def compare(
 
 
 _Read: TypeAlias = tuple[str | Schedule | Timeline, Mapping[str, Any]]
-"""What to compare, and parameters of its own, which are part of its label."""
+"""An item to compare, and the parameters of its own, which are part of its label."""
 
 
 def _read(item: Item) -> _Read:
@@ -262,7 +262,7 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
-    """What a reader has to know before believing a ranking."""
+    """Caveats of a ranking: orders made for other costs, and differences between the rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):

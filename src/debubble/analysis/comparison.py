@@ -37,7 +37,7 @@ RATIO = {
     "makespan": "makespan / makespan of the first row, the fastest within memory if any is",
     "overhead": "none: the makespans are of different work",
 }
-"""What the ratio of a row is, by what rows are ranked by."""
+"""Definition of the column `ratio`, for each criterion that rows are ranked by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class Comparison:
 
     @property
     def ranked_by(self) -> RankedBy:
-        """What the rows are ranked by: overhead where they do not do the same work."""
+        """Criterion of the ranking: makespan, or overhead where rows do different work."""
         return "overhead" if self.unlike else "makespan"
 
     @property
@@ -195,7 +195,7 @@ class Comparison:
         return head
 
     def conventions(self) -> dict[str, str]:
-        """What the numbers mean, in words."""
+        """Conventions behind the numbers, in words."""
         words = {
             "times": times_text(self.costs),
             "p2p": f"{self.p2p_mode}: {MODES[self.p2p_mode]}",

@@ -14,7 +14,7 @@ from debubble.core.schedule import Schedule
 ORDER = tuple(
     pair for pair in order_of((*WORK_KINDS, *COPY_KINDS)) if not set(pair).isdisjoint(COPY_KINDS)
 )
-"""What comes after what within a (stage, microbatch) whose activation leaves its rank."""
+"""Pairs (earlier, later) of kinds within a (stage, microbatch) that is offloaded."""
 
 
 def inspect_copies(schedule: Schedule, found: Findings) -> None:

@@ -78,11 +78,11 @@ def largest(value: Any) -> Any:
 
 
 FULLEST = "of the fullest rank"
-"""What a peak is where it is one number."""
+"""Aggregation of per-rank peaks where one number is shown."""
 
 
 def boundary_transfers(schedule: Schedule) -> int:
-    """How many boundary activations and gradients move from one rank to another.
+    """Number of boundary activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
     before; neighbours on the same rank hand it over for free. Slices move one by one.
@@ -110,7 +110,7 @@ def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
 
 
 def parameter_copies(schedule: Schedule) -> float:
-    """How often the ranks together hold the weights of the model."""
+    """Copies of the model's weights that all ranks together hold."""
     copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
     return int(copies) if copies.is_integer() else copies
 
@@ -188,7 +188,7 @@ MEASURES: list[Measure] = [
 
 
 def meanings() -> dict[str, str]:
-    """What the measures are in words, by key."""
+    """Definitions of the measures, by key."""
     return {measure.key: measure.words for measure in MEASURES if measure.words}
 
 

@@ -23,13 +23,13 @@ SYNCS = {
     "post-validation": "a step waits for its own rank's gradients and the partial norm of the "
     "ranks before it; a step that the full norm forbids, known later, is undone (not simulated)",
 }
-"""What an optimizer step waits for."""
+"""Dependencies of an optimizer step, by `Schedule.sync`."""
 
 CUT_SHOWN = 16
 """Shares of a cut that are spelled out."""
 
 MODES: dict[str, str] = {spec.name: spec.title for spec in modes.MODES}
-"""What a transfer between ranks does."""
+"""Descriptions of the p2p modes, by name."""
 
 
 def has_steps(schedule: Schedule) -> bool:
@@ -44,14 +44,14 @@ VOCABULARY = (
     f"{_SHARDS}, T its backward",
     f"{_SHARDS} and backward for input, T its backward for weights",
 )
-"""What S and T are, by the schedule's `vocabulary`."""
+"""Descriptions of S and T, by the schedule's `vocabulary`."""
 
 
 LATE = "as late as possible: just before what waits for them, all else as soon as possible"
 
 
 def conventions(timeline: Timeline) -> dict[str, str]:
-    """What the numbers of a timeline mean: times, transfers, memory and every measure."""
+    """Conventions behind a timeline: times, transfers, memory and every measure, in words."""
     costs = timeline.table.costs
     p2p = f"{timeline.mode}: {MODES[timeline.mode]}"
     if not timeline.table.link.any():
@@ -77,7 +77,7 @@ def conventions(timeline: Timeline) -> dict[str, str]:
 
 
 def measure_words(costs: Costs) -> dict[str, str]:
-    """What every measure is, for these costs."""
+    """Definitions of all measures for these costs, by key."""
     words = meanings()
     if costs.message > 0:
         words["p2p_volume"] += f", times the message size of {costs.message:g}"
@@ -85,7 +85,7 @@ def measure_words(costs: Costs) -> dict[str, str]:
 
 
 def replicas_words(schedule: Schedule) -> dict[str, str]:
-    """What the actions of data-parallel replicas mean, when there are some."""
+    """Convention for data-parallel collectives; empty for a schedule without them."""
     if not np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
         return {}
     return {
@@ -95,7 +95,7 @@ def replicas_words(schedule: Schedule) -> dict[str, str]:
 
 
 def times_text(costs: Costs, chunks: int | None = None) -> str:
-    """What the times given are for; `chunks` are the schedule's own, when it is only one."""
+    """Basis of the times: per action or per rank; `chunks` of the schedule, when it is one."""
     ends = [name for name in ENDS if getattr(costs, name) is not None]
     more = f"; {', '.join(ends)} on top, at the ends of the model" if ends else ""
     if costs.basis != "rank":
@@ -107,7 +107,7 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
 
 
 def recompute_text(schedule: Schedule) -> str:
-    """Which stages recompute their forward, empty when none does.
+    """Stages that recompute their forward, as text; empty when none does.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def slices_text(timeline: Timeline) -> str:
-    """How microbatches are cut, and what that does to times; empty when they are not."""
+    """Cut of microbatches into slices and its effect on times; empty for whole microbatches."""
     schedule, costs = timeline.schedule, timeline.table.costs
     if schedule.slices == 1:
         return ""
@@ -196,7 +196,7 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
 
 
 def offload_text(timeline: Timeline) -> str:
-    """What copies of activations out of their ranks are, empty when there are none."""
+    """Convention for offloaded activations: target and link; empty when there are none."""
     if not timeline.graph.has_copies:
         return ""
     targets = timeline.schedule.copy_targets

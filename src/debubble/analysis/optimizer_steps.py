@@ -22,7 +22,7 @@ class _RankSteps:
     positions: NDArray[np.int64]
     """Positions in the schedule of the rank's OPT actions."""
     iterations: NDArray[np.int64]
-    """Which iteration each of them ends."""
+    """The iteration that each of them ends."""
 
 
 def inspect_steps(schedule: Schedule, found: Findings) -> None:

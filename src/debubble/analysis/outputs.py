@@ -38,7 +38,7 @@ def inspect_outputs(schedule: Schedule, found: Findings) -> None:
 def _late(
     schedule: Schedule, losses: NDArray[np.int64], units: NDArray[np.int64], found: Findings
 ) -> None:
-    """Of the forwards of one copy's last stage, those that a later microbatch overtakes."""
+    """Find last-stage forwards that run after the forward of a later microbatch of their copy."""
     if len(units) < 2:
         return
     before = np.maximum.accumulate(units)[:-1]

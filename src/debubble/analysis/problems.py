@@ -1,4 +1,4 @@
-"""What a check found: problems, each with a code, a place and a fix, and the report they make."""
+"""Problems of a schedule, each with code, position and fix, and the report that lists them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Report:
 
     @property
     def count(self) -> int:
-        """How many problems there are, listed or not."""
+        """Number of problems, listed or not."""
         return len(self.problems) + sum(self.more.values())
 
     def __bool__(self) -> bool:

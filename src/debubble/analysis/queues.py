@@ -1,4 +1,4 @@
-"""What an order with explicit transfers costs where they are queued: head-of-line blocking."""
+"""Head-of-line blocking: the delay of explicit transfers in queues."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
 def _reached(
     kind: NDArray[np.int64], rank: NDArray[np.int64], end: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """When every rank gets to every action: the end of what it computes before."""
+    """Time at which each rank reaches each action: the end of its previous compute action."""
     compute = np.flatnonzero(computes(kind))
     before = np.searchsorted(compute, np.arange(len(kind))) - 1
     spot = compute[before] if len(compute) else before

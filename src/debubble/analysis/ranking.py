@@ -1,4 +1,4 @@
-"""What decides between schedules: time where they do the same work, else the share of it lost."""
+"""Ranking of schedules: by time where they do the same work, else by the share of it lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME = 1e-6
 
 
 def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
-    """Why the makespans of some timelines say nothing about the schedules; empty where they do.
+    """Differences in work that make makespans incomparable; empty where all do the same work.
 
     Makespans can be compared where the same ranks do the same work in a step: forwards and
     backwards of all stages, times the microbatches of all iterations. Overlapped pairs, recomputes

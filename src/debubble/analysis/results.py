@@ -19,7 +19,7 @@ def result_columns(
     ratios: Sequence[float | None] | None = None,
     limit: Limit | None = None,
 ) -> list[Column]:
-    """What a table says about timelines, a row each.
+    """Columns of a table of results, one row per timeline.
 
     Parameters
     ----------

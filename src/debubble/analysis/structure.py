@@ -1,4 +1,4 @@
-"""Everything that is wrong with the actions themselves: which are there, where, and in what order.
+"""Structural checks of actions: completeness, rank, and order within a microbatch.
 
 All of it is array work: one sort over the actions, then masks. Only what is listed in the report
 is ever looked at one by one.

@@ -1,4 +1,4 @@
-"""What a simulation says, as plain data and as text, beside what formulas say."""
+"""Results of a simulation as plain data and as text, beside closed forms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERSIONS_SHOWN = 8
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """Everything a simulation says, ready for JSON.
+    """All results of a simulation, ready for JSON.
 
     Parameters
     ----------

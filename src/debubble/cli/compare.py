@@ -77,7 +77,7 @@ def compare(
 
 
 def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
-    """What the options mean, and the numbers of chunks where several are given."""
+    """Inputs read from the options, and the numbers of chunks where several are given."""
     from debubble.analysis.compare import DEFAULT_COSTS
 
     several = [] if setup.chunks is None or "," not in setup.chunks else setup.chunks.split(",")

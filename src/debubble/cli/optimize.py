@@ -233,7 +233,7 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
 
 
 def _say_without_solver(result: Any) -> None:
-    """What could still be found, where something could."""
+    """Suggest OR-Tools where the result is not proven optimal and no solver is installed."""
     from debubble.optimize.strategies import has_solver
 
     if getattr(result, "status", "") != "optimal" and not has_solver():

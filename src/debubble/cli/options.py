@@ -120,7 +120,7 @@ class Setup:
     ] = None
 
     def read(self) -> Inputs:
-        """What the options mean.
+        """Read the options.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Inputs:
 
     @property
     def source(self) -> str:
-        """Where the costs come from, empty when they were typed or left out."""
+        """Name and source of the cost file; empty when there is none."""
         if self.file is None:
             return ""
         return " · ".join(text for text in (self.file.name, self.file.source) if text)

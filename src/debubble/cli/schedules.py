@@ -66,7 +66,7 @@ def schedules(
 
 
 def describe(entry: Entry) -> dict[str, Any]:
-    """What is known about a schedule, as plain data."""
+    """Description of a schedule as plain data."""
     glance = at_a_glance(entry)
     return {
         "name": entry.name,
@@ -108,7 +108,7 @@ def describe(entry: Entry) -> dict[str, Any]:
 
 
 def explain(entry: Entry, width: int = PIPED) -> str:
-    """What is known about a schedule, for people."""
+    """Description of a schedule as text."""
     aliases = f" (also {', '.join(entry.aliases)})" if entry.aliases else ""
     facts = [
         ("source", f"{entry.source} ({entry.year})"),

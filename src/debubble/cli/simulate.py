@@ -23,7 +23,7 @@ TIMES = ("start", "end", "duration")
 
 
 TERMINAL = "-"
-"""What ``--actions`` means without a file."""
+"""Value of ``--actions`` without a file: standard output."""
 
 
 @with_setup

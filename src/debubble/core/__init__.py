@@ -1,1 +1,1 @@
-"""What a schedule is: actions, placement, schedule, costs and errors; no algorithms."""
+"""Data types: actions, placement, schedule, costs and errors; no algorithms."""

@@ -169,7 +169,7 @@ def ends_group(packed: Program) -> NDArray[np.bool_]:
 
 
 def group_bounds(packed: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the group of every action begins, and the position behind its end.
+    """First position of each action's overlapped group, and the position behind its last.
 
     A group that lacks its first or last member goes to the next one, or to the end of all.
     """

@@ -18,7 +18,7 @@ from debubble.core.embedding_and_head import KEYS
 from debubble.core.errors import WrongValueError, did_you_mean
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
-"""What costs may be, so that no sum or quotient of them is infinite."""
+"""Limits of costs, so that no sum or quotient of them is infinite."""
 
 DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""

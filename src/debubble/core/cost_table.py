@@ -163,7 +163,7 @@ class CostTable:
     def footprint(
         self, recomputed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What a forward takes, and what its backward takes beside that, with its recompute.
+        """Memory that a forward allocates, and more that its backward, with its recompute, does.
 
         Whole microbatches; keys and values, and their gradients, included.
         """
@@ -198,7 +198,7 @@ class CostTable:
         return time * self._share_of_pair(first, second) + ends
 
     def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """What two slices take apart, as a share of what their whole microbatches take."""
+        """Time of two slices run apart, as a share of that of their whole microbatches."""
         places = self.placement.stages * self.placement.copies
         if self.duration.shape[1] == places:
             return 1.0
@@ -279,7 +279,7 @@ class _Spread:
         return np.array(value, dtype=float)
 
     def _instead(self, value: Sequence[float]) -> str:
-        """What to write for values that are one per rank, where stages were expected."""
+        """Advice for a list with one value per rank where one per stage was expected."""
         placement = self.placement
         if self.basis == "rank" or len(value) != placement.ranks or placement.copies > 1:
             return ""

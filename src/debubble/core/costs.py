@@ -1,4 +1,4 @@
-"""What actions cost: time, transfer time and memory, from one number to one per stage and kind."""
+"""Costs of actions: time, transfer time and memory, from one number to one per stage and kind."""
 
 from __future__ import annotations
 

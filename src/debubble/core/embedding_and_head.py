@@ -1,4 +1,4 @@
-"""What only the first or the last stage of a model does: embedding, head, further predictions."""
+"""Costs of embedding, head and multi-token prediction, on the first and the last stage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def times_of(part: Part) -> NDArray[np.float64]:
 def ends_of(
     parts: Mapping[str, Part | None], placement: Placement, vocabulary: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What parts add to the first and the last stage of every copy.
+    """Time and memory that parts add to the first and the last stage of every copy.
 
     With a sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no
     stage: each rank's first stage has the times of S and T for its shard.
@@ -64,7 +64,7 @@ def ends_of(
 
 
 def _passes(times: NDArray[np.float64], vocabulary: int) -> dict[Kind, float]:
-    """What S and T of all shards take together."""
+    """Times of S and T, summed over all shards."""
     F, I, W, B = (float(times[kind]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
     return {Kind.S: F, Kind.T: B} if vocabulary == 1 else {Kind.S: F + I, Kind.T: W}
 

@@ -1,4 +1,4 @@
-"""Everything debubble raises on purpose.
+"""The hierarchy of errors that debubble raises on purpose.
 
 ::
 
@@ -80,7 +80,7 @@ class WrongValueError(Exception):
 
 
 FEW = 8
-"""How many candidates a message lists when none of them is near."""
+"""Number of candidates that a message lists when none of them is near."""
 
 
 def did_you_mean(value: object, candidates: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What an action does."""
+    """The kind of an action."""
 
     F = 0
     """Forward."""
@@ -50,7 +50,7 @@ class Kind(IntEnum):
 
 
 class Stream(IntEnum):
-    """What of a rank an action occupies; those of one stream run one after the other."""
+    """Streams of a rank: actions of one stream run one after the other."""
 
     COMPUTE = 0
     TRANSFER = 1
@@ -64,11 +64,11 @@ STREAM_TITLES = {
     Stream.COPY: "host copy",
     Stream.COLLECTIVE: "collectives",
 }
-"""What pictures and traces call the streams of a rank."""
+"""Titles of the streams of a rank in pictures and traces."""
 
 
 class Per(Enum):
-    """Which actions of a kind there are, and so what the number of an action counts."""
+    """The set of actions that a kind has, and so what the number of an action counts."""
 
     UNIT = "one for every stage and microbatch, or slice of it"
     SHARD = "one for every rank and microbatch, on the rank's first stage"
@@ -78,7 +78,7 @@ class Per(Enum):
 
 
 class Of(Enum):
-    """Which actions a :class:`Need` means."""
+    """The producers that a :class:`Need` refers to."""
 
     STAGE = "of the same microbatch, some stages and slices away"
     LAST_STAGE = "of the same microbatch on the last stage"
@@ -91,7 +91,7 @@ class Of(Enum):
 
 
 class Time(Enum):
-    """Where the time of an action comes from."""
+    """The cost that an action takes its time from."""
 
     STAGE = "a cost of its kind and stage"
     RANK = "a cost of its rank"
@@ -205,7 +205,7 @@ class KindSpec:
 
     @property
     def away(self) -> int:
-        """How many stages away the other end of a transfer is; 0 for what is none."""
+        """Stage offset of the other end of a transfer; 0 for other kinds."""
         if self.other_end is None:
             return 0
         return self.needs[0].stage if self.receives else -KINDS[self.other_end].needs[0].stage

@@ -15,7 +15,7 @@ from debubble.core.errors import ParameterError
 
 @dataclass(frozen=True)
 class Placement:
-    """Where every stage lives; with two copies of the model, where each copy's stages live.
+    """Assignment of stages to ranks, one for each copy of the model.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Placement:
 
     @property
     def copies(self) -> int:
-        """How many copies of the model the ranks hold together."""
+        """Number of copies of the model that the ranks hold together."""
         return len(self.table)
 
     @property

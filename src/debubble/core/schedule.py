@@ -145,7 +145,7 @@ class Schedule:
     )
     made_for: Costs | None = field(default=None, compare=False, repr=False)
     derived: dict[Any, Any] = field(default_factory=dict, init=False, compare=False)
-    """What other layers have worked out about this very order, for instance its event graphs."""
+    """Cache of results derived from this order by other layers, for instance its event graphs."""
 
     def __post_init__(self) -> None:
         sizes = Sizes(self.placement.ranks, self.slices)
@@ -253,12 +253,12 @@ class Schedule:
 
     @cached_property
     def slicing(self) -> Slicing:
-        """How sequences are cut, for :meth:`debubble.core.costs.Costs.resolve`."""
+        """The cut of sequences into slices, for :meth:`debubble.core.costs.Costs.resolve`."""
         return Slicing(self.cut or (1 / self.slices,) * self.slices, self.exchange)
 
     @property
     def copy_targets(self) -> tuple[int | None, ...]:
-        """Where the copies of every rank go: another rank, or None for its host."""
+        """Offload target of every rank: another rank, or None for its host."""
         return self.offload_to or (None,) * self.ranks
 
     def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -374,18 +374,18 @@ def _numbers(name: str, values: Any) -> NDArray[np.int64]:
 SAVED: dict[str, Saved] = {
     spec.name: spec.metadata["saved"] for spec in fields(Schedule) if "saved" in spec.metadata
 }
-"""How the fields that are part of files are checked, compared, written and read, by name."""
+"""Check, comparison, writer and reader of every field that files have, by name."""
 
 COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
     spec.metadata["saved"].same or attrgetter(spec.name)
     for spec in fields(Schedule)
     if spec.compare and "saved" in spec.metadata
 )
-"""What equal schedules have in common beside placement and actions."""
+"""Values that equal schedules share beside placement and actions."""
 
 
 def default_of(name: str) -> Any:
-    """What a file that does not have a field means by that."""
+    """Value of a field that a file leaves out."""
     spec = next(spec for spec in fields(Schedule) if spec.name == name)
     if spec.default_factory is not MISSING:
         return spec.default_factory()

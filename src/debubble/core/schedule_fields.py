@@ -1,4 +1,4 @@
-"""What a field of a schedule may be, and how it stands in files and counts in comparisons.
+"""Fields of a schedule: check of the value, form in files, part in comparisons.
 
 A field of :class:`debubble.core.schedule.Schedule` carries this as its metadata. The class checks,
 compares and writes its fields by it, and files are read by it, so that a new field is one line.
@@ -25,7 +25,7 @@ MAX_NUMBER = 1 << 53
 
 
 class Sizes(NamedTuple):
-    """What the values of fields have to agree with."""
+    """Sizes of a schedule that the values of its fields are checked against."""
 
     ranks: int
     slices: int
@@ -129,7 +129,7 @@ def one_of(known: Sequence[str]) -> Check:
 
 
 def truth(name: str, value: Any, _sizes: Sizes) -> bool:
-    """Whether something is so."""
+    """Check a boolean."""
     if not isinstance(value, bool | np.bool_):
         raise WrongValueError(name, value, "use true or false")
     return bool(value)
@@ -169,7 +169,7 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
 
 
 def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
-    """Where every rank's copies go, or nothing where all go to the host."""
+    """Check offload targets: one per rank, or none where all are the host."""
     ranks = sizes.ranks
     if not isinstance(value, list | tuple):
         raise WrongValueError(name, value, f"give one rank or null for each of {ranks} ranks")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from debubble.core.errors import ParameterError
 
 ROUNDING = 1e-9
-"""How far the shares of a cut may be from 1 in sum."""
+"""Tolerance of the sum of a cut's shares around 1."""
 
 
 @dataclass(frozen=True)

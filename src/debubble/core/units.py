@@ -1,4 +1,4 @@
-"""How numbers are written: times and amounts of memory with their units, and shares."""
+"""Formats of numbers: times and amounts of memory with their units, and shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scale(NamedTuple):
     unit: str
     """Its name, empty when it has none."""
     size: float = 1.0
-    """What values are divided by."""
+    """Divisor of values."""
 
     def text(self, value: float, digits: int = 4) -> str:
         """A value in this unit, without its name; `digits` significant ones when converted."""

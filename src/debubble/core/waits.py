@@ -1,4 +1,4 @@
-"""What every action of a schedule waits for: the table of kinds, applied.
+"""Data dependencies of all actions of a schedule: the table of kinds, applied.
 
 Program order is not part of it: that actions of one stream run one after the other follows from the
 programs themselves.
@@ -53,7 +53,7 @@ class Waits:
 
 
 def waits_for(schedule: Schedule) -> Waits:
-    """What every action waits for, beside its turn.
+    """Data dependencies of every action, beside program order.
 
     An action that is not there is waited for by nobody: schedules that lack actions, or have one
     twice (the first counts), are for :func:`debubble.check`.

@@ -1,4 +1,4 @@
-"""When every action of a timeline runs, as a table: for spreadsheets and for data frames."""
+"""Start and end of every action of a timeline, as a table for spreadsheets and data frames."""
 
 from __future__ import annotations
 

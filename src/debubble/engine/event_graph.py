@@ -96,7 +96,7 @@ class EventGraph:
 
     @property
     def lanes(self) -> int:
-        """How many transfer times a pair of ranks has: one, or one for each uneven slice."""
+        """Number of transfer times of a pair of ranks: one, or one for each uneven slice."""
         return lanes_of(self.schedule)
 
     @property
@@ -152,7 +152,7 @@ class EventGraph:
         return table.pair((0, a), (kind, b))
 
     def cost_names(self) -> list[str]:
-        """What every entry of a cost vector is, as text."""
+        """Name of every entry of a cost vector."""
         schedule = self.schedule
         stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
 

@@ -15,7 +15,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Array: TypeAlias = NDArray[Any]
-"""What kernels take: arrays of numbers, or lists in place of one-dimensional ones."""
+"""Arguments of kernels: arrays of numbers, or lists in place of one-dimensional ones."""
 
 INTERPRET_BELOW = 60_000
 """Loop steps below which interpreting beats importing numba and loading compiled code."""

@@ -14,7 +14,7 @@ DEFAULT = Costs()
 
 
 def unfit(schedule: Schedule, table: CostTable) -> str:
-    """Why an order does not fit the costs it runs on; empty where it does, or depends on none.
+    """Mismatch between the costs an order was made for and those it runs on; empty if none.
 
     Costs that are all larger by one factor lead to the same order.
     """

@@ -22,7 +22,7 @@ Limit: TypeAlias = float | Sequence[float]
 """A memory limit of every rank, or one for each."""
 
 RECOMPUTED_F = len(Kind)
-"""What a forward counts as when its microbatch is recomputed and others of its stage are not."""
+"""Pseudo-kind of a forward whose microbatch is recomputed while others of its stage are not."""
 
 
 @dataclass(frozen=True, eq=False)

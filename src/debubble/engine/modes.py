@@ -1,4 +1,4 @@
-"""What a transfer between two ranks does: a row for every p2p mode.
+"""Table of p2p modes: a row for every one.
 
 In the words of a schedule whose sends and receives are actions:
 
@@ -27,7 +27,7 @@ P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking", "pair", "group
 
 ReceivePolicy: TypeAlias = Literal["eager", "just-in-time", "queued"]
 RECEIVE_POLICIES = ("eager", "just-in-time", "queued")
-"""Where receives are put, see :mod:`debubble.engine.transfers`."""
+"""Policies that place receives, see :mod:`debubble.engine.transfers`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which microbatches of a schedule are recomputed before their backward."""
+"""Recomputed microbatches of a schedule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recomputed_stages(schedule: Schedule) -> list[int]:
 
 
 def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
-    """Which actions are forwards whose microbatch is recomputed, shape ``(n,)``."""
+    """Mask of forwards whose microbatch is recomputed, shape ``(n,)``."""
     kinds = kinds_of(schedule.actions)
     cells = schedule.actions >> STAGE_SHIFT
     found: NDArray[np.bool_] = (kinds == Kind.F) & np.isin(cells, cells[kinds == Kind.R])
@@ -52,7 +52,7 @@ def _share(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _count(schedule: Schedule, kind: Kind, places: int) -> NDArray[np.float64]:
-    """How many actions of a kind every place has."""
+    """Number of actions of a kind on every (copy, stage)."""
     counts = np.zeros(places)
     # Block by block, so that a schedule without such actions takes no memory.
     for begin in range(0, len(schedule), 65536):

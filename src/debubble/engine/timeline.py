@@ -93,13 +93,13 @@ class Timeline:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What to know before believing the times: that the order was computed for other costs."""
+        """Caveats of the times: the order was computed for other costs."""
         unfit = made_for.unfit(self.schedule, self.table)
         return (unfit,) if unfit else ()
 
     @property
     def mode(self) -> P2PMode:
-        """How transfers between ranks were treated."""
+        """The p2p mode of the simulation."""
         return self.graph.mode
 
     @cached_property
@@ -234,7 +234,7 @@ class Timeline:
 
     @cached_property
     def slack(self) -> NDArray[np.float64]:
-        """How much later every action could end without delaying the makespan, shape ``(n,)``."""
+        """Largest delay of each action's end that keeps the makespan, shape ``(n,)``."""
         graph = self.graph
         latest = np.empty(len(graph.first))
         walk.latest_ends.run(
@@ -267,7 +267,7 @@ class Timeline:
 
     @cached_property
     def critical(self) -> NDArray[np.bool_]:
-        """Whether every action is on the critical path, shape ``(n,)``."""
+        """Mask of the actions on the critical path, shape ``(n,)``."""
         on_path = np.zeros(len(self.graph.first), dtype=np.bool_)
         on_path[self._critical_nodes] = True
         return on_path[self.graph.node]
@@ -313,7 +313,7 @@ class Timeline:
         return steps
 
     def sensitivity(self) -> dict[str, int]:
-        """How often each cost is paid along the critical path.
+        """Number of times each cost is paid along the critical path.
 
         This is the derivative of the makespan with respect to that cost: a cost that is paid k
         times makes the step k times as much longer as itself.

@@ -27,7 +27,7 @@ _MEMORY = tuple(name for name, spec in COST_FIELDS.items() if spec.section == "m
 
 @dataclass(frozen=True)
 class CostFile:
-    """What a cost file says.
+    """Contents of a cost file.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a cost file may say: its keys, and error messages that name file, key and value.
+"""Schema of cost files: keys, and error messages that name file, key and value.
 
 Values are checked by :func:`debubble.core.cost_fields.check_cost`, as they are everywhere else.
 """

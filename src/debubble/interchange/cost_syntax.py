@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from yaml.nodes import MappingNode
 
 MAX_DEPTH = 20
-"""How deep lists and mappings may be nested."""
+"""Maximum nesting of lists and mappings."""
 
 _TOML_TOKEN = re.compile(
     r"""(?P<part>[\w-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<dot>\.)|[ \t]+|(?P<other>.)""",

@@ -16,7 +16,7 @@ ACTIVE = {
     "times": {"F": "10.0", "I": "10.0", "W": "8.0", "p2p": "0.2"},
     "memory": {"limit": "8"},
 }  # fmt: skip
-"""What the template gives values to; every other key is in a comment."""
+"""Keys with values in the template; every other key is in a comment."""
 
 HEADER = """\
 # What the actions of a model cost on a cluster. Use it with

@@ -25,7 +25,7 @@ ENDINGS = (".csv", ".json")
 COST_ENDINGS = (".yaml", ".yml", ".toml")
 TRACE_ENDING = ".json.gz"
 CHANGED = " (changed)"
-"""What the name of a registered schedule gets when a file has it with another order."""
+"""Suffix of a registered name whose order in a file differs."""
 
 
 def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
@@ -273,10 +273,10 @@ def _agree(key: str, given: object, found: object, path: str) -> None:
 
 
 _MEMORY = Option("memory", "float | list | None", None)
-"""What a schedule made with a memory limit has among its options."""
+"""The option of schedules made with a memory limit."""
 
 _RECOMPUTE = ("recompute", "recompute_at")
-"""What a schedule that recomputes has among its options."""
+"""The options of schedules that recompute."""
 
 
 def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) -> bool:

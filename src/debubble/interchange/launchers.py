@@ -116,7 +116,7 @@ def megatron(schedule: Schedule, mode: P2PMode = "overlapped") -> list[str]:
 
 
 def _candidates(schedule: Schedule) -> Iterator[tuple[str, int | None]]:
-    """What of Megatron-LM's the schedule could be: names and group sizes."""
+    """Megatron-LM schedules that an order could be: names and group sizes."""
     if schedule.chunks == 1:
         yield "1f1b", None
         return

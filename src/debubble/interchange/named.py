@@ -51,7 +51,7 @@ def compare(schedules: Iterable[comparing.Item], **parameters: Any) -> Compariso
 def made_for_each(
     items: Iterable[Any], chunks: Sequence[int | None], make: Callable[[str, int | None], Schedule]
 ) -> tuple[list[Any], list[tuple[str, str]]]:
-    """What a comparison takes, with schedules for names that are not registered.
+    """Items of a comparison, with schedules made for names that are not registered.
 
     Parameters
     ----------

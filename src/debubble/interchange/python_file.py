@@ -33,7 +33,7 @@ PER_CELL = 16
 
 NEEDED = {"ranks": "p, such as -p 8", "microbatches": "m, such as -m 32"}
 UNSAID = {"chunks": 1, "iterations": None, "costs": Costs(), "memory": None}
-"""What a function gets for parameters it declares without default when nothing was said."""
+"""Values of parameters without default that were not given."""
 
 PARAMETERS = (*NEEDED, *UNSAID)
 

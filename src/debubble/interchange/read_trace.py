@@ -69,7 +69,7 @@ class Recording:
 
     @property
     def label(self) -> str:
-        """What pictures call it."""
+        """Label in pictures."""
         name = self.schedule.name
         return f"{name}, {self.group}" if self.group else f"{name} (trace)"
 

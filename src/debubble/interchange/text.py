@@ -19,7 +19,7 @@ SHOWN = 60
 A_TRACE = (
     "a trace, not a schedule; 'debubble draw' and 'debubble serve' show it; name a schedule here"
 )
-"""What to do with a trace where a schedule is needed: the end of a message."""
+"""End of the message for a trace where a schedule is needed."""
 
 _LISTED = 2000
 

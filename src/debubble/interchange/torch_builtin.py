@@ -16,7 +16,7 @@ NAMES = (
     "DualPipeV",
 )  # fmt: skip
 SINGLE = ("GPipe", "1F1B")
-"""Those with one stage per rank."""
+"""PyTorch's schedules with one stage per rank."""
 
 DEFAULT_CHUNKS = 2
 

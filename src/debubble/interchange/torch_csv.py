@@ -146,7 +146,7 @@ def _without_blank_end(rows: list[list[str]]) -> list[list[str]]:
 
 
 def placement_of(programs: list[Program], stages: int, where: str) -> Placement:
-    """Which rank holds which stage, from where its actions are."""
+    """Placement of stages, from the ranks of their actions."""
     table: NDArray[np.int64] = np.full(stages, -1)
     for rank, program in enumerate(programs):
         here = np.unique(stages_of(program))

@@ -110,13 +110,13 @@ class Tracks:
         )  # fmt: skip
 
     def events(self) -> Iterator[str]:
-        """Everything: names, slices and arrows."""
+        """All events: names, slices and arrows."""
         yield from self.names()
         yield from self.slices()
         yield from self.arrows()
 
     def names(self) -> Iterator[str]:
-        """What processes and threads are called, and in which order they stand."""
+        """Names and sort indices of processes and threads."""
         schedule, here = self.schedule, self.positions
         used = np.unique(np.stack([self.process[here], self.thread[here]], axis=1), axis=0)
         by_process: dict[int, set[int]] = {}
@@ -196,7 +196,7 @@ class Tracks:
 
 
 def described(schedule: Schedule) -> dict[str, Any]:
-    """What the names of a trace's slices do not say about their schedule."""
+    """Metadata of a schedule that the names of a trace's slices lack."""
     about: dict[str, Any] = {
         "schedule": schedule.name,
         "ranks": schedule.ranks,

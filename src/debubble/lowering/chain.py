@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """What a lowering may compare its results with."""
+    """Costs, memory limit and p2p mode that a lowering may evaluate results with."""
 
     costs: Costs | None = None
     memory: Limit | None = None
@@ -35,7 +35,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Lowering:
-    """What can be added to a schedule.
+    """A pass that adds actions to a schedule, or a parameter of one.
 
     Parameters
     ----------

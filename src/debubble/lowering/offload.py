@@ -27,7 +27,7 @@ from debubble.engine.timeline import simulate
 from debubble.lowering.recompute import Stages, chosen_stages
 
 LEADS = (0, 1, 2, 3, 4, 6, 8)
-"""How many actions before its backward an activation comes back."""
+"""Candidate distances, in actions, from a RELOAD to its backward."""
 
 COPIES = (0, 1, 2, 3)
 """For how many copies under way a search leaves room on every rank."""

@@ -53,7 +53,7 @@ Stages: TypeAlias = str | Collection[int] | Mapping[int, bool]
 """``"full"`` for all stages, the stages, or a mapping that says of every stage whether."""
 
 ROUNDS = 8
-"""How often waits are looked for again: filling some moves others."""
+"""Maximum number of passes over the gaps: filling some moves others."""
 
 PART = 0.5
 """Share of a recompute that has to fit into a wait when none has room for all of it."""
@@ -134,7 +134,7 @@ def add_recompute(
 
 
 def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
-    """Where recomputes stand; ``"just-in-time"`` when nobody says.
+    """Check the position of recomputes; ``"just-in-time"`` unless given.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
 
 
 def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArray[np.bool_]:
-    """Which stages a choice called `name` names, shape ``(stages,)``.
+    """Mask of the stages that the argument `name` selects, shape ``(stages,)``.
 
     Raises
     ------

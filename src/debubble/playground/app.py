@@ -113,7 +113,7 @@ class Service:
         return await self._json(request, State, lambda state: _encoded(work.simulate(state)))
 
     async def upload(self, request: Request) -> Response:
-        """What a file is."""
+        """Kind and contents of an uploaded file."""
         return await self._json(request, File, lambda file: _encoded(upload(file)))
 
     async def export(self, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""What one request may ask for, and what guards the server's door."""
+"""Limits of requests, and the guard that enforces them before the application runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_ACTIONS = 1_500_000
 """Actions of all schedules of a request together."""
 
 SECONDS = 30.0
-"""How long a request may wait for its turn and for its answer."""
+"""Time limit of a request, waiting for its turn included, in seconds."""
 
 WAITING = 512
 """Requests that may wait for their turn."""

@@ -1,4 +1,4 @@
-"""What the page may send: sizes, costs and schedules, all of them bounded."""
+"""Requests of the page: sizes, costs and schedules, all of them bounded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CostValues(_Strict):
 
 
 class State(_Strict):
-    """Everything a page shows."""
+    """State of the page: schedules, sizes, costs and lowerings."""
 
     schedules: Annotated[list[Wanted], Field(min_length=1, max_length=limits.MAX_SCHEDULES)]
     ranks: Annotated[int, Field(ge=1, le=limits.MAX_RANKS)] = 4
@@ -87,7 +87,7 @@ class State(_Strict):
 
     @property
     def lowering(self) -> dict[str, Any]:
-        """What is added to schedules, as :func:`debubble.compare` takes it."""
+        """Lowerings as keywords of :func:`debubble.compare`."""
         chosen = {row.name: getattr(self, row.name) for row in LOWERINGS if row.on_page}
         parts = {row.name: row.part_of for row in LOWERINGS if row.part_of}
         # The page says where also while nothing recomputes.
@@ -155,7 +155,7 @@ def read(model: type[_Strict], body: bytes) -> Any:
 
 
 def _explained(name: str, error: Any) -> str:
-    """What is wrong with a value, and what to give instead."""
+    """Message for an invalid value, with a fix."""
     kind, value, bounds = error["type"], error["input"], error.get("ctx", {})
     words = error["msg"][:1].lower() + error["msg"][1:]
     if kind == "extra_forbidden":

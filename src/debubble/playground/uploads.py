@@ -20,7 +20,7 @@ KINDS = "a cost file (.yaml, .toml, .json), a schedule (.csv, .json) or a trace 
 
 
 def upload(file: File) -> dict[str, Any]:
-    """What a file is, and what the page has to send to use it.
+    """Kind of a file, and the fields that requests need to use it.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def read_schedule(file: File) -> Schedule:
 
 
 def recordings(file: File) -> list[Recording]:
-    """What a trace recorded, one for each of its groups."""
+    """Recordings of a trace, one for each of its groups."""
     found = read_trace(file.text, file.name)
     for recording in found:
         _check_size(file, recording.schedule)
@@ -66,7 +66,7 @@ def recordings(file: File) -> list[Recording]:
 
 
 def items(file: File, costs: Costs) -> list[Schedule | Timeline]:
-    """What a file adds to a comparison: a schedule, or the recorded timelines of a trace.
+    """Items of a file for a comparison: a schedule, or the recorded timelines of a trace.
 
     `costs` say what activations take.
     """
@@ -137,7 +137,7 @@ def _costs(file: File) -> dict[str, Any]:
 
 
 def cost_lines(costs: Costs, file: CostFile) -> list[list[str]]:
-    """What a cost file says, as names and texts, for a page that cannot show it in its fields."""
+    """Contents of a cost file as (name, text), for values that the page has no fields for."""
     basis = "one rank and microbatch" if costs.basis == "rank" else "one stage and microbatch"
     lines = [["costs of", basis]]
     if file.time_unit:

@@ -1,4 +1,4 @@
-"""What the server computes: simulations, and files to download."""
+"""Work of the server: simulations, and files to download."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _without_predictions(result: Comparison) -> Comparison:
 
 
 def _run_headline(rows: Sequence[Row]) -> str:
-    """What one run says when nothing else is shown: a prediction is no rival of its measurement."""
+    """Headline of one run beside its prediction: measured against predicted time, no ranking."""
     if len(rows) != 2 or not all(row.timeline.measured for row in rows):
         return ""
     predicted, measured = rows
@@ -164,7 +164,7 @@ def _compared(items: Sequence[Any], state: State, file: CostFile) -> tuple[Compa
 
 
 def _items(wanted: Wanted, state: State, costs: Costs) -> tuple[list[Any], int]:
-    """What to compare, and how many actions it has at most; nothing is made yet."""
+    """Items to compare, and an upper bound of their actions; no order is made yet."""
     if wanted.file is not None:
         found = read_items(wanted.file, costs)
         made = [item.schedule if isinstance(item, Timeline) else item for item in found]

@@ -39,7 +39,7 @@ from debubble.engine.jit import Array, kernel
 from debubble.engine.timeline import simulate
 
 IDLE, WEIGHT, FORWARD, INPUT = range(4)
-"""What runs in a slot of a rank."""
+"""Contents of a slot of a rank."""
 
 
 def repeat_block(
@@ -142,7 +142,7 @@ class _Grid:
         return slots
 
     def programs(self) -> list[Program]:
-        """What every rank runs, slot by slot."""
+        """Programs of all ranks, slot by slot."""
         homes = self.placement.ranks_of_stages
         numbers = np.arange(self.microbatches)
         forward, backward = np.split(self.slots, 2)

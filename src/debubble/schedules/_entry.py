@@ -1,4 +1,4 @@
-"""What is known about a schedule: constraints, closed forms, options."""
+"""Registry entry of a schedule: constraints, closed forms, options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = {"int", "float", "bool", "str", "None"}
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a schedule needs of its parameters.
+    """A constraint on the parameters of a schedule.
 
     Parameters
     ----------
@@ -164,11 +164,11 @@ OPTIONS = {
     "in_flight": "Forwards of slices on rank 0 before its first backward.",
     "exchange": "Every slice does the mean share of the attention, which ranks exchange for it.",
 }
-"""What options mean that several schedules have, where a docstring does not say."""
+"""Descriptions of common options, for schedules whose docstrings have none."""
 
 
 def described_parameters(doc: str) -> dict[str, str]:
-    """What the section ``Parameters`` of a numpydoc docstring says, by name."""
+    """Descriptions in the section ``Parameters`` of a numpydoc docstring, by name."""
     _, _, section = doc.partition("\nParameters\n----------\n")
     found: dict[str, list[str]] = {}
     names: list[str] = []
@@ -205,7 +205,7 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """What the schedule does, with its figure: the docstring of its function."""
+        """Description and figure of the schedule: the docstring of its function."""
         return inspect.getdoc(self.order) or ""
 
     @property

@@ -29,7 +29,7 @@ SYMBOLS = {
     "c": "latency of a transfer",
     "q": "share that a recompute keeps",
 }
-"""What the letters of formulas stand for; times are of one action: one stage, one microbatch."""
+"""Meanings of the letters in formulas; times are of one action: one stage, one microbatch."""
 
 _TIMES = "FIWBOSTR"
 _TOKEN = re.compile(r"\s*(\d+\.?\d*|[A-Za-z]+|//|[-+−·×/(),|⌈⌉⌊⌋])")
@@ -41,7 +41,7 @@ _BRACKETS: dict[str, tuple[str, Callable[[float], float]]] = {
 
 
 def legend(texts: Iterable[str]) -> str:
-    """What the symbols in formulas stand for, those that occur.
+    """Legend of the symbols that occur in formulas.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the closed forms of a schedule become when every stage recomputes its forward."""
+"""Closed forms of a schedule with full recompute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules over sequence slices share: their order, where they cut, when slices are alike."""
+"""Common parts of schedules over sequence slices: order, cut, and equality of slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What orders that are computed from costs and memory know of recomputes and offloads."""
+"""Recomputes and offloads in orders that are computed from costs and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Which stages do not keep their activations until the backward.
+    """Stages that do not keep their activations until the backward.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Terms:
 
     @property
     def stored(self) -> NDArray[np.float64]:
-        """What the forward of every stage leaves until its backward."""
+        """Memory that the forward of every stage leaves until its backward, shape ``(stages,)``."""
         if self.recompute is None:
             return self.table.activation
         return np.where(self.recompute, self.table.checkpoint, self.table.activation)

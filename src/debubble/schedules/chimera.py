@@ -11,7 +11,7 @@ from debubble.schedules._waves import forms, makespan, waves
 from debubble.schedules.registry import Constraint, register
 
 BATCHES = {"direct": 1, "doubling": 2, "halving": 2}
-"""How many microbatches go forward together, for each way to more microbatches than ranks."""
+"""Microbatches per forward, for each way to more microbatches than ranks."""
 
 
 def _direct(k: Any) -> float:

@@ -95,7 +95,7 @@ def _longest_idle(k: Any, depth: float) -> float:
 
 
 def _time(k: Any, depth: float, microbatches: float) -> float:
-    """That idle time, and the work of the rank: all but 2·depth + 1 pieces of either kind overlap.
+    """Makespan: the longest idle time and the rank's work, all but 2·depth + 1 pairs overlapped.
 
     `microbatches` are those that enter at one end.
     """

@@ -61,7 +61,7 @@ def _other_group(case: Any) -> str:
 
 
 def _constraints(any_group: str = "") -> tuple[Constraint, ...]:
-    """What groups need; `any_group` names a schedule that takes groups of any size."""
+    """Constraints on groups; `any_group` names a schedule that takes groups of any size."""
 
     def instead(case: Any) -> str:
         return " or ".join(text for text in (_other_group(case), any_group) if text)
@@ -106,7 +106,7 @@ RELAXED = (
         holds=lambda k: _whole_groups(k) or (k.short_last_group and _short_group_runs(k)),
     ),
 )
-"""Those of Megatron-LM, which an option loosens."""
+"""Megatron-LM's constraints, relaxed by the option `short_last_group`."""
 
 
 @register(

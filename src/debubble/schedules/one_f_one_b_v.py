@@ -69,7 +69,7 @@ def squeezed(ranks: int, microbatches: int) -> NDArray[np.int64]:
 
 
 def all_slots(ranks: int, microbatches: int) -> NDArray[np.int64]:
-    """What :func:`squeezed` returns, with the steady part repeated instead of worked out.
+    """The result of :func:`squeezed`, with the steady part repeated instead of computed.
 
     Moves reach less than 9p/4 microbatches behind the first and 3p/2 before the last: in between,
     all slots of a microbatch are a period behind those of the one before.

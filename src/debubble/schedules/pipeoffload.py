@@ -130,7 +130,7 @@ SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
     ),
 )
 def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
-    """Of every rank's chunks the first half, which live longest, wait for their backward elsewhere.
+    """Offload the first half of every rank's chunks, whose activations live longest.
 
     In GIS-H chunk c lives for (v − c)p slots of which v make a period, p(v + 1)/2 chunks in all.
     The second half of them is p(v + 2)/8: half of the copies save more than half of the memory.

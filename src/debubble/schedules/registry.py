@@ -54,10 +54,10 @@ LIMITS = {
 }  # fmt: skip
 MAX_ACTIONS = 200_000_000
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
-"""What closed forms say about time."""
+"""Quantities of closed forms that are times."""
 
 NEAREST_SEARCH = 5000
-"""How far from a refused value the nearest valid one is looked for."""
+"""Search radius for the valid value nearest to a refused one."""
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -403,7 +403,7 @@ def exchanges(schedule: Schedule, table: CostTable) -> bool:
 
 
 def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
-    """What the formulas of a registered schedule are about, see :class:`ClosedForm`."""
+    """Variables of a registered schedule's closed forms, see :class:`ClosedForm`."""
     table = costs.table(schedule)
     F, I, W, B, S, T = (
         float(table.duration[kind, 0]) for kind in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T)

@@ -1,4 +1,4 @@
-"""What a timeline consists of in matplotlib: few artists, however many actions it has."""
+"""Matplotlib artists of a timeline: few, however many actions it has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEP_WIDTH = 1.8
 """Points of the line that stands for an optimizer step that takes no time."""
 
 TONES = ("#d8c6ea", "#9a6fc4", "#4a1f73")
-"""Of the ribbon below the bars, iteration after iteration."""
+"""Colours of the ribbon below the bars, iteration after iteration."""
 
 MAX_VECTOR_NUMBERS = 200_000
 
@@ -217,7 +217,7 @@ def add_transfers(
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What could be written on boxes, one entry per box.
+    """Candidate labels of boxes, one entry per box.
 
     Parameters
     ----------

@@ -109,17 +109,17 @@ class Bars:
         return tuple(dict.fromkeys(kind for kind, _ in self.styles))
 
     def of(self, rank: int) -> slice:
-        """Where the bars of one rank are."""
+        """Index range of the bars of one rank."""
         return slice(int(self.offsets[rank]), int(self.offsets[rank + 1]))
 
     @cached_property
     def steps(self) -> NDArray[np.bool_]:
-        """Which bars are optimizer steps."""
+        """Mask of the bars that are optimizer steps."""
         return np.isin(self.kind, STEP_KINDS)
 
     @cached_property
     def number(self) -> NDArray[np.int64]:
-        """What :meth:`text` writes on every bar: its unit, −1 for nothing on steps."""
+        """Argument of :meth:`text` for every bar: its unit, −1 (no label) for optimizer steps."""
         return np.where(self.steps, -1, self.unit)
 
     def text(self, number: int, first: int = 0) -> str:
@@ -132,7 +132,7 @@ class Bars:
         return f"{number // slices + first}.{number % slices}"
 
     def label(self, bar: int) -> str:
-        """What is written on a bar."""
+        """Label of a bar."""
         return self.text(int(self.number[bar]))
 
     def within(self, begin: float, end: float) -> Bars:
@@ -149,7 +149,7 @@ class Bars:
     def shares(
         self, rank: int, columns: int, span: float, lane: int = WHOLE, begin: float = 0.0
     ) -> NDArray[np.float64]:
-        """How much of each of `columns` equal parts of a stretch of time each style fills.
+        """Share of each of `columns` equal time intervals that each style fills.
 
         Parameters
         ----------

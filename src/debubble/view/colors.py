@@ -19,7 +19,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
 
 NAMES = {kind: KINDS[kind].title for kind in COMPUTE_KINDS}
-"""What a legend calls the kinds that are drawn as bars, in the order it lists them."""
+"""Legend titles of the kinds drawn as bars, in the order of the legend."""
 
 STREAM_COLOR = "#8791a1"
 """Copies and collectives."""
@@ -182,7 +182,7 @@ _XTERM = {
 """The ramps in the cube of 256-colour terminals, where the nearest colours have wrong hues."""
 
 _LEVELS = (0, 95, 135, 175, 215, 255)
-"""Of red, green and blue in that cube."""
+"""Levels of red, green and blue in that cube."""
 
 INK = "#1f2530"
 FAINT = "#5d6675"
@@ -233,7 +233,7 @@ def xterm(kind: Kind, index: int = 0, count: int = 1) -> int:
 
 
 def xterm_rgb(code: int) -> str:
-    """What a colour of the 6 × 6 × 6 cube of 256-colour terminals looks like."""
+    """RGB of a colour in the 6 × 6 × 6 cube of 256-colour terminals."""
     red, green, blue = (_LEVELS[(code - 16) // step % 6] for step in (36, 6, 1))
     return f"#{red:02x}{green:02x}{blue:02x}"
 

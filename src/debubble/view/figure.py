@@ -174,7 +174,7 @@ class _Caption:
 
 
 class _Sheet:
-    """Where everything is on a figure, in inches from its lower left corner."""
+    """Layout of a figure, in inches from its lower left corner."""
 
     def __init__(
         self, timelines: Sequence[Timeline], look: FigureOptions, width: float | None = None

@@ -1,4 +1,4 @@
-"""What can be chosen about a picture in a file: one list for the command line and Python."""
+"""Options of a picture in a file: one list for the command line and Python."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _option(
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
-    """How a figure looks.
+    """Options of a figure.
 
     Parameters
     ----------

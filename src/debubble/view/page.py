@@ -152,7 +152,7 @@ def _timeline(
 def _drawing(
     timelines: Sequence[Timeline], *, notes: bool = False, **options: Any
 ) -> Figure | None:
-    """What is seen where no script runs, unless it would be large."""
+    """Static figure for readers without scripts; None for large timelines."""
     if sum(len(timeline.schedule) for timeline in timelines) > MAX_STATIC_ACTIONS:
         return None
     from debubble.view.figure import figure

@@ -49,7 +49,7 @@ _MOST_MOVED = 20_000
 
 @dataclass(frozen=True)
 class Panel:
-    """What a panel shows, and how.
+    """Contents and layout of a panel.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Panel:
 
     @property
     def scale(self) -> float:
-        """What times are multiplied by."""
+        """Factor from times to the unit of the axis."""
         return 1.0 / self.unit
 
     @property
@@ -216,7 +216,7 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
 
 
 def peak_head(timeline: Timeline) -> str:
-    """What stands above the peaks: their unit, where it has a name."""
+    """Heading of the column of peaks, with their unit where it has a name."""
     unit = words.memory_scale([timeline]).unit
     return f"peak [{unit}]" if unit else "peak"
 
@@ -284,7 +284,7 @@ def add_time_axis(ax: Axes, label: str, size: float, width: float, shown: bool =
 
 
 def setting(timeline: Timeline) -> str:
-    """What was run, and what the shades mean."""
+    """Sizes of the schedule, and the meaning of shades."""
     note = words.shades_note(timeline)
     return words.setting(timeline) + (f" ({note})" if note else "")
 

@@ -1,4 +1,4 @@
-"""Where things are in the row of a rank: bars, and what stands below them."""
+"""Vertical layout of a rank's row: bars, transfers and memory."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ class _Sheet:
         return [self.faint("".join(line)), self.faint("".join(numbers).rstrip())]
 
     def legend(self, width: int) -> list[str]:
-        """What colours or letters mean, wrapped to the width."""
+        """Legend of colours or letters, wrapped to the width."""
         items = []
         timed = self.bars.end > self.bars.start
         instant = bool(np.any(self.bars.steps[~timed]))

@@ -79,7 +79,7 @@ _COUNTED = {
     Per.STAGE_STEP: "iteration",
     Per.RANK_STEP: "iteration",
 }
-"""What the number of an action counts."""
+"""Word for what the number of an action counts, by `Per`."""
 
 
 def encode(
@@ -122,7 +122,7 @@ def encode(
 
 
 def _kind(kind: Kind, palette: Palette) -> dict[str, Any]:
-    """What a legend says about a kind, and what the component has to know of it."""
+    """Row of a kind for the component: legend, stream and colour."""
     spec = KINDS[kind]
     return {
         "name": kind.name,
@@ -158,7 +158,7 @@ def _needs(schedule: Schedule, present: set[int]) -> list[dict[str, Any]]:
 
 
 def _tracks(schedule: Schedule) -> dict[int, list[str]]:
-    """What streams are called on every rank, where that is not the same on all."""
+    """Titles of streams on every rank, where they differ between ranks."""
     title = STREAM_TITLES[Stream.COPY]
     names = [
         title if target is None else f"copies to rank {target}" for target in schedule.copy_targets
@@ -247,7 +247,7 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _styles(
     timeline: Timeline, order: NDArray[np.int64]
 ) -> tuple[dict[str, list[Any]], NDArray[np.int64]]:
-    """What actions have in common, and which of these every action has."""
+    """Distinct styles of actions, and the index of each action's style."""
     schedule, graph = timeline.schedule, timeline.graph
     actions = schedule.actions[order]
     kind, stage, copy = kinds_of(actions), stages_of(actions), np.zeros(len(actions), np.int64)
@@ -277,7 +277,7 @@ def _styles(
 
 
 def _levels(timeline: Timeline) -> NDArray[np.float32]:
-    """What ranks hold while actions run, 0 where the actions themselves say so."""
+    """Peak memory of the rank while each action runs; 0 where actions alone determine it."""
     schedule = timeline.schedule
     found = np.zeros(len(schedule), dtype=np.float32)
     if not timeline.graph.has_copies:

@@ -14,7 +14,7 @@ from debubble.engine.timeline import Timeline
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """What ranks send and receive. Arrays have one entry for every end of a transfer.
+    """Sends and receives of ranks. Arrays have one entry for every end of a transfer.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def links(
 
 
 def queued(timeline: Timeline) -> NDArray[np.float64]:
-    """How long every result waits before its transfer starts."""
+    """Queueing time of every result before its transfer starts."""
     graph = timeline.graph
     found = np.zeros(len(timeline.schedule))
     sending = np.flatnonzero(graph.sent) if len(graph.sent) else np.zeros(0, dtype=np.int64)

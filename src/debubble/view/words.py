@@ -1,4 +1,4 @@
-"""What pictures say in words: the setting, the result and the conventions behind the numbers."""
+"""Captions of pictures: the setting, the result and the conventions behind the numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def printable(text: str, longest: int) -> str:
 
 
 def setting(timeline: Timeline) -> str:
-    """What was run, for instance ``"4 ranks, 8 microbatches, 2 chunks"``."""
+    """Sizes of a schedule, for instance ``"4 ranks, 8 microbatches, 2 chunks"``."""
     schedule = timeline.schedule
     parts = [_count(schedule.ranks, "rank"), _count(schedule.microbatches, "microbatch")]
     if schedule.chunks > 1:
@@ -85,13 +85,13 @@ def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> S
 
 
 def letter(kind: Kind, index: int) -> str:
-    """What stands for a kind where there are no colours; every second shade is lower case."""
+    """Letter of a kind for pictures without colours; every second shade is lower case."""
     found = KINDS[kind].letter
     return found.lower() if index % 2 else found
 
 
 def shades_note(timeline: Timeline, letters: bool = False) -> str:
-    """What the shades of a colour, or upper and lower case, mean; empty when there is one."""
+    """Meaning of shades, or of upper and lower case; empty when there is one."""
     copies, chunks = timeline.schedule.placement.copies, timeline.schedule.chunks
     if copies * chunks == 1:
         return ""
@@ -105,7 +105,7 @@ def shades_note(timeline: Timeline, letters: bool = False) -> str:
 
 
 def conventions(timelines: Sequence[Timeline]) -> list[str]:
-    """How the numbers of these timelines are meant, a phrase each, without repeats."""
+    """Conventions behind these timelines, a phrase each, without repeats."""
     simulated = [timeline for timeline in timelines if not timeline.measured]
     paying = [timeline for timeline in simulated if timeline.table.link.any()]
     free = [name(timeline) for timeline in simulated if not timeline.table.link.any()]
