@@ -174,8 +174,8 @@ def test_an_even_cut_costs_what_was_given(basis: str) -> None:
     for cut in ((3, 3, 3, 3), (1, 2, 4, 5)):
         made = cut_costs(costs, place, cut, 12).resolve(place)
         share = np.array(cut) / 3
-        layers = given.duration - given.ends
-        assert made.duration == pytest.approx(layers * share + given.ends)
+        layers = given.duration - given.part_duration
+        assert made.duration == pytest.approx(layers * share + given.part_duration)
         assert made.collective == pytest.approx(given.collective * share)
         assert made.kv == pytest.approx(given.kv * share)
         assert made.activation[:3] == pytest.approx(given.activation[:3] * share[:3])

@@ -30,12 +30,12 @@ def test_halves_of_pairs_have_the_forward_above():
     bars = bars_of(pairs())
     halves = [
         (int(rank), Kind(int(kind)).name, int(unit))
-        for rank, kind, unit, lane in zip(bars.rank, bars.kind, bars.unit, bars.lane, strict=True)
-        if lane == UPPER
+        for rank, kind, unit, half in zip(bars.rank, bars.kind, bars.unit, bars.half, strict=True)
+        if half == UPPER
     ]
     assert halves == [(0, "F", 2), (1, "F", 1), (1, "F", 2)]
-    assert bars.lane.tolist().count(LOWER) == 3
-    assert set(bars.kind[bars.lane == LOWER].tolist()) == {Kind.B}
+    assert bars.half.tolist().count(LOWER) == 3
+    assert set(bars.kind[bars.half == LOWER].tolist()) == {Kind.B}
 
 
 def test_chunks_are_shades_counted_on_each_rank():

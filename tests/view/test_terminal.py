@@ -16,7 +16,7 @@ import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.engine.timeline import simulate
 from debubble.view.colors import rgb, shade
-from debubble.view.terminal import draw, nice_step, print_timeline
+from debubble.view.terminal import draw, print_timeline, tick_spacing
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
 ANSI = re.compile("\x1b\\[[0-9;]*m")
@@ -246,7 +246,7 @@ def test_drawing_loads_neither_rich_nor_matplotlib():
     ("least", "step"), [(0.9, 1), (1, 1), (1.1, 2), (3, 5), (6, 10), (0.03, 0.05), (4000, 5000)]
 )
 def test_steps_of_an_axis_are_round(least, step):
-    assert nice_step(least) == pytest.approx(step)
+    assert tick_spacing(least) == pytest.approx(step)
 
 
 def test_transfers_that_are_actions_have_rows_of_their_own() -> None:

@@ -62,14 +62,14 @@ def compare(
         with ``chunks`` and options of that schedule alone. A :class:`~debubble.Timeline` stays as
         it is, whatever the costs.
     ranks, microbatches, iterations
-        What named schedules are made for; needed when there is a name.
+        Sizes that named schedules are made with; needed when there is a name.
     sync
-        What optimizer steps of named schedules wait for, see :func:`debubble.make`.
+        Dependencies of optimizer steps of named schedules, see :func:`debubble.make`.
     chunks, options
         Apply to the named schedules that leave a choice of chunks, or have such an option. Several
         numbers of chunks make a row for each of them, "interleaved-1f1b (chunks=2)".
     costs
-        What actions cost. Rank costs (:meth:`~debubble.Costs.per_rank`) are divided by each
+        Costs of actions. Rank costs (:meth:`~debubble.Costs.per_rank`) are divided by each
         schedule's own chunks, so that all of them run the same model; the default is one unit of
         time per rank each for F, I and W. With costs per action, schedules with other numbers of
         stages run other models. Schedules that are computed from costs get these.
@@ -77,14 +77,14 @@ def compare(
         Limit of the activation memory of every rank, or one for each, in activation units per rank
         or in the unit of ``costs.activation``. Schedules above it are ranked behind those within.
     p2p_mode
-        How ranks exchange results, see :func:`debubble.simulate`.
+        The p2p mode, see :func:`debubble.simulate`.
     time_unit, memory_unit
-        What times and ``costs.activation`` are in, for display: ``"ms"`` and ``"GB"``. The default
+        Units of times and ``costs.activation``, for display: ``"ms"`` and ``"GB"``. The default
         is what `costs` say.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
     **lowerings
-        What is added to all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
+        Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
 
     Returns

@@ -47,7 +47,7 @@ class Row:
     Parameters
     ----------
     name
-        What it is called in the comparison.
+        Name in the comparison.
     schedule, timeline
         The order and its simulation.
     values
@@ -122,11 +122,11 @@ class Comparison:
     skipped
         Name and reason of schedules that could not be made or run.
     notes
-        What to know before believing the ranking, for instance that the models differ.
+        Caveats of the ranking, for instance that the models differ.
     unlike
         Why makespans cannot be compared, see :func:`debubble.analysis.ranking.differences`.
     costs, memory, p2p_mode, time_unit, memory_unit
-        What was asked for.
+        Arguments of the comparison.
     baseline
         Name of the first schedule asked for, which the headline compares the best with.
     """

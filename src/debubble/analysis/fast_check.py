@@ -30,7 +30,7 @@ def without_sharding(schedule: Schedule) -> Schedule:
 
 
 def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
-    """Whether actions are complete, in place and in order, and transfers matched.
+    """Whether actions are complete, on their ranks and in order, and transfers matched.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
     Returns
     -------
     bool
-        True where the inspections of structure, copies, transfers and sharding find nothing. False
-        where they find something, and for some that they find nothing in.
+        Never True for a schedule with a problem. May be False for a correct one; then the full
+        check decides.
     """
     sharded = bare is not schedule or schedule.explicit_reduction
     return (
@@ -65,7 +65,7 @@ def _work_is_sound(bare: Schedule) -> bool:
 
 
 def _steps_are_home(schedule: Schedule) -> bool:
-    """Whether optimizer steps name stages of their ranks."""
+    """Whether every optimizer step names a stage of its rank."""
     here = np.flatnonzero(kinds_of(schedule.actions) == Kind.OPT)
     stage = stages_of(schedule.actions[here])
     if np.any(stage >= schedule.stages):
@@ -75,9 +75,9 @@ def _steps_are_home(schedule: Schedule) -> bool:
 
 
 def _sharding_is_sound(schedule: Schedule) -> bool:
-    """Whether sharding actions are in place and in order, those included that have to be there.
+    """Whether sharding actions are complete, on their ranks and in order.
 
-    All else is complete and in place.
+    Presumes that all other actions are.
     """
     count, stages = schedule.iterations, schedule.stages
     made, reduced = (np.zeros(stages * count, dtype=np.int32) for _ in range(2))
@@ -100,7 +100,7 @@ def _sharding_is_sound(schedule: Schedule) -> bool:
 
 
 def _holds(schedule: Schedule) -> NDArray[np.bool_]:
-    """Whether a rank has a stage, of whichever copy; shape ``(ranks, stages)``."""
+    """Mask of the stages of each rank, of any copy; shape ``(ranks, stages)``."""
     table = np.asarray(schedule.placement.table)
     holds = np.zeros((schedule.ranks, schedule.stages), dtype=np.bool_)
     holds[table, np.arange(schedule.stages)] = True

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind, kinds_of
-from debubble.core.kinds import boundary_steps
+from debubble.core.kinds import boundary_offsets
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
 from debubble.engine.timeline import Timeline
@@ -32,17 +32,17 @@ class Measure:
     key
         Its name in JSON, and in a row of a comparison.
     value
-        What it is for a timeline: a number, a list with one for each rank, or a mapping of such.
+        Value for a timeline: a number, a list with one for each rank, or a mapping of such.
     words
-        What it means; empty where its name says that.
+        Definition; empty where its name says it.
     unit
-        What it is counted in, which says how it is written.
+        Unit, which decides its format.
     compared
         Whether comparisons have it, in the order of this list; of numbers by rank, the largest.
     head
         Title of its column in tables, with ``|`` where terminals break it; empty for no column.
     left_out
-        When the column goes where a line has no room: the highest first, 0 never.
+        Rank among columns that are dropped where a line has no room: the highest first, 0 never.
     reported
         Whether a report of one simulation has a line for it.
     """
@@ -96,8 +96,8 @@ def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
     moves = home[:, 1:] != home[:, :-1]
     by_kind = np.zeros((len(Kind), placement.copies, stages), dtype=bool)
-    for kind, step in boundary_steps().items():
-        by_kind[kind, :, max(-step, 0) : stages - max(step, 0)] = moves
+    for kind, offset in boundary_offsets().items():
+        by_kind[kind, :, max(-offset, 0) : stages - max(offset, 0)] = moves
     crosses = by_kind.reshape(len(Kind), -1)
     places = crosses.shape[1]
     total = np.zeros(schedule.slices, dtype=np.int64)

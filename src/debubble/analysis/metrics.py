@@ -9,7 +9,7 @@ import numpy as np
 from debubble.analysis.measures import meanings
 from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
 from debubble.core.costs import Costs
-from debubble.core.embedding_and_head import ENDS
+from debubble.core.embedding_and_head import PARTS
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
@@ -96,8 +96,8 @@ def replicas_words(schedule: Schedule) -> dict[str, str]:
 
 def times_text(costs: Costs, chunks: int | None = None) -> str:
     """Basis of the times: per action or per rank; `chunks` of the schedule, when it is one."""
-    ends = [name for name in ENDS if getattr(costs, name) is not None]
-    more = f"; {', '.join(ends)} on top, at the ends of the model" if ends else ""
+    parts = [name for name in PARTS if getattr(costs, name) is not None]
+    more = f"; {', '.join(parts)} on top, at the ends of the model" if parts else ""
     if costs.basis != "rank":
         return f"per action: one stage, one microbatch{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks

@@ -56,7 +56,7 @@ class Problem:
     code
         A key of :data:`CODES`, or of :data:`WARNINGS`.
     message
-        What is wrong and where, for people.
+        The defect and its position, as text.
     rank
         The rank to look at; None when the problem spans ranks.
     position
@@ -65,7 +65,7 @@ class Problem:
     actions
         The actions involved, as text.
     fix
-        What would make it right.
+        A change that removes the problem.
     """
 
     code: str
@@ -97,17 +97,17 @@ class Report:
     Parameters
     ----------
     schedule
-        What was checked.
+        The checked schedule.
     problems
-        What is wrong, at most :data:`LISTED` of each code.
+        Problems found, at most :data:`LISTED` of each code.
     more
-        How many further problems of a code there are that are not listed.
+        Numbers of further problems that are not listed, by code.
     costs
         The costs that memory was counted with.
     p2p_mode
-        How ranks exchange results.
+        The p2p mode.
     warnings
-        What is right and costs time all the same.
+        Warnings: valid, but slower than necessary.
     """
 
     schedule: Schedule

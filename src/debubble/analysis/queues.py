@@ -32,7 +32,7 @@ def lost_in_queues(
         The same without sharding actions, whose times are those of `schedule` as long as sharding
         takes none.
     costs
-        What actions and transfers cost.
+        Costs of actions and transfers.
     mode
         ``"pair"`` or ``"group"``.
 

@@ -24,7 +24,7 @@ def result_columns(
     Parameters
     ----------
     names
-        What each of them is called.
+        Names of the timelines.
     ratios
         Makespans divided by that of the best, None where rows cannot be held against each other;
         None for no such column.

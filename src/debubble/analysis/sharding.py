@@ -72,17 +72,17 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
         reductions[again],
         partial(_wrong, schedule, "reduces the same gradients again", "remove one of the two"),
     )
-    index = np.searchsorted(keys, have)
-    early = ~again & (reductions < last[index])
+    cell = np.searchsorted(keys, have)
+    early = ~again & (reductions < last[cell])
 
     def hasty(item: int) -> Problem:
-        rank, place, text, where = position_text(schedule, int(reductions[item]))
-        _, spot, wanted, _ = position_text(schedule, int(last[index[item]]))
+        rank, index, text, where = position_text(schedule, int(reductions[item]))
+        _, spot, wanted, _ = position_text(schedule, int(last[cell[item]]))
         return Problem(
             "reduce-grad",
             f"{where} comes before {wanted} (action {spot}), whose gradient it leaves out",
             rank,
-            place,
+            index,
             (text, wanted),
             f"move it behind {wanted}",
         )
@@ -145,7 +145,7 @@ def _exchanges(
     unused = gathers & ~twice & (last | drops[follower])
 
     def describe(item: int) -> Problem:
-        rank, place, text, where = position_text(schedule, int(positions[item]))
+        rank, index, text, where = position_text(schedule, int(positions[item]))
         _, spot, other, _ = position_text(schedule, int(positions[before[item]]))
         stage = unpack(int(schedule.actions[positions[item]])).stage
         texts: tuple[str, ...] = (text,)
@@ -160,7 +160,7 @@ def _exchanges(
         else:
             what = f"gathers weights of stage {stage} that nothing uses"
             fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
-        return Problem("unshard", f"{where} {what}", rank, place, texts, fix)
+        return Problem("unshard", f"{where} {what}", rank, index, texts, fix)
 
     wrong = np.flatnonzero(twice | without | unused)
     found.add("unshard", wrong[np.argsort(positions[wrong])], describe)

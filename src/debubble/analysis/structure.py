@@ -314,10 +314,10 @@ def _order(columns: Columns, cells: NDArray[np.int64], at: Places, found: Findin
         # Cells next to each other that are slices of one microbatch on one stage.
         units = min(schedule.units, MOST_UNITS)
         next_slice = (np.diff(cells) == 1) & (cells[1:] % units % schedule.slices > 0)
-        for kinds, step in slice_order():
+        for kinds, offset in slice_order():
             # A backward is either I or B.
             one = np.max([at[kind] for kind in kinds], axis=0)
-            before, after = (one[1:], one[:-1]) if step < 0 else (one[:-1], one[1:])
+            before, after = (one[1:], one[:-1]) if offset < 0 else (one[:-1], one[1:])
             early(before[next_slice], after[next_slice])
 
 

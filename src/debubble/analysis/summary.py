@@ -104,7 +104,7 @@ def report(
     timeline
         A simulated schedule.
     time_unit
-        What times are in, for instance ``"ms"``; the default is the unit of the costs.
+        Unit of times, for instance ``"ms"``; the default is that of the costs.
     width
         Characters of a line; the default is the terminal's.
     """

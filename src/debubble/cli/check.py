@@ -9,7 +9,7 @@ from debubble.analysis.metrics import MODES, memory_text
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, ScheduleName, Setup, with_setup
 from debubble.cli.output import print_json
-from debubble.cli.progress import steps
+from debubble.cli.progress import phases
 
 PROBLEMS = 1
 
@@ -23,10 +23,10 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
     from debubble.analysis.check import check as inspect
 
     inputs = setup.read()
-    with steps(2) as step:
-        step(f"reading {schedule}")
+    with phases(2) as phase:
+        phase(f"reading {schedule}")
         made = inputs.schedule(schedule)
-        step(f"checking {len(made):,} actions")
+        phase(f"checking {len(made):,} actions")
         mode = None if setup.p2p_mode is None else inputs.mode
         report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=mode)
     if as_json:

@@ -15,7 +15,7 @@ from debubble.cli.errors import BAD_INPUT
 from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, whole, with_setup
 from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
-from debubble.cli.progress import Steps, steps
+from debubble.cli.progress import Phases, phases
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 
@@ -41,8 +41,8 @@ def compare(
 
     inputs, chunks = _inputs(setup)
     check_picture(output, picture)
-    with steps(2 * len(schedules)) as step:
-        items, skipped = _items(schedules, inputs, chunks, step)
+    with phases(2 * len(schedules)) as phase:
+        items, skipped = _items(schedules, inputs, chunks, phase)
         named = [item for item in items if isinstance(item, str)]
         if named:
             _need_sizes(named[0], inputs)
@@ -61,7 +61,7 @@ def compare(
             **inputs.lowering,
             options=inputs.options(named),
             time_unit=inputs.time_unit,
-            progress=lambda label, index, count: step(f"{label} ({index + 1} of {count})"),
+            progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))
         if not result.rows:
@@ -89,7 +89,7 @@ def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
 
 
 def _items(
-    names: list[str], inputs: Inputs, chunks: list[int], step: Steps
+    names: list[str], inputs: Inputs, chunks: list[int], phase: Phases
 ) -> tuple[list[Any], list[tuple[str, str]]]:
     """Schedules of files and functions, and names; those that do not fit come with the reason."""
     from debubble.interchange.named import made_for_each
@@ -98,7 +98,7 @@ def _items(
     plain = inputs.plain
 
     def make(name: str, value: int | None) -> Schedule:
-        step(f"reading {name}")
+        phase(f"reading {name}")
         return replace(plain, chunks=value).schedule(name)
 
     return made_for_each(names, chunks or [inputs.chunks], make)

@@ -10,7 +10,7 @@ from debubble.cli.app import command
 from debubble.cli.options import Late, ScheduleNames, Setup, with_setup
 from debubble.cli.output import note
 from debubble.cli.pictures import Picture, check_picture, with_picture
-from debubble.cli.progress import steps
+from debubble.cli.progress import phases
 
 if TYPE_CHECKING:
     from debubble.engine.timeline import Timeline
@@ -39,9 +39,9 @@ def draw(
     check_picture(output, picture)
     timelines: list[Timeline] = []
     units = set()
-    with steps(2 * len(schedules) + 1) as step:
+    with phases(2 * len(schedules) + 1) as phase:
         for name in schedules:
-            step(f"making {name}")
+            phase(f"making {name}")
             if is_trace_file(name):
                 recordings = load_trace(name)
                 timelines += [recording.timeline() for recording in recordings]
@@ -49,9 +49,9 @@ def draw(
                 continue
             units.add(inputs.time_unit)
             made = inputs.schedule(name)
-            step(f"simulating {name}, {len(made):,} actions")
+            phase(f"simulating {name}, {len(made):,} actions")
             timelines.append(inputs.simulate(made, name, late=late))
-        step("drawing")
+        phase("drawing")
         unit = units.pop() if len(units) == 1 else ""
         if output is not None:
             from debubble.view.files import save

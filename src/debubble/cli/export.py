@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.options import ScheduleName, Setup, with_setup
 from debubble.cli.output import check_writable, note
-from debubble.cli.progress import steps
+from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
@@ -53,19 +53,19 @@ def export(
     if output != STANDARD_OUTPUT:
         check_writable(output)
     settings: list[str] = []
-    with steps(3) as step:
-        step(f"making {schedule}")
+    with phases(3) as phase:
+        phase(f"making {schedule}")
         made = inputs.schedule(schedule)
         if to == "chrome-trace":
-            step(f"simulating {len(made):,} actions")
+            phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(made, schedule)
-            step(f"writing {output}")
+            phase(f"writing {output}")
             _trace(timeline, inputs.time_unit, output)
         else:
             # Settings first: what torchtitan cannot run is not written for it.
             if to == "torch-csv" and torchtitan:
                 settings = _settings(made, output)
-            step(f"writing {output}")
+            phase(f"writing {output}")
             _write(_text(made, to, waits, inputs.mode), output)
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")

@@ -217,13 +217,13 @@ class Inputs:
     ranks, microbatches, chunks, iterations
         Sizes as typed, None where nothing was.
     costs, memory
-        What actions cost, and the memory limit: of every rank, or one for each.
+        Costs of actions, and the memory limit: of every rank, or one for each.
     sync
-        What optimizer steps wait for, None where nothing was typed.
+        Dependencies of optimizer steps, None where nothing was typed.
     mode
-        How transfers are treated.
+        The p2p mode.
     lowering
-        What is to be added to schedules, as :func:`debubble.lowering.chain.lower` takes it.
+        Lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
     pairs
         ``KEY=VALUE`` texts of options.
     file

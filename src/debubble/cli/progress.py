@@ -16,13 +16,13 @@ PATIENCE = 2.0
 """Seconds before the bar appears."""
 
 
-class Steps:
-    """The steps of a command: says which one runs, when it takes long and a terminal shows it.
+class Phases:
+    """The phases of a command: says which one runs, when it takes long and a terminal shows it.
 
     Parameters
     ----------
     total
-        How many steps there will be.
+        Number of phases.
     """
 
     def __init__(self, total: int) -> None:
@@ -38,7 +38,7 @@ class Steps:
         self._timer.daemon = True
 
     def __call__(self, text: str) -> None:
-        """Begin the next step."""
+        """Begin the next phase."""
         with self._lock:
             self._done += 1
             self._text = text
@@ -77,9 +77,9 @@ class Steps:
 
 
 @contextmanager
-def steps(total: int) -> Iterator[Steps]:
-    """Steps with a bar on standard error, if that is a terminal and they take over two seconds."""
-    found = Steps(total)
+def phases(total: int) -> Iterator[Phases]:
+    """Phases with a bar on standard error, if that is a terminal and they take over two seconds."""
+    found = Phases(total)
     if sys.stderr.isatty():
         found.start()
     try:

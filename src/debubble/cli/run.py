@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
 from debubble.cli.output import check_writable, note, print_json
-from debubble.cli.progress import steps as progress
+from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.interchange.text import read_number
@@ -80,12 +80,12 @@ def run(
     if trace is not None:
         _check_trace(trace, settings)
     require_torch()
-    with progress(2) as step:
-        step(f"making {schedule}")
+    with phases(2) as phase:
+        phase(f"making {schedule}")
         made = inputs.schedule(schedule)
         if not unchecked:
             _check(made, schedule, inputs)
-        step(f"running {len(made):,} actions on {made.ranks} ranks")
+        phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:
         return

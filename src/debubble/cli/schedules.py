@@ -237,7 +237,7 @@ def overview(found: list[Entry], width: int | None) -> str:
     Parameters
     ----------
     found
-        What to list.
+        Schedules to list.
     width
         Characters of a line, for the columns that matter most; None for all columns, uncut.
     """

@@ -11,7 +11,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, with_setup
 from debubble.cli.output import note, print_json, write_text
-from debubble.cli.progress import steps
+from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
@@ -48,16 +48,16 @@ def simulate(
     listed = actions == TERMINAL
     if actions is not None and not listed and not actions.lower().endswith((".csv", ".json")):
         raise FormatError(f"'{actions}': actions are written as .csv or .json")
-    with steps(3) as step:
-        step(f"making {schedule}")
+    with phases(3) as phase:
+        phase(f"making {schedule}")
         made = inputs.schedule(schedule)
-        step(f"simulating {len(made):,} actions")
+        phase(f"simulating {len(made):,} actions")
         timeline = inputs.simulate(made, schedule, late=late)
-        step("measuring")
+        phase("measuring")
         data = _data(timeline, inputs) if as_json else {}
         text = ""
         if actions is not None:
-            step("listing actions")
+            phase("listing actions")
             table = timeline.actions()
             if not listed:
                 write_text(actions, _written(table, timeline, actions))

@@ -8,19 +8,19 @@ from typing import Any
 
 from debubble.core.cost_fields import COST_FIELDS, DEFAULT, check_cost
 from debubble.core.costs import Costs
-from debubble.core.embedding_and_head import ENDS, KEYS
+from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
 from debubble.interchange.text import read_number
 
 NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part") + tuple(
-    f"{part}.{key}" for part in ENDS for key in KEYS
+    f"{part}.{key}" for part in PARTS for key in KEYS
 )
 SPREAD = tuple(
     name for name, spec in COST_FIELDS.items() if spec.shape in ("stage", "rank", "pair")
 )
 """Costs that may have one value per stage or rank."""
 
-_PLACE = re.compile(r"(\w+)\.([0-9]{1,9})")
+_INDEXED = re.compile(r"(\w+)\.([0-9]{1,9})")
 
 
 def parse_times(text: str, flag: str) -> Costs:
@@ -49,8 +49,8 @@ def parse_times(text: str, flag: str) -> Costs:
         name, equals, value = (word.strip() for word in piece.partition("="))
         if not equals:
             raise CostError(f"{flag}: '{piece}' has no value; write {flag} F=1,I=1,W=1")
-        place = _PLACE.fullmatch(name)
-        base = place[1] if place and place[1] in SPREAD else name
+        indexed = _INDEXED.fullmatch(name)
+        base = indexed[1] if indexed and indexed[1] in SPREAD else name
         if base not in NAMES:
             raise CostError(f"{flag}: unknown cost '{name}'; {did_you_mean(name, NAMES)}")
         if name in seen:
@@ -59,8 +59,8 @@ def parse_times(text: str, flag: str) -> Costs:
         several = base in SPREAD and base == name
         number = _numbers(value, name, flag, owner, several)
         if base != name:
-            assert place is not None, "only names with a place differ from their base"
-            exceptions.setdefault(base, {})[int(place[2])] = number
+            assert indexed is not None, "only names with an index differ from their base"
+            exceptions.setdefault(base, {})[int(indexed[2])] = number
         elif "." in name:
             part, _, key = name.partition(".")
             parts.setdefault(part, {})[key] = number

@@ -124,7 +124,7 @@ def _numbers(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def unpack(packed: int) -> Action:
-    """The action in one packed integer; its place in a pair is dropped."""
+    """The action in one packed integer; its member in a pair is dropped."""
     code = int(packed)
     return Action(
         (code >> STAGE_SHIFT) & STAGE_MASK, Kind(code & KIND_MASK), code >> MICROBATCH_SHIFT
@@ -213,9 +213,9 @@ def parse_cell(text: str, slices: int = 1) -> list[int]:
     codes = []
     for index, part in enumerate(parts):
         action = Action.parse(part, slices)
-        place = 1 if index == 0 else 2 if index == len(parts) - 1 else 3
+        member = 1 if index == 0 else 2 if index == len(parts) - 1 else 3
         code = int(pack(action.kind, action.stage, action.microbatch)[0])
-        codes.append(code | place << PAIR_SHIFT)
+        codes.append(code | member << PAIR_SHIFT)
     return codes
 
 
@@ -223,13 +223,13 @@ def cells(program: Program, slices: int = 1) -> list[str]:
     """The text of a program, one cell an action or overlapped group; reads back the same."""
     texts: list[str] = []
     group: list[str] = []
-    for code, place in zip(program.tolist(), pairs_of(program).tolist(), strict=True):
+    for code, member in zip(program.tolist(), pairs_of(program).tolist(), strict=True):
         text = unpack(code).text(slices)
-        if place == 0:
+        if member == 0:
             texts.append(text)
             continue
         group.append(text)
-        if place == 2:
+        if member == 2:
             texts.append(f"({';'.join(group)})OVERLAP_F_B")
             group = []
     return texts

@@ -47,11 +47,11 @@ class CostField:
     name
         Its name in :class:`debubble.Costs`, in cost files and in ``--times``.
     shape
-        What its value may be, see :data:`SHAPES`.
+        Shape of its value, see :data:`SHAPES`.
     example
         A value as YAML.
     text
-        What it is, in one line.
+        Description in one line.
     section
         Section of a cost file.
     share
@@ -165,7 +165,7 @@ def check_cost(name: str, value: Any) -> Any:
     return _CHECKS[field.shape](field, _plain(value))
 
 
-def check_number(value: Any, place: str) -> float:
+def check_number(value: Any, path: str) -> float:
     """A number that a cost can be.
 
     Raises
@@ -173,17 +173,17 @@ def check_number(value: Any, place: str) -> float:
     WrongValueError
         When it is something else, negative, or too large.
     """
-    return _number(_ANY, value, place)
+    return _number(_ANY, value, path)
 
 
 def _plain(value: Any) -> Any:
-    """Lists and numbers in place of arrays and tensors."""
+    """Lists and numbers in path of arrays and tensors."""
     if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     return value
 
 
-def _number(field: CostField, value: Any, place: str, advice: str = "give a number") -> float:
+def _number(field: CostField, value: Any, path: str, advice: str = "give a number") -> float:
     value = _plain(value)
     wrong = isinstance(value, bool | str | bytes | bytearray | Sequence | Mapping)
     number = math.nan
@@ -194,15 +194,15 @@ def _number(field: CostField, value: Any, place: str, advice: str = "give a numb
     except Exception:  # float() runs what the value's class says
         wrong = True
     if wrong:
-        raise WrongValueError(place, value, advice)
+        raise WrongValueError(path, value, advice)
     if not math.isfinite(number):
-        raise WrongValueError(place, value, "give a finite number")
+        raise WrongValueError(path, value, "give a finite number")
     if number < 0:
-        raise WrongValueError(place, value, "costs are not negative")
+        raise WrongValueError(path, value, "costs are not negative")
     if number > LARGEST_COST:
-        raise WrongValueError(place, value, f"costs go to {LARGEST_COST:g}; use another unit")
+        raise WrongValueError(path, value, f"costs go to {LARGEST_COST:g}; use another unit")
     if field.share and number > 1:
-        raise WrongValueError(place, value, "it is a share between 0 and 1")
+        raise WrongValueError(path, value, "it is a share between 0 and 1")
     return number
 
 
@@ -216,8 +216,8 @@ def _list(field: CostField, value: Sequence[Any], advice: str) -> tuple[float, .
     return tuple(_number(field, item, f"{field.name}[{index}]") for index, item in enumerate(value))
 
 
-_KEY = "{place} has the key {value}; "
-_UNKNOWN = "{place} has an unknown cost {value}; "
+_KEY = "{path} has the key {value}; "
+_UNKNOWN = "{path} has an unknown cost {value}; "
 
 _STAGE = re.compile(r"[0-9]{1,9}")
 _PAIR = re.compile(r"\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*")
@@ -249,13 +249,13 @@ def _mapping(
 ) -> dict[Any, float]:
     found: dict[Any, float] = {}
     for key, item in value.items():
-        place = read(key)
-        if place is None:
+        owner = read(key)
+        if owner is None:
             raise WrongValueError(field.name, key, keys, _KEY)
-        if place in found:
+        if owner in found:
             raise WrongValueError(field.name, key, "it is there twice; remove one", _KEY)
-        text = ",".join(map(str, place)) if isinstance(place, tuple) else place
-        found[place] = _number(field, item, f"{field.name}[{text}]")
+        text = ",".join(map(str, owner)) if isinstance(owner, tuple) else owner
+        found[owner] = _number(field, item, f"{field.name}[{text}]")
     return found
 
 
@@ -268,7 +268,7 @@ def _spread(field: CostField, value: Any) -> Any:
         missing = next((stage for stage in range(len(found)) if stage not in found), None)
         if DEFAULT not in found and (missing is not None or not found):
             advice = f"give all from 0 on, or one for all others: {{{DEFAULT}: 1, 2: 1.5}}"
-            form = f"{{place}} has no value for {owner} {missing or 0}; "
+            form = f"{{path}} has no value for {owner} {missing or 0}; "
             raise WrongValueError(field.name, value, advice, form)
         return found
     if _is_list(value):
@@ -301,14 +301,14 @@ def _link(field: CostField, value: Any) -> Any:
         raise WrongValueError(field.name, value, advice)
     count, found = len(rows), []
     for index, row in enumerate(rows):
-        place = f"{field.name}[{index}]"
+        path = f"{field.name}[{index}]"
         if not _is_list(row):
-            raise WrongValueError(place, row, f"give {count} numbers, one per receiving rank")
+            raise WrongValueError(path, row, f"give {count} numbers, one per receiving rank")
         if len(row) != count:
-            form = f"{{place}} has {len(row)} numbers; "
-            raise WrongValueError(place, row, f"give {count}, one per receiving rank", form)
+            form = f"{{path}} has {len(row)} numbers; "
+            raise WrongValueError(path, row, f"give {count}, one per receiving rank", form)
         found.append(
-            tuple(_number(field, item, f"{place}[{column}]") for column, item in enumerate(row))
+            tuple(_number(field, item, f"{path}[{column}]") for column, item in enumerate(row))
         )
     return tuple(found)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.cost_fields import DEFAULT
-from debubble.core.embedding_and_head import ENDS, ends_of
+from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.errors import CostError
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
@@ -57,13 +57,13 @@ class CostTable:
         Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
         zero on the diagonal.
     excess
-        What a slice's transfer takes longer than the average one's; shape ``(slices,)``.
-    ends
-        What of `duration` is the embedding's, the head's and so on.
+        Extra time of a slice's transfer over the average one's; shape ``(slices,)``.
+    part_duration
+        Part of `duration` that belongs to embedding, head and multi-token prediction; same shape.
     shard
         Memory of one microbatch in each shard of the head, from S to T; 0 where it is not sharded.
     costs, placement, slicing
-        What the table was made from.
+        Costs that the table was made from.
     pairs
         Times of overlapped pairs by (stage of the forward, stage of the backward), where said.
     overlap
@@ -82,7 +82,7 @@ class CostTable:
     collective: NDArray[np.float64]
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
-    ends: NDArray[np.float64]
+    part_duration: NDArray[np.float64]
     shard: float
     costs: Costs
     placement: Placement
@@ -110,10 +110,10 @@ class CostTable:
             else spread(costs.activation, "activation", 0.0) / divisor
         )
         kv = spread(costs.kv, "kv", 0.0) / divisor
-        parts = {name: getattr(costs, name) for name in ENDS}
-        ends, end_memory = ends_of(parts, placement, vocabulary)
+        parts = {name: getattr(costs, name) for name in PARTS}
+        part_duration, part_memory = costs_of_parts(parts, placement, vocabulary)
         sharded = costs.head if vocabulary and costs.head else {}
-        activation = activation + end_memory
+        activation = activation + part_memory
         attention = spread(costs.attention, "attention", 0.0)
         kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
         checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
@@ -129,11 +129,11 @@ class CostTable:
                 np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
             )
             offload = np.tile(offload, len(shares))
-            ends = np.hstack([share * ends for share in shares])
+            part_duration = np.hstack([share * part_duration for share in shares])
             excess = message * (shares - 1 / len(shares))
             message /= len(shares)
 
-        duration = ends.copy()
+        duration = part_duration.copy()
         for kind, values in zip(TIMED_KINDS, times, strict=True):
             duration[kind] += values / divisor
         optimizer = spread.ranks(costs.OPT, "OPT")
@@ -145,8 +145,8 @@ class CostTable:
         pairs, overlap = _pair_times(costs.O, spread, divisor)
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention, optimizer, collective,
-            link, excess, ends, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
-            slicing, pairs, overlap,
+            link, excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
+            placement, slicing, pairs, overlap,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
@@ -180,8 +180,8 @@ class CostTable:
         if target is None:
             return size / costs.host_bandwidth
         homes = self.placement.ranks_of_stages
-        ends = int(homes[place % len(homes)]), target
-        source, sink = ends if kind == Kind.OFFLOAD else ends[::-1]
+        link = int(homes[place % len(homes)]), target
+        source, sink = link if kind == Kind.OFFLOAD else link[::-1]
         latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[source][sink]
         return latency + size / costs.bandwidth
 
@@ -194,15 +194,15 @@ class CostTable:
         factor = self.costs.overlap_factor
         if math.isnan(time):
             return float(self.duration[first] + self.duration[second]) * factor
-        ends = float(self.ends[first] + self.ends[second]) * factor
-        return time * self._share_of_pair(first, second) + ends
+        parts = float(self.part_duration[first] + self.part_duration[second]) * factor
+        return time * self._share_of_pair(first, second) + parts
 
     def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of two slices run apart, as a share of that of their whole microbatches."""
         places = self.placement.stages * self.placement.copies
         if self.duration.shape[1] == places:
             return 1.0
-        plain = self.duration - self.ends
+        plain = self.duration - self.part_duration
         whole = sum(
             float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
         )

@@ -12,7 +12,7 @@ import numpy as np
 
 from debubble.core.cost_fields import COST_FIELDS, check_cost
 from debubble.core.cost_table import CostTable, Value
-from debubble.core.embedding_and_head import ENDS, Part
+from debubble.core.embedding_and_head import PARTS, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
@@ -73,7 +73,7 @@ class Costs:
     kept_for_weight
         Share of the activation that stays from the end of I to the end of W; 1 keeps everything.
     embedding, head, mtp
-        What the first stage (embedding) or the last (head and loss; multi-token prediction) does in
+        Costs of the first stage (embedding) or the last (head and loss; multi-token prediction) in
         addition: a mapping with F, I, W, B, R and activation, each one number, for one microbatch.
         Never divided by the number of chunks. Where a schedule shards the vocabulary, the head is
         not on the last stage: every rank has its share of it.
@@ -184,8 +184,8 @@ class Costs:
     def uniform(self) -> bool:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
-        ends = any(getattr(self, name) is not None for name in ENDS)
-        return not ends and all(value is None or isinstance(value, float) for value in values)
+        parts = any(getattr(self, name) is not None for name in PARTS)
+        return not parts and all(value is None or isinstance(value, float) for value in values)
 
     @property
     def transfer(self) -> float:

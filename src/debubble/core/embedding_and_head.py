@@ -11,7 +11,7 @@ from debubble.core.actions import Kind
 from debubble.core.placement import Placement
 
 FIRST, LAST = 0, -1
-ENDS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
+PARTS = {"embedding": FIRST, "head": LAST, "mtp": LAST}
 """Parts of a model that live on one stage, and on which."""
 
 TIMES = ("F", "I", "W", "B", "R")
@@ -33,7 +33,7 @@ def times_of(part: Part) -> NDArray[np.float64]:
     return times
 
 
-def ends_of(
+def costs_of_parts(
     parts: Mapping[str, Part | None], placement: Placement, vocabulary: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and memory that parts add to the first and the last stage of every copy.
@@ -57,7 +57,7 @@ def ends_of(
             for kind, time in _passes(times_of(part), vocabulary).items():
                 duration[kind, first_stages(placement)] = time / placement.ranks
             continue
-        where = slice(0 if ENDS[name] == FIRST else stages - 1, None, stages)
+        where = slice(0 if PARTS[name] == FIRST else stages - 1, None, stages)
         duration[:, where] += times_of(part)[:, None]
         activation[where] += part.get("activation", 0.0)
     return duration, activation

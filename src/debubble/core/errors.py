@@ -58,25 +58,25 @@ class WrongValueError(Exception):
 
     Parameters
     ----------
-    place
-        Where it is, from the name of the parameter on: ``"F[2]"``.
+    path
+        Path of the value, from the name of the parameter on: ``"F[2]"``.
     value
-        What is there.
+        The wrong value.
     advice
-        What to give instead.
+        A valid value, in words.
     form
-        How the message begins.
+        Beginning of the message.
     """
 
     def __init__(
-        self, place: str, value: Any, advice: str, form: str = "{place} is {value}; "
+        self, path: str, value: Any, advice: str, form: str = "{path} is {value}; "
     ) -> None:
-        super().__init__(place)
-        self.place, self.value, self.advice, self.form = place, value, advice, form
+        super().__init__(path)
+        self.path, self.value, self.advice, self.form = path, value, advice, form
 
     def text(self, show: Callable[[Any], str] = reprlib.repr) -> str:
         """One line for people; `show` quotes the value."""
-        return self.form.format(place=self.place, value=show(self.value)) + self.advice
+        return self.form.format(path=self.path, value=show(self.value)) + self.advice
 
 
 FEW = 8

@@ -17,7 +17,7 @@ class Hook:
     Parameters
     ----------
     task
-        What it does, for whoever forgot to say where it lives.
+        Description, for the message when no implementation is registered.
     """
 
     def __init__(self, task: str) -> None:

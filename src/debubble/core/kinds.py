@@ -130,9 +130,9 @@ class Need:
     kinds
         An action of one of these: a backward is either I or B.
     of
-        Which of them.
+        The producers among actions of `kinds`.
     stage, slice
-        How many stages and slices away it is, for :attr:`Of.STAGE`. Where there is no such stage
+        Offset in stages and slices, for :attr:`Of.STAGE`. Where there is no such stage
         or slice, there is nothing to wait for.
     through
         The receive it comes through where transfers are actions and it runs on another rank.
@@ -163,15 +163,15 @@ class KindSpec:
     kind, title
         The kind, and what a legend calls it.
     stream
-        What it occupies.
+        Stream that it occupies.
     per
-        Which actions of this kind there are.
+        The set of actions of this kind.
     needs
-        What its actions wait for; the first is the result that they compute with.
+        Dependencies; the first is the result that it computes with.
     time
-        Where its time comes from.
+        Source of its time.
     letter
-        What stands before the microbatch in narrow pictures; empty for kinds that none shows.
+        Letter before the microbatch in narrow pictures; empty for kinds that none shows.
     takes, frees
         Quantities of memory that are taken when it starts and freed when it ends, by the names of
         :func:`debubble.engine.memory.quantities`.
@@ -385,7 +385,7 @@ def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def boundary_steps() -> dict[Kind, int]:
+def boundary_offsets() -> dict[Kind, int]:
     """Kinds whose result another stage computes with, and how many stages away that one is."""
     return {
         kind: -need.stage

@@ -22,7 +22,7 @@ class Placement:
     table
         ``table[copy][stage]`` is a rank. All copies have the same number of stages.
     name
-        What people call the shape, for display.
+        Name of the shape, for display.
     ranks
         Number of ranks; the default is one more than the largest rank in the table.
 

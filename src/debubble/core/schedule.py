@@ -52,9 +52,9 @@ class Schedule:
     Parameters
     ----------
     name
-        What the schedule is called in tables and pictures.
+        Name in tables and pictures.
     placement
-        Which rank holds which stage.
+        Assignment of stages to ranks.
     microbatches
         Microbatches of one iteration, both directions together.
     actions
@@ -63,7 +63,7 @@ class Schedule:
     offsets
         ``actions[offsets[r]:offsets[r + 1]]`` is the program of rank r; shape ``(ranks + 1,)``.
     iterations
-        How many times `microbatches` run; microbatches are counted through.
+        Number of iterations, `microbatches` each; microbatches are numbered through.
     slices
         Sequence slices per microbatch; a slice counts as a microbatch of its own in `actions`.
         On every stage the forwards of a microbatch run in the order of its slices, the backwards
@@ -74,7 +74,7 @@ class Schedule:
         Whether ranks even out causal attention among each other, so that slices of the same length
         take the same time; see :attr:`debubble.core.costs.Costs.exchange`.
     sync
-        What an ``OPT`` action waits for: ``"global"``, every rank's work of the iteration (a
+        Dependencies of an ``OPT`` action: ``"global"``, every rank's work of the iteration (a
         gradient norm over all ranks); ``"local"``, its own rank's; ``"post-validation"``, its own
         rank's and the partial norm that is handed from rank to rank, with which a rank steps at
         once and undoes the step in the rare case that the full norm, known later, says so
@@ -83,7 +83,7 @@ class Schedule:
         Versions of the weights the training rule keeps at the same time: one number, or one for
         each rank.
     recompute_after
-        What an ``R`` action waits for: ``"forward"``, nothing but its own forward, so that it can
+        Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
         run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
@@ -99,7 +99,7 @@ class Schedule:
     options
         Parameters the order was made with, for display and for files.
     offload_to
-        Where each rank's ``OFFLOAD`` actions put activations: the rank that keeps them, or None
+        Target of each rank's ``OFFLOAD`` actions: the rank that keeps activations, or None
         for the rank's host. Empty when all of them go to the host.
     made_for
         The costs that the order was computed from; None where it depends on none, or nobody knows.

@@ -44,18 +44,18 @@ class Saved:
     check
         The one check of a value, in Python and in files.
     in_file
-        What a value in a file has to meet beside that.
+        Further check of a value in a file.
     write
         The value as plain data.
     same
-        What two schedules must have in common here to be equal, from the whole schedule; the
+        Value that equal schedules share, from the whole schedule; the
         default is the value. Fields with ``compare=False`` have no part in equality.
     required
         Whether every file has it.
     rare
         Whether a file leaves it out where it is empty.
     default
-        What a file without it means, where the field itself has no default.
+        Value where a file leaves it out and the field itself has no default.
     """
 
     check: Check
@@ -163,7 +163,7 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
     if not isinstance(value, list | tuple):
         return int(one(name, int(value) if isinstance(value, np.integer) else value, sizes))
     if len(value) != sizes.ranks:
-        form = f"{{place}} has {len(value)} numbers for {sizes.ranks} ranks; "
+        form = f"{{path}} has {len(value)} numbers for {sizes.ranks} ranks; "
         raise WrongValueError(name, value, "give one number, or one per rank", form)
     return tuple(one(f"{name}[{rank}]", item, sizes) for rank, item in enumerate(value))
 
@@ -174,7 +174,7 @@ def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
     if not isinstance(value, list | tuple):
         raise WrongValueError(name, value, f"give one rank or null for each of {ranks} ranks")
     if value and len(value) != ranks:
-        form = f"{{place}} has {len(value)} entries for {ranks} ranks; "
+        form = f"{{path}} has {len(value)} entries for {ranks} ranks; "
         raise WrongValueError(name, value, "give one per rank, or none", form)
     for rank, target in enumerate(value):
         known = type(target) is int and 0 <= target < ranks and target != rank
@@ -189,7 +189,7 @@ def label(name: str, value: Any, _sizes: Sizes | None = None) -> str:
     if not isinstance(value, str) or not value.isprintable():
         raise WrongValueError(name, value, "give text on one line")
     if len(value) > MAX_LABEL:
-        form = f"{{place}} has {len(value):,} characters; "
+        form = f"{{path}} has {len(value):,} characters; "
         raise WrongValueError(name, value, f"the limit is {MAX_LABEL}", form)
     return value
 
@@ -200,12 +200,12 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
         advice = f"give a mapping with up to {MAX_OPTIONS} entries"
         raise WrongValueError(name, value, advice)
     for key, entry in value.items():
-        place = f"{name}.{label(f'a key of {name}', key)}"
+        path = f"{name}.{label(f'a key of {name}', key)}"
         for item in entry if isinstance(entry, list) else [entry]:
             if isinstance(item, str):
-                label(place, item)
+                label(path, item)
             elif item is not None and not (
                 isinstance(item, int | float) and abs(item) <= MAX_NUMBER
             ):
-                raise WrongValueError(place, item, "give numbers, text or a list of them")
+                raise WrongValueError(path, item, "give numbers, text or a list of them")
     return dict(value)

@@ -99,7 +99,7 @@ def merge(*parts: tuple[NDArray[np.int64] | NDArray[np.float64], Program]) -> Pr
 def interleaved_table(
     microbatches: int, chunks: int, group_size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and microbatch of every step of an interleaved order.
+    """Chunk and microbatch at every position of an interleaved order.
 
     Groups of `group_size` microbatches; within a group every chunk in turn handles all of them.
     A last group that would be smaller than `group_size` is a group of its own.
@@ -123,13 +123,13 @@ def interleaved_table(
     )
     rest = np.arange(full * group_size, microbatches)
     numbers = np.concatenate([grid.ravel(), np.tile(rest, chunks)])
-    lanes = np.concatenate(
+    order = np.concatenate(
         [
             np.tile(np.repeat(np.arange(chunks), group_size), full),
             np.repeat(np.arange(chunks), len(rest)),
         ]
     )
-    return lanes, numbers
+    return order, numbers
 
 
 def show(program: Program, slices: int = 1) -> str:

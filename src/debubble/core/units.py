@@ -49,10 +49,10 @@ def memory_scale(unit: str, largest: float) -> Scale:
     if unit.strip().lower() not in _NAMES:
         return Scale(unit)
     family, power = _NAMES[unit.strip().lower()]
-    step = 1024.0 if family is _BINARY else 1000.0
+    factor = 1024.0 if family is _BINARY else 1000.0
     size = 1.0
-    while power + 1 < len(family) and abs(largest) >= size * step:
-        power, size = power + 1, size * step
+    while power + 1 < len(family) and abs(largest) >= size * factor:
+        power, size = power + 1, size * factor
     return Scale(family[power] if size > 1 else unit, size)
 
 

@@ -32,7 +32,7 @@ class Waits:
         Positions in the schedule, sorted by consumer and, of one consumer, in the order of its
         kind's needs; shape ``(pairs,)``.
     need
-        Which of the needs of the consumer's kind it is.
+        Index among the needs of the consumer's kind.
     offsets
         The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``.
     """

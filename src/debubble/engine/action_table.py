@@ -44,7 +44,7 @@ class ActionTable:
     Parameters
     ----------
     rank, stage, microbatch, slice
-        Where it runs and on what, integers of shape ``(n,)``. An OPT has the number of its
+        Rank, stage and microbatch, integers of shape ``(n,)``. An OPT has the number of its
         iteration for a microbatch.
     action, kind
         ``"3B2"`` and ``"B"``, text of shape ``(n,)``.

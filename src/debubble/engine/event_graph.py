@@ -46,7 +46,7 @@ class EventGraph:
     Parameters
     ----------
     schedule, mode
-        What was compiled, and how transfers between ranks are treated.
+        The compiled schedule, and its p2p mode.
     first, second, lag, cost
         ``uint32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign
         no index is negative, which compiled code would test for at every access.
@@ -56,18 +56,18 @@ class EventGraph:
         Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
         when transfers occupy nobody.
     dynamic_kind, dynamic_a, dynamic_b
-        What the last cost indices stand for: a link from rank a to rank b, for slice j from
+        Meaning of the last cost indices: a link from rank a to rank b, for slice j from
         a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
         of that kind on place b; the costs a and b added, of a larger group; a copy, or a pass of
         the output layer's shard, of place a on rank b; or a collective of stage a % stages of
         copy a // stages.
     completed
-        How many (stage, microbatch) have all of their backward.
+        Number of (stage, microbatch) with all of their backward.
     overtaken
         Whether a rank receives a transfer before another that was sent to it earlier over the same
         link.
     shared
-        How many ranks share one link to the host.
+        Number of ranks that share one link to the host.
     """
 
     schedule: Schedule
@@ -95,7 +95,7 @@ class EventGraph:
         return schedule.slices * schedule.placement.copies * schedule.stages
 
     @property
-    def lanes(self) -> int:
+    def link_times(self) -> int:
         """Number of transfer times of a pair of ranks: one, or one for each uneven slice."""
         return lanes_of(self.schedule)
 
@@ -121,7 +121,7 @@ class EventGraph:
         vector[timed:begin] = table.optimizer
         links = self.dynamic_kind == LINK
         a, b = self.dynamic_a, self.dynamic_b
-        if self.lanes == 1:
+        if self.link_times == 1:
             if links.all():
                 vector[begin:] = table.link[a, b]
                 return vector
@@ -166,7 +166,7 @@ class EventGraph:
 
         def link(a: int, b: int) -> str:
             part, sender = divmod(a, schedule.ranks)
-            return f"p2p {sender} → {b}{of_slice(part) if self.lanes > 1 else ''}"
+            return f"p2p {sender} → {b}{of_slice(part) if self.link_times > 1 else ''}"
 
         names = ["nothing"]
         names += [

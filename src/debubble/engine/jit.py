@@ -18,13 +18,13 @@ Array: TypeAlias = NDArray[Any]
 """Arguments of kernels: arrays of numbers, or lists in place of one-dimensional ones."""
 
 INTERPRET_BELOW = 60_000
-"""Loop steps below which interpreting beats importing numba and loading compiled code."""
+"""Loop iterations below which interpreting beats importing numba and loading compiled code."""
 
 INTERPRET_AT_MOST = 400_000
-"""Loop steps that are interpreted in one process before numba is loaded all the same."""
+"""Loop iterations that are interpreted in one process before numba is loaded all the same."""
 
 INTERPRET_WHEN_LOADED = 100
-"""Loop steps below which interpreting is sooner done once numba is loaded."""
+"""Loop iterations below which interpreting is sooner done once numba is loaded."""
 
 HELPER = "called_by_kernels"
 """Attribute of functions that are compiled together with the kernels that call them."""
@@ -68,7 +68,7 @@ class Kernel(Generic[R]):
         return self._compiled
 
     def run(self, work: int, *args: Any) -> R:
-        """Call the kernel; `work` is the number of loop steps it is going to take."""
+        """Call the kernel; `work` is the number of loop iterations it is going to take."""
         global _interpreted
         if "numba" in sys.modules:
             limit = INTERPRET_WHEN_LOADED

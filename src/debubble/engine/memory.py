@@ -34,7 +34,7 @@ class MemoryUse:
     peak
         Largest memory of every rank, shape ``(ranks,)``.
     left
-        What is left when every rank is done; zero for a complete schedule.
+        Memory still held when every rank is done; zero for a complete schedule.
     at_start, at_end
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions

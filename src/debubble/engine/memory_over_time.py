@@ -26,7 +26,7 @@ def changes(
     Parameters
     ----------
     schedule, use
-        What runs, and what its actions add at their start and end.
+        The schedule, and the memory that its actions add at their start and end.
     begin, end
         Start and end of every action, shape ``(n,)``, such that an action that follows another at
         once begins at the very number at which that one ends.

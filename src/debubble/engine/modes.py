@@ -37,11 +37,11 @@ class ModeSpec:
     Parameters
     ----------
     name
-        What users call it.
+        Name of the mode.
     title
-        What it does, as outputs say it.
+        Description, as outputs show it.
     receives
-        Where receives are put in a schedule without transfers; None where it does not matter.
+        Policy that places receives in a schedule without transfers; None where it does not matter.
     one_by_one
         Whether a link carries one transfer at a time, in the order of the sends.
     blocks
@@ -51,9 +51,9 @@ class ModeSpec:
     by_peer, by_direction
         Whether a rank has a queue for each other rank, and for each direction.
     queue
-        Which queues there are, in a few words; empty where there are none.
+        Its queues, in a few words; empty where there are none.
     meeting
-        How ranks wait for each other, for messages about deadlocks; empty where they need not.
+        Words for waits between ranks in deadlock messages; empty where there are none.
     """
 
     name: P2PMode

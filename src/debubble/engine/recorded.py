@@ -32,11 +32,11 @@ def recorded(
     Parameters
     ----------
     schedule
-        What was run.
+        The schedule that was run.
     start, end
-        Of every action, shape ``(n,)``, counted from the first start of all.
+        Start and end of every action, shape ``(n,)``, from the first start on.
     costs
-        What activations take; times in it are not used.
+        Memory of activations; its times are not used.
 
     Raises
     ------

@@ -36,7 +36,7 @@ from debubble.engine.memory import MemoryUse, measure_memory
 
 
 @dataclass(frozen=True)
-class Step:
+class CriticalAction:
     """One action of a critical path."""
 
     action: Action
@@ -281,14 +281,14 @@ class Timeline:
         """
         return ActionTable.of(self)
 
-    def critical_path(self) -> list[Step]:
+    def critical_path(self) -> list[CriticalAction]:
         """One longest chain of actions, first to last: its length is the makespan."""
         graph, schedule = self.graph, self.schedule
         order = graph.order.copy()
         # A transfer has one node for both its ends: it is shown as its send.
         sends = np.flatnonzero(np.isin(kinds_of(schedule.actions), (Kind.SEND_F, Kind.SEND_B)))
         order[graph.node[sends]] = sends
-        steps: list[Step] = []
+        path: list[CriticalAction] = []
         previous_rank, previous_end = -1, 0.0
         for node in self._critical_nodes.tolist():
             position = int(order[node])
@@ -297,10 +297,10 @@ class Timeline:
             rank = schedule.rank_of(position)
             # Shards of the output layer may wait for others in between two of their passes.
             own = rank == previous_rank and self._begin[position] == previous_end
-            waited_for = "start" if not steps else "rank" if own else "data"
+            waited_for = "start" if not path else "rank" if own else "data"
             end = float(self.node_end[node])
-            steps.append(
-                Step(
+            path.append(
+                CriticalAction(
                     unpack(int(schedule.actions[position])),
                     rank,
                     end - float(self.costs[graph.cost[node]]),
@@ -310,13 +310,13 @@ class Timeline:
                 )
             )
             previous_rank, previous_end = rank, end
-        return steps
+        return path
 
     def sensitivity(self) -> dict[str, int]:
         """Number of times each cost is paid along the critical path.
 
         This is the derivative of the makespan with respect to that cost: a cost that is paid k
-        times makes the step k times as much longer as itself.
+        times makes the iteration k times as much longer as itself.
         """
         graph = self.graph
         nodes = self._critical_nodes
@@ -385,9 +385,9 @@ def simulate(
     Parameters
     ----------
     schedule
-        What to run.
+        Schedule to run.
     costs
-        What actions cost; the default is one unit of time each for F, I and W.
+        Costs of actions; the default is one unit of time each for F, I and W.
     p2p_mode
         ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
         :func:`debubble.engine.graph.compile_graph`.

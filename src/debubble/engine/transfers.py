@@ -71,7 +71,7 @@ __all__ = [
     "without",
 ]  # fmt: skip
 
-ASIDE = (*COPY_KINDS, *SHARDING_KINDS)
+SIDE_STREAM_KINDS = (*COPY_KINDS, *SHARDING_KINDS)
 """Kinds beside compute and transfers between stages."""
 
 
@@ -83,7 +83,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     schedule
         A schedule of compute actions, copies of activations, and collectives.
     policy
-        Where receives stand, see above.
+        Position of receives, see above.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"{schedule.text(unpack(int(schedule.actions[position])))} "
             f"on rank {schedule.rank_of(position)}; lower a schedule without them"
         )
-    aside = np.isin(kinds_of(schedule.actions), ASIDE)
+    aside = np.isin(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_programs(schedule, "overlapped")

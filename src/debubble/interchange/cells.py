@@ -45,7 +45,7 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int
     texts
         One cell an action or overlapped pair.
     where
-        Names the place of a cell, given its index, for messages.
+        Names the where of a cell, given its index, for messages.
     slices
         Slices of a microbatch.
 
@@ -79,15 +79,15 @@ def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int
     return np.array(codes, dtype=np.int64)
 
 
-def _parse(text: str, place: str, slices: int) -> list[int]:
+def _parse(text: str, where: str, slices: int) -> list[int]:
     if len(text) > _LONGEST or not text.isprintable():
         raise FormatError(
-            f"{place}: '{plain(text)}' is not an action; write <stage><kind><microbatch>: 3F0"
+            f"{where}: '{plain(text)}' is not an action; write <stage><kind><microbatch>: 3F0"
         )
     try:
         return parse_cell(text, slices)
     except FormatError as error:
-        raise FormatError(f"{place}: {error}") from None
+        raise FormatError(f"{where}: {error}") from None
 
 
 def check_size(actions: int, stages: int, units: int, where: str) -> None:

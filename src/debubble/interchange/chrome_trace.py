@@ -29,7 +29,7 @@ def save_trace(timeline: Timeline, path: str | Path, time_unit: str = "") -> Non
     Parameters
     ----------
     timeline
-        What to write.
+        The timeline.
     path
         The file.
     time_unit
@@ -49,7 +49,7 @@ def trace_text(timeline: Timeline, time_unit: str = "") -> Iterator[str]:
     Parameters
     ----------
     timeline
-        What to write.
+        The timeline.
     time_unit
         ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit of
         anything else is shown as one millisecond; ``otherData`` in the file says so.

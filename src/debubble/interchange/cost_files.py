@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.core.cost_fields import COST_FIELDS, DEFAULT
 from debubble.core.costs import Costs
-from debubble.core.embedding_and_head import ENDS
+from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import cost_syntax
 from debubble.interchange.text import read_text
@@ -40,7 +40,7 @@ class CostFile:
         ``costs.activation``, or in activation units when the file does not say what an activation
         takes.
     name, source
-        What was measured, and where the numbers come from.
+        Name of the model, and source of the numbers.
     time_unit, memory_unit
         Names of the units, empty when the file has none.
     expected
@@ -124,7 +124,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
         if name != "basis" and value != getattr(default, name)
     }  # fmt: skip
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
-    for name in ENDS:
+    for name in PARTS:
         part = dict(values.pop(name, {}))
         if "activation" in part:
             memory[name] = part.pop("activation")
@@ -147,7 +147,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
 def _parts(model: CostModel) -> dict[str, dict[str, float]]:
     """Embedding, head and further predictions, from both sections of the file."""
     parts: dict[str, dict[str, float]] = {}
-    for name in ENDS:
+    for name in PARTS:
         part = dict(model.times.get(name, {}))
         if name in model.memory:
             part["activation"] = model.memory[name]

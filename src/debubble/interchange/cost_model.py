@@ -11,7 +11,7 @@ from typing import Any
 
 from debubble.core.cost_fields import COST_FIELDS, check_cost, check_number
 from debubble.core.costs import BASES
-from debubble.core.embedding_and_head import ENDS, TIMES
+from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.interchange.text import SHOWN, check_label, shown
 from debubble.schedules.registry import LIMITS
@@ -24,13 +24,13 @@ class FileKey:
     Parameters
     ----------
     shape
-        What its value may be, in words.
+        Valid values, in words.
     example
         A value as YAML.
     text
-        What it is, in one line.
+        Description in one line.
     default
-        What counts where the key is missing.
+        Default where the key is missing.
     """
 
     shape: str
@@ -145,7 +145,7 @@ def _check_keys(data: Mapping[Any, Any], section: str) -> None:
         if key not in known:
             hint = did_you_mean(key[:SHOWN], known)
             raise FormatError(f"unknown key {shown(prefix + key)}; {hint}")
-        if section == "times" and key in ENDS and isinstance(value, Mapping):
+        if section == "times" and key in PARTS and isinstance(value, Mapping):
             for inner in value:
                 if inner not in TIMES:
                     hint = did_you_mean(str(inner)[:SHOWN], TIMES)

@@ -42,7 +42,7 @@ def load(path: str | Path, *, microbatches: int | None = None) -> Schedule:
     Returns
     -------
     Schedule
-        What the file says, also when the order cannot run: :func:`debubble.check` finds that. A
+        The schedule of the file, also when it cannot run: :func:`debubble.check` finds that. A
         CSV's schedule is called like the file. One with the name of a registered schedule and
         another order gets "(changed)" behind its name, because formulas for it do not hold.
 
@@ -69,7 +69,7 @@ def parse(text: str, where: str, microbatches: int | None = None) -> Schedule:
 
     schedule = from_json(text, where)
     _agree("microbatches", microbatches, schedule.microbatches, where)
-    return _honest(schedule)
+    return _rename_if_modified(schedule)
 
 
 def save(schedule: Schedule, path: str | Path) -> None:
@@ -173,11 +173,11 @@ def resolve(
         A registered name or alias, a ``.csv`` or ``.json`` file, ``path/file.py:function``, or
         ``torch:`` and the name of a schedule that PyTorch has.
     ranks, microbatches, chunks, iterations
-        What a schedule is made for. A file has its own, and must agree with those given.
+        Sizes to make a schedule with. A file has its own, and must agree with those given.
     costs, memory
         For schedules that depend on them.
     sync
-        What optimizer steps wait for, see :func:`debubble.make`; a file says it itself.
+        Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
     storage
         ``recompute``, ``recompute_at`` and ``offload`` of :func:`debubble.make`, for registered
         schedules; others are lowered when they are there.
@@ -290,7 +290,7 @@ def _large_enough(schedule: Schedule, entry: Entry, options: Mapping[str, Any]) 
     return bool(case.slices == schedule.slices and len(schedule) >= 2 * cells)
 
 
-def _honest(schedule: Schedule) -> Schedule:
+def _rename_if_modified(schedule: Schedule) -> Schedule:
     """The schedule, renamed when it says to be a published one and is not.
 
     Orders that depend on costs cannot be made again without them and keep their name.

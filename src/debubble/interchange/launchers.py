@@ -78,7 +78,7 @@ def megatron(schedule: Schedule, mode: P2PMode = "overlapped") -> list[str]:
     schedule
         Any schedule; what counts is its order, not its name.
     mode
-        How transfers are treated: overlapped, or blocking.
+        The p2p mode: overlapped, or blocking.
 
     Raises
     ------

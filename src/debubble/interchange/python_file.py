@@ -152,7 +152,7 @@ def user_code(label: str, path: str) -> Iterator[None]:
     Parameters
     ----------
     label
-        What runs, for the message.
+        Name of the function, for the message.
     path
         The file whose line the message names.
 

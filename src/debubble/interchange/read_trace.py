@@ -52,11 +52,11 @@ class Recording:
     Parameters
     ----------
     group
-        What the trace calls it, for instance ``"measured"``; empty where it has one group.
+        Name in the trace, for instance ``"measured"``; empty where it has one group.
     schedule
         The order.
     start, end
-        Of every action from the first start on, shape ``(n,)``, in `time_unit`.
+        Start and end of every action from the first start on, shape ``(n,)``, in `time_unit`.
     time_unit
         ``"ms"``; empty in a trace of times without a unit.
     """

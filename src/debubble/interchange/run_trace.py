@@ -26,7 +26,7 @@ def save_run_trace(schedule: Schedule, times: Times, path: str | Path) -> None:
     Parameters
     ----------
     schedule
-        What was run.
+        The schedule that was run.
     times
         By name of the group: start and end of every action in seconds, shape ``(n,)``.
     path

@@ -174,13 +174,13 @@ def read_placement(data: Any, ranks: int, where: str) -> Placement:
             "stage, for each copy of the model"
         )
     for copy, row in enumerate(table):
-        place = f"{where}: placement.table[{copy}]"
+        path = f"{where}: placement.table[{copy}]"
         if not isinstance(row, list) or not row:
-            raise FormatError(f"{place} is {shown(row)}; give the rank of every stage")
+            raise FormatError(f"{path} is {shown(row)}; give the rank of every stage")
         for stage, rank in enumerate(row):
             if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
                 raise FormatError(
-                    f"{place}[{stage}] is {shown(rank)}; ranks go from 0 to {ranks - 1}"
+                    f"{path}[{stage}] is {shown(rank)}; ranks go from 0 to {ranks - 1}"
                 )
     name = check_label(data.get("name", "explicit"), f"{where}: placement.name")
     try:

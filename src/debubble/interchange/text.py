@@ -30,7 +30,7 @@ def read_text(path: str | Path, limit: int) -> str:
     Parameters
     ----------
     path
-        What to read.
+        Path to read.
     limit
         Most bytes the file may have.
 

@@ -61,7 +61,7 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     where
         Its path, for messages; the last part names the schedule.
     microbatches
-        How many there are; the default is one more than the largest in the file.
+        Their number; the default is one more than the largest in the file.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
     Parameters
     ----------
     schedule
-        What to write.
+        The schedule.
     transfers
         False for the compute-only form; True for the one with communication, for a schedule that
         has it (see :func:`with_transfers`).

@@ -53,13 +53,13 @@ class Tracks:
     schedule
         Whose actions.
     start, duration
-        Of every action in microseconds, shape ``(n,)``.
+        Start and end of every action in microseconds, shape ``(n,)``.
     group
-        What stands before the names of the processes; empty for a trace of one group.
+        Prefix of the names of processes; empty for a trace of one group.
     first_process, first_arrow
         Numbers of the process of rank 0 and of the first arrow.
     shown
-        Which actions are shown, shape ``(n,)``; None for all.
+        Mask of the actions to show, shape ``(n,)``; None for all.
     """
 
     schedule: Schedule

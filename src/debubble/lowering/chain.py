@@ -42,7 +42,7 @@ class Lowering:
     name
         Keyword of :func:`lower` and of :func:`debubble.compare`; with hyphens, the flag.
     metavar, help
-        What ``--help`` says.
+        Texts of ``--help``.
     read
         The value in the text of a flag; gets the flag, for messages, and the text.
     apply
@@ -247,11 +247,11 @@ def lower(
     Parameters
     ----------
     schedule
-        What to lower.
+        Schedule to lower.
     costs, memory, p2p_mode
-        What places of recomputes and distances of copies are compared with.
+        Setting that positions of recomputes and distances of copies are evaluated in.
     **lowerings
-        Of :data:`LOWERINGS`, by name, None for no such actions: ``recompute`` and
+        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute`` and
         ``recompute_at``, which stages recompute their forwards, and where
         (:func:`debubble.lowering.recompute.add_recompute`); ``offload``, which stages' activations
         wait on the host (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where

@@ -52,9 +52,9 @@ def add_offload(
         A schedule of compute actions, with recomputes or without. Where a stage recomputes, its
         checkpoint is moved.
     stages
-        Which stages, as for :func:`debubble.lowering.recompute.add_recompute`.
+        Stages, as for :func:`debubble.lowering.recompute.add_recompute`.
     costs, p2p_mode
-        What distances are compared with; ``costs.host_bandwidth`` is needed.
+        Setting that distances are evaluated in; ``costs.host_bandwidth`` is needed.
     memory
         Limit for all ranks or one for each: the fastest within it is taken, or the one that comes
         nearest to it. Without a limit it is the fastest of those that copy anything.

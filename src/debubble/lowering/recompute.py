@@ -78,17 +78,17 @@ def add_recompute(
     schedule
         A schedule of compute actions.
     stages
-        Which stages recompute: ``"full"`` for all, None for none, their numbers, or a mapping from
+        Stages that recompute: ``"full"`` for all, None for none, their numbers, or a mapping from
         every stage to True or False. All microbatches of a stage do. The last stage's backward
         often follows its forward at once, so that recomputing it saves nothing; ``"full"`` includes
         it, as frameworks do, and ``range(schedule.stages - 1)`` leaves it out. A stage that
         recomputes only some of its layers (AdaPipe, ASPLOS'24) has a smaller ``Costs.R`` and a
         larger ``Costs.recompute_kept``.
     at
-        Where R stands: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
+        Position of R: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
         :mod:`debubble.lowering.recompute`.
     costs, p2p_mode
-        What ``"bubbles"`` simulates with; ignored by the others.
+        Costs and mode that ``"bubbles"`` simulates with; ignored by the others.
     memory
         Limit for ``"bubbles"``, for all ranks or one for each. What ``"just-in-time"`` holds is
         always allowed, and is the limit when none is given.

@@ -60,7 +60,7 @@ def add_sharding(
     mode
         ``"ddp"``: gradients only; ``"fsdp"``: weights, too.
     max_active
-        How many stages a rank has unsharded at most.
+        Maximum number of unsharded stages of a rank.
     prefetch
         Whether a stage is unsharded as soon as it is among the `max_active` that its rank uses
         next, as PyTorch does it, or right before its use, in place of the one that is used last.

@@ -21,7 +21,7 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
     schedule
         A schedule of compute actions, copies of activations, and collectives, that can run.
     policy
-        Where receives stand, judged by a simulation in which F, I, W and an optimizer step take
+        Position of receives, judged by a simulation in which F, I, W and an optimizer step take
         one unit of time, B takes two, and transfers take none.
 
         ``"eager"``: before the first action of the receiver that starts when the producer has

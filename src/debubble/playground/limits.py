@@ -66,9 +66,9 @@ class RefusedError(DebubbleError):
     Parameters
     ----------
     message
-        What is wrong, for people.
+        Message for people.
     field
-        Which field of the form it is about, empty when it is none.
+        Field of the form that it is about, empty when it is none.
     nearest
         The nearest value that works.
     status
@@ -145,7 +145,7 @@ class Guard:
         if name not in self.hosts and not _is_address(name):
             return 421, "this server answers under its own name only"
         origin = headers.get("origin")
-        if origin is not None and _place(origin) != headers["host"]:
+        if origin is not None and _authority(origin) != headers["host"]:
             return 403, "requests of other pages are not answered"
         length = headers.get("content-length", "0")
         if not length.isdigit() or int(length) > MAX_BODY:
@@ -158,7 +158,7 @@ def _name(host: str) -> str:
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
 
 
-def _place(origin: str) -> str | None:
+def _authority(origin: str) -> str | None:
     """Host and port of an origin, None when it is no address."""
     try:
         return urlsplit(origin).netloc

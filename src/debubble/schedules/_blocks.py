@@ -175,7 +175,7 @@ def fill_gaps(
     Parameters
     ----------
     events
-        What to move, in this order: passes as ``pass * microbatches + microbatch``, backwards for
+        Pieces to move, in this order: passes as ``pass * microbatches + microbatch``, backwards for
         weights as the number of all passes plus their cell.
     ranks_of
         Rank of every pass.
@@ -188,7 +188,7 @@ def fill_gaps(
     slots
         Slot of every pass.
     cells, held, due
-        What runs in every slot; after it, the activations that the rank holds and its backwards for
+        Contents of every slot; after it, the activations that the rank holds and its backwards for
         weights that could run.
     """
     passes = len(ranks_of) * microbatches

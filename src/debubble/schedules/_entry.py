@@ -36,7 +36,7 @@ class Constraint:
     holds
         Whether a case (a namespace of all parameters) meets it.
     instead
-        What to use for a case that does not meet it, if there is something: the end of a sentence
+        Advice for a case that does not meet it, if there is some: the end of a sentence
         that starts with "or use".
     """
 
@@ -57,19 +57,31 @@ class ClosedForm:
         idle time of a rank) or ``"peak_activation"`` (of every rank, or of the fullest when `value`
         gives one number).
     text
-        The formula for people, in per-action times F, I, W, B, O of whole microbatches, latency c,
-        and p, m, v, s.
+        The formula for people, in the symbols of :data:`debubble.schedules._formula.SYMBOLS`.
     value
-        The formula for a case with attributes p, m, v, s (slices), F, I, W, B, O, c, `copy` (the
-        time of one OFFLOAD or RELOAD), S and T, the memory `unit` of one action and its `kept`
-        part, of a `shard` of the head, the cost `table` and the options; times and memory of a
-        first slice.
+        The formula for a case, see Notes.
     accuracy
         ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
     holds
-        Where the formula is valid, beyond uniform costs.
+        Whether the formula is valid for a case, beyond uniform costs.
     condition
         The same for people, empty when always valid.
+
+    Notes
+    -----
+    A case has these attributes, beside the options of the schedule. In schedules over slices,
+    `value` has times and memory of each sequence's first slice, `text` of whole microbatches.
+
+    ======================= =====================================================================
+    p, m, v, s              ranks, microbatches, chunks per rank, slices per microbatch
+    F, I, W, B, O, S, T     times of an action: one stage, one microbatch
+    c                       latency of a transfer, the cost ``p2p``
+    q                       share that a recompute keeps, with full recompute
+    copy                    time of one OFFLOAD or RELOAD
+    unit, kept              activation of one action, and its part that stays from I to W
+    shard                   activation of one rank's shard of the output layer
+    table                   all costs, as a :class:`debubble.core.cost_table.CostTable`
+    ======================= =====================================================================
     """
 
     quantity: str
@@ -117,7 +129,7 @@ class Option:
     name, type, default
         As in the function's signature.
     text
-        What it does, from the function's docstring; empty where that does not say.
+        Description, from the function's docstring; empty where that has none.
     """
 
     name: str

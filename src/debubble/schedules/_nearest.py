@@ -38,7 +38,7 @@ class NearestForm:
     reason
         Why it does not hold, in words.
     nearest
-        What the value is for, in words that follow it: ``"without latency"``.
+        The simpler case that the value is for, in words that follow it: ``"without latency"``.
     """
 
     found: FormValue
@@ -47,8 +47,8 @@ class NearestForm:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One thing in the way of formulas, and the words for a case without it."""
+class _Obstacle:
+    """A property of a case that no formula covers, and the words for a case without it."""
 
     reason: str
     nearest: str
@@ -67,32 +67,36 @@ def nearest_forms(
     schedule, costs, transfer
         As for :func:`debubble.schedules.registry.closed_forms`.
     in_the_way
-        What else forms of times do not count: the reason, and the words for a case without it.
+        Further properties that forms of times do not cover: reason, and words for a case without.
     """
     if schedule.name not in entries():
         return []
     entry = find(schedule.name)
-    always: list[_Step] = []
+    always: list[_Obstacle] = []
     if schedule.iterations > 1:
-        always.append(_Step(f"there are {schedule.iterations} iterations", "for one of them"))
+        always.append(_Obstacle(f"there are {schedule.iterations} iterations", "for one of them"))
     if entry.uses_costs and schedule.made_for != costs:
-        always.append(_Step("the order was made for other costs", "for an order made for these"))
+        always.append(
+            _Obstacle("the order was made for other costs", "for an order made for these")
+        )
     plain = replace(costs, head=None) if schedule.vocabulary else costs
     if not plain.uniform:
         if schedule.vocabulary:
             return []
-        always.append(_Step("the costs of stages or ranks differ", "for their mean"))
+        always.append(_Obstacle("the costs of stages or ranks differ", "for their mean"))
         costs, transfer = _mean(schedule, costs)
     case = form_case(schedule, costs, transfer)
     known = with_recompute(entry.forms, case, schedule, case.table)
     recomputes = bool(recompute_share(schedule).any())
     if recomputes and not any(form.quantity in TIME_QUANTITIES for form in known):
-        always.append(_Step("forwards are recomputed", "without recompute"))
+        always.append(_Obstacle("forwards are recomputed", "without recompute"))
         known = entry.forms
-    timed = [_Step(*words) for words in in_the_way]
+    timed = [_Obstacle(*words) for words in in_the_way]
     if exchanges(schedule, case.table):
-        timed.append(_Step("replicas exchange weights and gradients", "without that"))
-    held = [_Step("keys and values are held, too", "without them")] if case.table.kv.any() else []
+        timed.append(_Obstacle("replicas exchange weights and gradients", "without that"))
+    held = (
+        [_Obstacle("keys and values are held, too", "without them")] if case.table.kv.any() else []
+    )
 
     holding = () if always else closed_forms(schedule, costs, transfer)
     if timed:
@@ -101,38 +105,40 @@ def nearest_forms(
     seen = {(item.form.quantity, item.form.text) for item in holding}
     found = []
     for form in known:
-        steps = always + (timed if form.quantity in TIME_QUANTITIES else held)
+        obstacles = always + (timed if form.quantity in TIME_QUANTITIES else held)
         near = _nearest(form, case)
         if form.quantity in told or (form.quantity, form.text) in seen or near is None:
             continue
         simpler, more = near
-        if not steps and not more:
+        if not obstacles and not more:
             continue
         seen.add((form.quantity, form.text))
-        steps = steps + more
+        obstacles = obstacles + more
         found.append(
             NearestForm(
                 FormValue.of(form, simpler),
-                ", ".join(step.reason for step in steps),
-                ", ".join(step.nearest for step in steps),
+                ", ".join(obstacle.reason for obstacle in obstacles),
+                ", ".join(obstacle.nearest for obstacle in obstacles),
             )
         )
     return found
 
 
-def _nearest(form: ClosedForm, case: SimpleNamespace) -> tuple[SimpleNamespace, list[_Step]] | None:
+def _nearest(
+    form: ClosedForm, case: SimpleNamespace
+) -> tuple[SimpleNamespace, list[_Obstacle]] | None:
     """The nearest case for which a form holds; None when it is about other sizes or options."""
     third = (case.F + case.I + case.W) / 3
     pair = case.O / (case.F + case.B) if case.F + case.B else 1.0
     equal = {"F": third, "I": third, "W": third, "B": 2 * third, "O": 3 * third * pair}
-    no_latency = _Step(f"a transfer takes {number(case.c)}", "without latency")
-    differ = _Step("F, I and W differ", "for F = I = W of the same sum")
+    no_latency = _Obstacle(f"a transfer takes {number(case.c)}", "without latency")
+    differ = _Obstacle("F, I and W differ", "for F = I = W of the same sum")
     whole = {"O": max(case.F, case.B)}
-    short = _Step(
+    short = _Obstacle(
         "an overlapped pair takes less than the longer of its parts",
         f"for O = {number(whole['O'])}",
     )
-    for changes, steps in (
+    for changes, obstacles in (
         ({}, []),
         ({"c": 0.0}, [no_latency]),
         (equal, [differ]),
@@ -140,11 +146,11 @@ def _nearest(form: ClosedForm, case: SimpleNamespace) -> tuple[SimpleNamespace, 
         (whole, [short]),
         ({"c": 0.0, **whole}, [no_latency, short]),
     ):
-        if ("c" in changes and case.c == 0) or (short in steps and whole["O"] <= case.O):
+        if ("c" in changes and case.c == 0) or (short in obstacles and whole["O"] <= case.O):
             continue
         changed = SimpleNamespace(**vars(case) | changes)
         if form.holds(changed):
-            return changed, steps
+            return changed, obstacles
     return None
 
 

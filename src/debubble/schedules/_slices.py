@@ -29,14 +29,14 @@ def over_slices(table: Table, ranks: int, chunks: int, slices: int) -> tuple[Pro
     Parameters
     ----------
     table
-        Chunk and microbatch of every step, as :func:`debubble.core.sequence.interleaved_table`.
+        Chunk and microbatch at every position, as :func:`debubble.core.sequence.interleaved_table`.
     ranks, chunks, slices
         Sizes.
 
     Returns
     -------
     forwards, backwards
-        Every step of the table for one slice after the other; backwards take chunks and slices in
+        Every entry of the table for one slice after the other; backwards take chunks and slices in
         reverse.
     """
     chunk, number = table

@@ -19,24 +19,24 @@ def squeeze(
 ) -> None:
     """Move one action after the other to the earliest slot where its rank is free.
 
-    Action ``step * microbatches + i`` is a step of microbatch i, waits for the step before, and for
-    the same step of microbatch i − 1. It stays on rank ``homes[step]`` for ``sizes[step]`` slots,
-    and changes the activations held there by ``gains[step]`` in its last. What takes memory moves
-    only across slots in which its rank has room.
+    Action ``piece * microbatches + i`` is a piece of microbatch i, waits for the piece before, and
+    for the same piece of microbatch i − 1. It stays on rank ``homes[piece]`` for ``sizes[piece]``
+    slots, and changes the activations held there by ``gains[piece]`` in its last. What takes memory
+    moves only across slots in which its rank has room.
 
     ``busy`` and ``room`` hold a row of `span` slots for every rank; `order` lists the actions by
     slot.
     """
     for index in order:
-        step = index // microbatches
-        row = homes[step] * span
-        size = sizes[step]
-        gain = gains[step]
+        piece = index // microbatches
+        row = homes[piece] * span
+        size = sizes[piece]
+        gain = gains[piece]
         old = slots[index]
 
         earliest = 0
-        if step > 0:
-            earliest = slots[index - microbatches] + sizes[step - 1]
+        if piece > 0:
+            earliest = slots[index - microbatches] + sizes[piece - 1]
         if index % microbatches > 0:
             earliest = max(earliest, slots[index - 1] + size)
         if gain > 0:
@@ -47,16 +47,16 @@ def squeeze(
 
         for slot in range(row + old, row + old + size):
             busy[slot] = 0
-        place = earliest
+        target = earliest
         free = 0
         while free < size:
-            if busy[row + place + free]:
-                place += free + 1
+            if busy[row + target + free]:
+                target += free + 1
                 free = 0
             else:
                 free += 1
-        for slot in range(row + place, row + place + size):
+        for slot in range(row + target, row + target + size):
             busy[slot] = 1
-        for slot in range(row + place + size - 1, row + old + size - 1):
+        for slot in range(row + target + size - 1, row + old + size - 1):
             room[slot] -= gain
-        slots[index] = place
+        slots[index] = target

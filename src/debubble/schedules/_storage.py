@@ -133,7 +133,7 @@ def stored_less(
     build
         Makes the schedule of a case, without recomputes and copies.
     entry, case
-        What is made, and all its parameters.
+        The schedule to make, and all its parameters.
     recompute, recompute_at, offload
         As for :func:`debubble.make`.
     """

@@ -42,10 +42,10 @@ def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[P
     size = placement.ranks // copies * batch
     parts = []
     for home, numbers in zip(homes, np.array_split(np.arange(microbatches), copies), strict=True):
-        unit, place = np.divmod(np.arange(len(numbers)), size)
+        unit, offset = np.divmod(np.arange(len(numbers)), size)
         start = unit * stages * (1 + batch)
-        out = batch * (start + 2 * (place // batch)) + place % batch
-        back = batch * (start + 2 * place + 2 * stages - 1)
+        out = batch * (start + 2 * (offset // batch)) + offset % batch
+        back = batch * (start + 2 * offset + 2 * stages - 1)
         parts.append((home, numbers, out, back))
     for rank in range(placement.ranks):
         actions, slots = [], []

@@ -86,7 +86,7 @@ def chimera(*, ranks: int, microbatches: int, scaling: str = "direct") -> Iterat
         An even number of ranks, any number of microbatches. The last unit may be short: it is the
         same order with some microbatches left out.
     scaling
-        How units follow each other when there are more than p microbatches:
+        Order of units when there are more than p microbatches:
 
         ``"direct"``
             Units of p microbatches. The first forwards of a unit fill the idle slots among the last

@@ -214,7 +214,7 @@ def v_half(
     ranks, microbatches
         Ranks p, at most 512, and microbatches m, any number.
     costs
-        What actions cost; the default is one unit of time for each F, I and W of a chunk.
+        Costs of actions; the default is one unit of time for each F, I and W of a chunk.
     memory
         Limit for the activations on a rank, or one for each rank, in the unit of
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default

@@ -33,14 +33,14 @@ def meeting(
     depth
         Ranks from the end where microbatches enter to the turn, both included (H).
     distance
-        How far this rank is from that end (h).
+        Distance of this rank from that end (h).
     near, far
         Forwards and full backwards of the near and of the far stage, in microbatch order.
 
     Returns
     -------
     Program
-        In eight steps: near forwards; both forwards; far I, W, forward; pairs (near F; far B),
+        In eight phases: near forwards; both forwards; far I, W, forward; pairs (near F; far B),
         (far F; near B); far B with pairs; both backwards, the second half without W; W with near
         I; W.
     """

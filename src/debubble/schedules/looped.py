@@ -78,7 +78,7 @@ def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
 def grouped_table(
     microbatches: int, chunks: int, wanted: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and microbatch of every step, in the groups of :func:`group_sizes`."""
+    """Chunk and microbatch at every position, in the groups of :func:`group_sizes`."""
     size, larger = group_sizes(microbatches, wanted)
     split = larger * (size + 1)
     chunk, number = (

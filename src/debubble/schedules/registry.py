@@ -85,7 +85,7 @@ def register(
     Parameters
     ----------
     name, aliases
-        What users call it: lower case with hyphens.
+        Name: lower case with hyphens.
     title, year, source
         One line about it, when it was published, and where (paper or repository).
     placement
@@ -93,9 +93,9 @@ def register(
     chunks
         The number of chunks when there is no choice; None when there is.
     default_chunks
-        What is used when there is a choice and the user makes none.
+        Default where there is a choice.
     constraints, forms
-        What it needs of its parameters, and its closed forms.
+        Constraints on its parameters, and its closed forms.
     weight_versions
         Versions of the weights its training rule keeps at the same time; a function of the case
         when every rank keeps its own number.
@@ -213,14 +213,14 @@ def make(
         bubbles; ignored by the others. Without costs such an order fits one unit of time each for
         F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
-        What the OPT actions wait for: ``"global"``, ``"local"`` or ``"post-validation"``, see
+        Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
     recompute, recompute_at
-        Which stages recompute their forward before the backward, ``"full"`` for all, and where;
+        Stages that recompute their forward before the backward, ``"full"`` for all, and where;
         see :func:`debubble.lowering.recompute.add_recompute`. Schedules that are computed from a
         memory limit use what this frees; the order of others stays that without.
     offload
-        Which stages keep their activations on the host until their backward, see
+        Stages that keep their activations on the host until their backward, see
         :func:`debubble.lowering.offload.add_offload`; in the same way.
     **options
         Options of the schedule, for instance ``group_size``.
@@ -370,7 +370,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         A schedule made by :func:`make`. With recomputes, what still holds is said by
         :func:`debubble.schedules._recomputed.with_recompute`.
     costs
-        What actions cost; forms hold for costs that are the same on all stages and, where the
+        Costs of actions; forms hold for costs that are the same on all stages and, where the
         order is computed from costs, that it was computed from.
     transfer
         Time of a transfer between ranks.

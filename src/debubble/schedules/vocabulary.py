@@ -208,7 +208,7 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     ranks, microbatches
         Any numbers.
     costs
-        What actions cost, for the times at which passes are put in; the default is one unit of time
+        Costs of actions, for the times at which passes are put in; the default is one unit of time
         for each F, I and W. The head makes no difference.
 
     p = 3, m = 4, a head of F = 3, B = 3::

@@ -114,7 +114,7 @@ def zb_auto(
     ranks, microbatches
         Ranks p and microbatches m, any numbers.
     costs
-        What actions cost; the default is one unit of time for each F, I and W.
+        Costs of actions; the default is one unit of time for each F, I and W.
     memory
         Limit for the activations on a rank, or one for each rank, in the unit of
         ``costs.activation`` (by default, what one microbatch leaves on a rank is 1). The default

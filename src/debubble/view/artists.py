@@ -77,7 +77,7 @@ def add_bars(
     `gaps` are the points of the white line around bars of every style. Without `clip`
     an optimizer step at the very end is seen as a whole.
     """
-    top, bottom = rows.lane(bars)
+    top, bottom = rows.extent(bars)
     left, right = bars.start * scale, bars.end * scale
     paths, colors, edges, stripes, stripe_colors = [], [], [], [], []
     for style in range(len(bars.styles)):
@@ -119,8 +119,8 @@ def add_image(
     width, height = pixels
     begin, span = window[0], window[1] - window[0]
     first = round((0.5 + rows.top) * height)
-    lanes = (UPPER, LOWER) if bars.paired else (WHOLE,)
-    size = max(1, round(rows.height * height / len(lanes)))
+    halves = (UPPER, LOWER) if bars.paired else (WHOLE,)
+    size = max(1, round(rows.height * height / len(halves)))
     colors = [
         (*rgb(palette.shade(*bars.shade_of(style))), 255) for style in range(len(bars.styles))
     ]
@@ -128,8 +128,8 @@ def add_image(
     middles = (np.arange(size) + 0.5) / size
     image = np.zeros((bars.ranks, height, width, 4), dtype=np.uint8)
     for rank in range(bars.ranks):
-        for place, lane in enumerate(lanes):
-            stack = np.cumsum(bars.shares(rank, width, span, lane, begin), axis=1)
+        for place, half in enumerate(halves):
+            stack = np.cumsum(bars.shares(rank, width, span, half, begin), axis=1)
             style = (stack[None, :, :] <= middles[:, None, None]).sum(axis=2)
             line = first + place * size
             image[rank, line : line + size] = table[style][: height - line]
@@ -179,8 +179,8 @@ def add_ribbon(ax: Axes, bars: Bars, scale: float, rows: Rows) -> None:
     """A band below the bars whose tone changes with the iteration they belong to."""
     top = bars.rank + rows.top + rows.height
     middle = top + rows.ribbon / 2
-    upper = np.where(bars.lane == LOWER, middle, top)
-    lower = np.where(bars.lane == UPPER, middle, top + rows.ribbon)
+    upper = np.where(bars.half == LOWER, middle, top)
+    lower = np.where(bars.half == UPPER, middle, top + rows.ribbon)
     tone = bars.iteration % len(TONES)
     work = ~bars.steps
     used = [index for index in range(len(TONES)) if np.any((tone == index) & work)]
@@ -226,7 +226,7 @@ class Written:
     number, text
         The text of box i is ``text(number[i])``.
     color
-        Of the texts.
+        Colour of each text.
     group
         Boxes of a group are written on all together or not at all.
     """

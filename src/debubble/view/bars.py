@@ -14,7 +14,7 @@ from debubble.core.placement import Placement
 from debubble.engine.timeline import Timeline
 
 WHOLE, UPPER, LOWER = 0, 1, 2
-"""Lanes of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
+"""Parts of a rank's row: all of it, or the half that one action of an overlapped pair gets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class Bars:
     Parameters
     ----------
     timeline
-        What was drawn.
+        The timeline.
     offsets
         ``offsets[r]:offsets[r + 1]`` are the bars of rank r.
     start, end
@@ -34,17 +34,17 @@ class Bars:
     kind
         :class:`debubble.core.actions.Kind` values.
     shade
-        Which of `shades` shades: chunk of the rank, those of the second copy after the first's.
+        Index of the shade: chunk of the rank, those of the second copy after the first's.
     shades
         Copies times chunks.
-    lane
+    half
         :data:`WHOLE`, :data:`UPPER` or :data:`LOWER`.
     stage
         Stages of the model.
     unit
         Microbatch (or slice of one), counted on through all iterations; the iteration for OPT.
     iteration
-        Which iteration it belongs to.
+        Iteration of the action.
     """
 
     timeline: Timeline
@@ -54,7 +54,7 @@ class Bars:
     kind: NDArray[np.int64]
     shade: NDArray[np.int64]
     shades: int
-    lane: NDArray[np.int64]
+    half: NDArray[np.int64]
     stage: NDArray[np.int64]
     unit: NDArray[np.int64]
     iteration: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Bars:
     @property
     def paired(self) -> bool:
         """Whether any two bars overlap."""
-        return bool(self.lane.any())
+        return bool(self.half.any())
 
     @cached_property
     def rank(self) -> NDArray[np.int64]:
@@ -143,19 +143,19 @@ class Bars:
         return Bars(
             self.timeline, counts[self.offsets], np.maximum(self.start[kept], begin),
             np.minimum(self.end[kept], end), self.kind[kept], self.shade[kept], self.shades,
-            self.lane[kept], self.stage[kept], self.unit[kept], self.iteration[kept],
+            self.half[kept], self.stage[kept], self.unit[kept], self.iteration[kept],
         )  # fmt: skip
 
     def shares(
-        self, rank: int, columns: int, span: float, lane: int = WHOLE, begin: float = 0.0
+        self, rank: int, columns: int, span: float, half: int = WHOLE, begin: float = 0.0
     ) -> NDArray[np.float64]:
         """Share of each of `columns` equal time intervals that each style fills.
 
         Parameters
         ----------
         rank, columns, span, begin
-            Which row, how many parts, the time they cover, and when it begins.
-        lane
+            Row, number of parts, the time they cover, and its begin.
+        half
             :data:`UPPER` or :data:`LOWER` for one half of the row; for the whole row each bar of
             an overlapped pair counts for half of its time.
 
@@ -169,11 +169,11 @@ class Bars:
         scale = columns / span if span > 0 else 0.0
         left = np.clip((self.start[part] - begin) * scale, 0, columns)
         right = np.clip((self.end[part] - begin) * scale, 0, columns)
-        lanes = self.lane[part]
-        if lane == WHOLE:
-            weight = np.where(lanes == WHOLE, 1.0, 0.5)
+        halves = self.half[part]
+        if half == WHOLE:
+            weight = np.where(halves == WHOLE, 1.0, 0.5)
         else:
-            weight = np.where((lanes == WHOLE) | (lanes == lane), 1.0, 0.0)
+            weight = np.where((halves == WHOLE) | (halves == half), 1.0, 0.0)
         head = np.minimum(left.astype(np.int64), columns - 1)
         tail = np.maximum(np.ceil(right).astype(np.int64) - 1, head)
         size = columns * count
@@ -187,8 +187,8 @@ class Bars:
         filled += add(tail, np.where(tail > head, right - tail, 0.0))
         # Columns that a bar fills from side to side: +1 where they begin, −1 where they end.
         wide = (tail > head + 1).astype(np.float64)
-        steps = add(np.minimum(head + 1, tail), wide) - add(tail, wide)
-        inner = np.cumsum(steps.reshape(-1, count), axis=0)[:columns]
+        change = add(np.minimum(head + 1, tail), wide) - add(tail, wide)
+        inner = np.cumsum(change.reshape(-1, count), axis=0)[:columns]
         total: NDArray[np.float64] = filled[:size].reshape(columns, count) + inner
         return np.clip(total, 0.0, 1.0)
 
@@ -234,9 +234,9 @@ def bars_of(timeline: Timeline) -> Bars:
     shade = np.where(step, 0, copy * chunks + chunks_of(schedule.placement)[copy, stage])
 
     # The forward of a pair is its first action.
-    lane = np.minimum(pairs_of(actions), 2)
+    half = np.minimum(pairs_of(actions), 2)
     return Bars(
-        timeline, offsets, start, end, kind, shade, copies * chunks, lane, stage, unit, iteration
+        timeline, offsets, start, end, kind, shade, copies * chunks, half, stage, unit, iteration
     )
 
 

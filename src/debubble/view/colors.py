@@ -32,7 +32,7 @@ class Palette:
     Parameters
     ----------
     name
-        What it is called.
+        Name of the palette.
     ramps
         Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a
         colour that follows from the table of kinds.
@@ -234,7 +234,7 @@ def xterm(kind: Kind, index: int = 0, count: int = 1) -> int:
 
 def xterm_rgb(code: int) -> str:
     """RGB of a colour in the 6 × 6 × 6 cube of 256-colour terminals."""
-    red, green, blue = (_LEVELS[(code - 16) // step % 6] for step in (36, 6, 1))
+    red, green, blue = (_LEVELS[(code - 16) // weight % 6] for weight in (36, 6, 1))
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 

@@ -80,7 +80,7 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
     Parameters
     ----------
     timeline
-        What to draw.
+        Timelines to draw.
     ax
         Where: axes of any figure, of which nothing else is touched. Left out, those of a new figure
         that belongs to no window.

@@ -31,9 +31,9 @@ def save(
     Parameters
     ----------
     timelines
-        What to draw, one panel each.
+        Timelines, one panel each.
     path
-        Where to write; an existing file is replaced.
+        Path of the file; an existing one is replaced.
     **options
         Fields of :class:`debubble.view.options.FigureOptions`, those that a format has; also
         ``dpi`` for ``.png`` and ``table_html`` for ``.html``. A ``.txt`` takes ``title``,

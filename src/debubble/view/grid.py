@@ -59,9 +59,9 @@ def grid(timeline: Timeline) -> str:
 
     lines = []
     for rank in range(bars.ranks):
-        for lane in (UPPER, LOWER)[: 1 + bars.paired]:
-            label = f"r{rank}" if lane == UPPER else ""
-            row = _row(bars, names, rank, lane, slot, slots * size, size, apart)
+        for half in (UPPER, LOWER)[: 1 + bars.paired]:
+            label = f"r{rank}" if half == UPPER else ""
+            row = _row(bars, names, rank, half, slot, slots * size, size, apart)
             lines.append(f"{label:<{margin}} | {row}".rstrip())
     return "\n".join(lines)
 
@@ -70,7 +70,7 @@ def _row(
     bars: Bars,
     names: list[str],
     rank: int,
-    lane: int,
+    half: int,
     slot: float,
     length: int,
     size: int,
@@ -78,23 +78,23 @@ def _row(
 ) -> str:
     """One line of a rank's row; the last character of a slot is a blank when slots are `apart`."""
     char = np.full(length, " ")
-    if lane == UPPER:
+    if half == UPPER:
         char[::size] = "."
     part = bars.of(rank)
     begin, end = (_slots(times[part], slot) * size for times in (bars.start, bars.end))
     for bar, left, right in zip(
         range(part.start, part.stop), begin.tolist(), end.tolist(), strict=True
     ):
-        if left == right or bars.lane[bar] not in (WHOLE, lane):
+        if left == right or bars.half[bar] not in (WHOLE, half):
             continue
-        if lane == LOWER:
+        if half == LOWER:
             char[left:right:size] = "."
-        if lane == LOWER and bars.lane[bar] == WHOLE:
+        if half == LOWER and bars.half[bar] == WHOLE:
             char[left:right] = " "
             continue
         char[left : right - apart] = "-"
         char[left : left + len(names[bar])] = list(names[bar])
-    if lane == UPPER:
+    if half == UPPER:
         for bar in np.flatnonzero((begin == end) & bars.steps[part]).tolist():
             char[max(begin[bar] - 1, 0)] = "|"
     return "".join(char.tolist())

@@ -72,7 +72,7 @@ def entries(
 
 def moved_kind(panels: Sequence[Bars], backward: bool) -> Kind:
     """The kind whose colour a transfer has: the first that occurs of those whose results move."""
-    moved = [kind for kind, step in MOVED.items() if (step < 0) == backward]
+    moved = [kind for kind, offset in MOVED.items() if (offset < 0) == backward]
     return next((kind for kind in moved if any(kind in bars.kinds for bars in panels)), moved[-1])
 
 

@@ -59,7 +59,7 @@ def page(
     Parameters
     ----------
     timelines
-        What to show, one panel each.
+        Timelines, one panel each.
     title
         The heading; the default names the schedules.
     table_html
@@ -183,7 +183,7 @@ def inline_svg(drawing: Figure, label: str) -> str:
     drawing
         A figure of :func:`debubble.view.figure.figure`.
     label
-        What a screen reader says, escaped.
+        Text for screen readers, escaped.
     """
     from debubble.view.figure import render
 

@@ -56,13 +56,13 @@ class Panel:
     bars, moved
         The timeline, and its transfers where they are drawn.
     options, sizes, rows
-        How everything looks, and where it is.
+        Options, sizes and layout.
     window
         First and last time of the axis, in the panel's unit.
     fullest
         Memory that a strip is as high as.
     unit
-        What time is divided by.
+        Divisor of times.
     """
 
     bars: Bars
@@ -124,12 +124,12 @@ def add_panel(ax: Axes, panel: Panel) -> None:
 def _written(panel: Panel, bars: Bars) -> Written:
     """The microbatches of bars: on all bars of a kind on a rank that have room, or on none."""
     first, palette = panel.options.numbers_from, panel.options.palette
-    top, bottom = panel.rows.lane(bars)
+    top, bottom = panel.rows.extent(bars)
     colors = [text_color(palette.shade(*bars.shade_of(s))) for s in range(len(bars.styles))]
     return Written(
         bars.start * panel.scale, bars.end * panel.scale, top, bottom, bars.number,
         lambda unit: bars.text(unit, first), [colors[style] for style in bars.style.tolist()],
-        (bars.rank * len(Kind) + bars.kind) * 3 + bars.lane,
+        (bars.rank * len(Kind) + bars.kind) * 3 + bars.half,
     )  # fmt: skip
 
 
@@ -166,9 +166,9 @@ def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
 
 def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
     # Only what has a bar: copies of activations run beside them.
-    steps = [step for step in timeline.critical_path() if step.action.kind not in COPY_KINDS]
+    path = [item for item in timeline.critical_path() if item.action.kind not in COPY_KINDS]
     left, right, rank = (
-        np.array([getattr(step, name) for step in steps], dtype=np.float64)
+        np.array([getattr(item, name) for item in path], dtype=np.float64)
         for name in ("start", "end", "rank")
     )
     add_outlines(ax, left * scale, right * scale, rank, rows, width=0.5 if thin else 1.3)
@@ -197,7 +197,7 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
     small = panel.sizes.small
     peaks = timeline.peak_activation.tolist()
     written = words.memory_scale([timeline])
-    for rank in range(0, ranks, rank_step(ranks, row, small)):
+    for rank in range(0, ranks, rank_spacing(ranks, row, small)):
         peak = peaks[rank]
         # A column of many equal numbers says less than where they change.
         if ranks > _MANY and 0 < rank < ranks - 1 and peak == peaks[rank - 1] == peaks[rank + 1]:
@@ -237,7 +237,7 @@ def _thinned(
     columns: int,
     scale: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The curve, or with more steps than can be seen its largest value in every two columns."""
+    """The curve, or with more changes than can be seen its largest value in every two columns."""
     if len(times) <= columns or makespan <= 0:
         return times * scale, values
     parts = columns // 2 + 1
@@ -246,19 +246,19 @@ def _thinned(
     return times[first] * scale, np.maximum.reduceat(values, first)
 
 
-def rank_step(ranks: int, row: float, size: float) -> int:
+def rank_spacing(ranks: int, row: float, size: float) -> int:
     """Every how many ranks something can be written beside rows `row` inches high."""
-    step = 1
-    while step * row < 1.15 * size / 72 and step < ranks:
-        step *= 2
-    return step
+    spacing = 1
+    while spacing * row < 1.15 * size / 72 and spacing < ranks:
+        spacing *= 2
+    return spacing
 
 
 def _rank_axis(ax: Axes, panel: Panel, row: float) -> None:
     ranks, rows, size = panel.bars.ranks, panel.rows, panel.sizes.text
-    step = rank_step(ranks, row, size)
+    spacing = rank_spacing(ranks, row, size)
     middle = rows.top + rows.height / 2
-    ax.yaxis.set_major_locator(FixedLocator([rank + middle for rank in range(0, ranks, step)]))
+    ax.yaxis.set_major_locator(FixedLocator([rank + middle for rank in range(0, ranks, spacing)]))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y - middle:.0f}"))
     ax.tick_params(axis="y", length=0, labelsize=size, labelcolor=INK, pad=3)
     # The word takes more height than a row or two may have.

@@ -25,7 +25,7 @@ class Rows:
     Parameters
     ----------
     top, height
-        Of the bars.
+        Top and height of bars.
     ribbon
         Height of the band below the bars that tells iterations apart, 0 for none.
     transfers, transfers_height
@@ -45,10 +45,10 @@ class Rows:
     strip_height: float
     share: float
 
-    def lane(self, bars: Bars) -> tuple[Floats, Floats]:
+    def extent(self, bars: Bars) -> tuple[Floats, Floats]:
         """Upper and lower edge of every bar."""
-        top = bars.rank + self.top + np.where(bars.lane == LOWER, self.height / 2, 0.0)
-        return top, top + np.where(bars.lane == WHOLE, self.height, self.height / 2)
+        top = bars.rank + self.top + np.where(bars.half == LOWER, self.height / 2, 0.0)
+        return top, top + np.where(bars.half == WHOLE, self.height, self.height / 2)
 
 
 def rows_of(*, iterations: bool, transfers: bool, memory: bool, label: float = 0.0) -> Rows:

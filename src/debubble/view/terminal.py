@@ -42,9 +42,9 @@ def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit:
     Parameters
     ----------
     timeline
-        What to draw.
+        The timeline.
     file
-        Where to print; the default is standard output.
+        Stream to print to; the default is standard output.
     time_unit
         Unit of times; the default is that of the costs.
     """
@@ -81,7 +81,7 @@ def draw(
     Parameters
     ----------
     timeline
-        What to draw.
+        The timeline.
     width
         Characters of the longest line; the default is the terminal's width.
     color
@@ -207,11 +207,11 @@ class _Sheet:
         self.afar = False
         self.letters = np.array([words.letter(kind, index) for kind, index in bars.styles] or [" "])
 
-    def row(self, rank: int, lane: int) -> str:
+    def row(self, rank: int, half: int) -> str:
         """One line of a rank's row, `columns` characters wide."""
         bars, part = self.bars, self.bars.of(rank)
-        lanes = bars.lane[part]
-        here = (lanes == WHOLE) | (lanes == lane)
+        halves = bars.half[part]
+        here = (halves == WHOLE) | (halves == half)
         begin, end = (
             np.minimum(np.rint(times[part] * self.scale).astype(np.int64), self.columns)
             for times in (bars.start, bars.end)
@@ -219,16 +219,16 @@ class _Sheet:
         shown = np.flatnonzero(here & (end > begin))
         timed = np.count_nonzero(here & (bars.end[part] > bars.start[part]))
         if len(shown) >= _ENOUGH * timed:
-            upper, char = self._one_by_one(shown + part.start, begin[shown], end[shown], lane)
+            upper, char = self._one_by_one(shown + part.start, begin[shown], end[shown], half)
             lower = upper
         else:
-            upper, lower, char = self._from_afar(rank, lane)
+            upper, lower, char = self._from_afar(rank, half)
         steps = bars.steps[part] & (end <= begin)
         char[np.clip(end[steps] - 1, 0, self.columns - 1)] = "|"
         return self._painted(upper, lower, char) if self.color else "".join(char.tolist())
 
     def _one_by_one(
-        self, index: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], lane: int
+        self, index: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], half: int
     ) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """Styles (−1 for idle) and characters of actions that have columns of their own."""
         bars = self.bars
@@ -243,7 +243,7 @@ class _Sheet:
             strict=True,
         ):  # fmt: skip
             style[left:right] = kind
-            repeated = lane == LOWER and bars.lane[bar] == WHOLE
+            repeated = half == LOWER and bars.half[bar] == WHOLE
             char[left:right] = " " if self.color or repeated else "-"
             if repeated:
                 continue
@@ -258,7 +258,7 @@ class _Sheet:
         return style, char
 
     def _from_afar(
-        self, rank: int, lane: int
+        self, rank: int, half: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.str_]]:
         """Styles of the upper and the lower half of every column, and characters.
 
@@ -267,7 +267,7 @@ class _Sheet:
         """
         self.afar = True
         share = self.bars.shares(
-            rank, self.columns, self.columns / self.scale, lane if self.bars.paired else WHOLE
+            rank, self.columns, self.columns / self.scale, half if self.bars.paired else WHOLE
         )
         if self.color and not self.ascii_only and not self.bars.paired:
             stack = np.cumsum(share, axis=1)
@@ -328,11 +328,11 @@ class _Sheet:
         dash, tick, corner = "-++" if self.ascii_only else "─┴└"
         span = self.columns / self.scale
         wanted = max(8, len(number(span)) + 3)
-        step = nice_step(wanted / self.scale)
+        spacing = tick_spacing(wanted / self.scale)
         line, numbers = [corner] + [dash] * count, [" "] * (count + 1)
-        for index in range(int(span / step + 1e-9) + 1):
-            at = round(index * step * self.scale) - first
-            text = number(index * step)
+        for index in range(int(span / spacing + 1e-9) + 1):
+            at = round(index * spacing * self.scale) - first
+            text = number(index * spacing)
             if not 0 <= at <= count:
                 continue
             line[at] = tick if at else corner
@@ -394,7 +394,7 @@ def _wrap(text: str, width: int) -> list[str]:
     return [line.replace("\u00a0", " ") for line in lines]
 
 
-def nice_step(least: float) -> float:
+def tick_spacing(least: float) -> float:
     """The smallest of 1, 2, 5, 10, 20, … (or 0.5, 0.2, …) that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))

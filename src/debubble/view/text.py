@@ -22,7 +22,7 @@ class Sizes:
     Parameters
     ----------
     title, name, text, small
-        Of the title, the names of schedules, most text, and notes.
+        Sizes of title, names of schedules, most text, and notes.
     """
 
     title: float

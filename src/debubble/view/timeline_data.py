@@ -95,11 +95,11 @@ def encode(
     Parameters
     ----------
     timelines
-        What to show, first on top.
+        Timelines, first on top.
     limit
         Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
     time_unit
-        What times are in; the default is the unit of the costs.
+        Unit of times; the default is that of the costs.
     palette
         Colours of the kinds.
     numbers_from
@@ -255,20 +255,20 @@ def _styles(
     if schedule.placement.copies > 1:
         step = np.isin(kind, STEP_KINDS)
         copy = np.where(step, 0, schedule.copies_of(microbatches_of(actions)))
-    # Members of a group beyond the second share its lane.
-    lane = np.minimum(pairs_of(actions), 2)
+    # Members of a group beyond the second share its half.
+    half = np.minimum(pairs_of(actions), 2)
     cost = graph.cost[graph.node[order]].astype(np.int64)
-    key = ((cost * graph.places + place) * 4 + lane) * 32 + held_as
+    key = ((cost * graph.places + place) * 4 + half) * 32 + held_as
     _, first, style = np.unique(key, return_index=True, return_inverse=True)
-    kind, stage, copy, place, lane, held_as = (
-        column[first] for column in (kind, stage, copy, place, lane, held_as)
+    kind, stage, copy, place, half, held_as = (
+        column[first] for column in (kind, stage, copy, place, half, held_as)
     )
     memory = timeline.memory
     chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
     color = np.where(np.isin(kind, STEP_KINDS), 0, chunk)
     unit = microbatches_of(actions[first])
     columns: dict[str, NDArray[Any]] = {
-        "kind": kind, "lane": lane, "stage": stage, "copy": copy, "shade": color,
+        "kind": kind, "half": half, "stage": stage, "copy": copy, "shade": color,
         "duration": timeline.duration[order[first]],
         "add": memory.at_start[held_as, place], "free": memory.at_end[held_as, place],
         "link": links(timeline, kind, stage, copy)[0], "unit": unit,
@@ -325,10 +325,10 @@ def _ticks(times: NDArray[np.float64], tick: float) -> NDArray[np.uint32]:
 def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[Any]:
     """Units minus that of the previous action of the same style, 0 for the first of each."""
     order = np.argsort(style, kind="stable")
-    step = np.diff(unit[order], prepend=0)
-    step[np.flatnonzero(np.diff(style[order], prepend=-1))] = 0
+    change = np.diff(unit[order], prepend=0)
+    change[np.flatnonzero(np.diff(style[order], prepend=-1))] = 0
     found = np.empty_like(unit)
-    found[order] = step
+    found[order] = change
     return _narrow(found)
 
 

@@ -68,7 +68,7 @@ def transfers_of(timeline: Timeline) -> Transfers:
         twice([begin, begin]),
         twice([begin + link[sent], begin + link[sent]]),
         np.repeat([False, True], len(sent)),
-        np.tile(_STEPS[kind[sent]] < 0, 2),
+        np.tile(_OFFSETS[kind[sent]] < 0, 2),
         np.tile(unit[sent], 2),
     )
 
@@ -84,7 +84,7 @@ def _moves(kind: Kind) -> tuple[tuple[Kind, ...], int]:
 MOVED = {moved: _moves(kind)[1] for kind in TRANSFER_KINDS for moved in _moves(kind)[0]}
 """Kinds whose results go to another stage, and by how many stages."""
 
-_STEPS = np.array([MOVED.get(kind, 0) for kind in Kind])
+_OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])
 
 
 def links(
@@ -93,9 +93,9 @@ def links(
     """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
     placement = timeline.schedule.placement
     home = np.asarray(placement.table)
-    step = _STEPS[kind]
-    target = stage + step
-    sends = (step != 0) & (target >= 0) & (target < placement.stages)
+    offset = _OFFSETS[kind]
+    target = stage + offset
+    sends = (offset != 0) & (target >= 0) & (target < placement.stages)
     stage = np.where(sends, stage, 0)
     target = np.where(sends, target, 0)
     here, there = home[copy, stage], home[copy, target]

@@ -355,7 +355,7 @@ class DebubbleTimeline extends HTMLElement {
   }
 
   marks() {
-    const { view } = this, wide = step(view.span, view.plot / 90), marks = [];
+    const { view } = this, wide = tickSpacing(view.span, view.plot / 90), marks = [];
     const first = Math.ceil(Math.max(0, view.from) / wide - 1e-9);
     for (let k = first; k * wide <= Math.min(view.to, view.total) + 1e-9 * view.total; k++) {
       const text = this.layers.normalise ? percent(k * wide) : number(k * wide);

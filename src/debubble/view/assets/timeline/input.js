@@ -143,8 +143,8 @@ class Input {
     if (key === "?") host.help();
     else if (key === "/" || code === "Slash") host.startSearch();
     else if (["KeyW", "KeyS", "KeyA", "KeyD"].includes(code)) this.#hold(code, event.repeat);
-    else if (code === "Comma" || code === "ArrowLeft") host.step(-1);
-    else if (code === "Period" || code === "ArrowRight") host.step(1);
+    else if (code === "Comma" || code === "ArrowLeft") host.advance(-1);
+    else if (code === "Period" || code === "ArrowRight") host.advance(1);
     else if (code === "ArrowUp" || code === "ArrowDown") host.cross(code === "ArrowUp" ? -1 : 1);
     else if (code === "KeyF" || code === "Enter") host.focusSelection();
     else if (code === "Digit0") { host.view.fit(); host.changed(); }
@@ -155,10 +155,10 @@ class Input {
     event.preventDefault();
   }
 
-  /** One step at once, then on and on while the key is down. */
+  /** One move at once, then on and on while the key is down. */
   #hold(code, repeated) {
     if (repeated) return;
-    this.#step(code, 0.12);
+    this.#move(code, 0.12);
     this.held.add(code);
     if (this.ticking) return;
     this.ticking = true;
@@ -167,13 +167,13 @@ class Input {
       if (!this.held.size) { this.ticking = false; return; }
       const seconds = Math.min(0.1, Math.max(0, (now - last) / 1000));
       last = Math.max(last, now);
-      for (const key of this.held) this.#step(key, seconds * 1.6);
+      for (const key of this.held) this.#move(key, seconds * 1.6);
       requestAnimationFrame(tick);
     };
     requestAnimationFrame(tick);
   }
 
-  #step(code, amount) {
+  #move(code, amount) {
     if (!amount) return;
     const { host } = this, { view } = host;
     if (code === "KeyA" || code === "KeyD") view.pan(code === "KeyA" ? -amount : amount);

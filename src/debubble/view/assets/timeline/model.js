@@ -74,7 +74,7 @@ class Run {
     this.period = meta.microbatches * meta.slices;
     const s = meta.styles;
     this.kindOf = Uint8Array.from(s.kind);
-    this.laneOf = Uint8Array.from(s.lane);
+    this.halfOf = Uint8Array.from(s.half);
     this.durationOf = Float64Array.from(s.duration);
     this.linkOf = Float64Array.from(s.link);
     this.stepOf = Uint8Array.from(s.kind, (kind) => !kinds[kind].stream && kinds[kind].counts === "iteration");
@@ -109,15 +109,15 @@ class Run {
     this.sums = new Float64Array(this.count * size); // one after the other for each action
     this.level = new Float32Array(this.count);
     this.criticalSum = new Uint32Array(this.count + 1);
-    const { sums, style, start, durationOf, laneOf } = this;
+    const { sums, style, start, durationOf, halfOf } = this;
     const seen = new Set(), { add, free } = this.styles, total = new Float64Array(size), gaps = new Float64Array(3);
     for (let rank = 0; rank < this.ranks; rank++) {
       let end = 0, held = 0, freed = 0;
       total.fill(0);
       const [low, high] = this.row(rank);
       for (let i = low; i < high; i++) {
-        const s = style[i], lane = laneOf[s];
-        if (lane === LOWER) {
+        const s = style[i], half = halfOf[s];
+        if (half === LOWER) {
           for (let c = 0; c < size; c++) sums[i * size + c] = sums[(i - 1) * size + c];
         } else {
           if (i > low) {
@@ -126,13 +126,13 @@ class Run {
           }
           for (let c = 0; c < size; c++) sums[i * size + c] = total[c];
         }
-        total[this.classOf[s]] += lane ? durationOf[s] / 2 : durationOf[s];
+        total[this.classOf[s]] += half ? durationOf[s] / 2 : durationOf[s];
         end = Math.max(end, start[i] + durationOf[s]);
         held += add[s];
         freed += free[s];
         this.level[i] = held;
-        if (lane === LOWER) this.level[i - 1] = held;
-        if (lane !== UPPER) { held += freed; freed = 0; }
+        if (half === LOWER) this.level[i - 1] = held;
+        if (half !== UPPER) { held += freed; freed = 0; }
       }
       total.forEach((time, c) => { if (time > 0) seen.add(c); });
     }
@@ -192,7 +192,7 @@ class Run {
   /** Which iteration an action belongs to. */
   iterationOf(i) { return this.kinds[this.kind(i)].counts === "iteration" ? this.unit[i] : Math.floor(this.unit[i] / this.period); }
 
-  /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer step. */
+  /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer stride. */
   label(i) { return this.labelled(this.kind(i)) ? this.number(i, this.first) : ""; }
 
   rowOf(i) {
@@ -211,12 +211,12 @@ class Run {
     return low;
   }
 
-  /** The same from an action on that starts by then: steps that double, then halves. */
+  /** The same from an action on that starts by then: strides that double, then halves. */
   seek(i, high, time) {
     const { start } = this;
-    let step = 1;
-    while (i + step < high && start[i + step] <= time) { i += step; step *= 2; }
-    for (; step >= 1; step >>= 1) if (i + step < high && start[i + step] <= time) i += step;
+    let stride = 1;
+    while (i + stride < high && start[i + stride] <= time) { i += stride; stride *= 2; }
+    for (; stride >= 1; stride >>= 1) if (i + stride < high && start[i + stride] <= time) i += stride;
     return i;
   }
 
@@ -250,7 +250,7 @@ class Run {
     for (let c = 0, at = i * width; c < width; c++) out[c] = sums[at + c];
     const s = style[i], past = time - this.start[i], length = durationOf[s];
     const part = past < length ? past : length;
-    if (this.laneOf[s] === LOWER) {
+    if (this.halfOf[s] === LOWER) {
       out[this.classOf[s]] += part / 2;
       out[this.classOf[style[i - 1]]] += part / 2;
     } else {
@@ -358,7 +358,7 @@ class Run {
   levelAfter(i) {
     if (this.levels) return this.levels[i];
     const s = this.style[i];
-    const partner = this.laneOf[s] === LOWER ? this.styles.free[this.style[i - 1]] : 0;
+    const partner = this.halfOf[s] === LOWER ? this.styles.free[this.style[i - 1]] : 0;
     return this.level[i] + this.styles.free[s] + partner;
   }
 }

@@ -144,7 +144,7 @@ class Spans {
   /** Halves of a pair run at the same time and take a thread each, and so does every stream beside compute. */
   #thread(i) {
     const { run } = this, { stream } = run.kinds[run.kind(i)];
-    return stream ? PAIRED + stream : run.laneOf[run.style[i]] === LOWER ? PAIRED : 0;
+    return stream ? PAIRED + stream : run.halfOf[run.style[i]] === LOWER ? PAIRED : 0;
   }
 }
 
@@ -175,7 +175,7 @@ function addMemory(run, rank, at, add) {
   };
   for (let i = low; i < high; i++) {
     put(run.start[i], run.level[i]);
-    if (run.laneOf[run.style[i]] !== UPPER && (i + 1 === high || run.start[i + 1] > run.end(i))) put(run.end(i), run.levelAfter(i));
+    if (run.halfOf[run.style[i]] !== UPPER && (i + 1 === high || run.start[i + 1] > run.end(i))) put(run.end(i), run.levelAfter(i));
   }
 }
 

@@ -45,11 +45,11 @@ Object.assign(DebubbleTimeline.prototype, {
 
   /** Where an action is drawn: x, y, width, height. */
   boxOf(panel, i) {
-    const { view } = this, { run } = panel, lane = run.laneOf[run.style[i]], { bar } = view.rows;
+    const { view } = this, { run } = panel, half = run.halfOf[run.style[i]], { bar } = view.rows;
     const x = view.x(run, run.start[i]), wide = Math.max(2, view.x(run, run.end(i)) - x);
     const row = run.rowOf(i), rank = row % run.ranks;
-    const y = panel.y + rank * view.rows.pitch - view.scroll + (lane === LOWER ? bar / 2 : 0);
-    return row >= run.ranks ? [x, y + bar + 1, wide, view.rows.p2p] : [x, y, wide, lane ? bar / 2 : bar];
+    const y = panel.y + rank * view.rows.pitch - view.scroll + (half === LOWER ? bar / 2 : 0);
+    return row >= run.ranks ? [x, y + bar + 1, wide, view.rows.p2p] : [x, y, wide, half ? bar / 2 : bar];
   },
 
   outline(context, panel, i, color, width) {

@@ -144,7 +144,7 @@ class Painter {
   /** A row of columns that mostly show one action or one cause of idle time each. */
   #near(i, low, high) {
     const { run, columns, strip, levels, unit, span: { from, perPixel, coarse } } = this;
-    const { start, style, laneOf, durationOf, makespan, level } = run, wide = coarse * perPixel;
+    const { start, style, halfOf, durationOf, makespan, level } = run, wide = coarse * perPixel;
     const line = 5 * this.scale * perPixel;
     let x = 0;
     while (x < columns) {
@@ -222,7 +222,7 @@ class Painter {
 
   #bar(x, past, i) {
     const { run, strip, edge, half, box: { bar } } = this, { fill, top, bottom } = run.colors;
-    const s = run.style[i], first = run.laneOf[s] === LOWER ? run.style[i - 1] : s;
+    const s = run.style[i], first = run.halfOf[s] === LOWER ? run.style[i - 1] : s;
     const mark = run.critical[i] ? this.mark : 0, inner = Math.max(mark, top[first] ? edge : 0), lower = Math.max(mark, half);
     if (mark) strip.put(0, x, past, this.ink);
     if (mark < inner) strip.put(mark, x, past, top[first]);
@@ -238,15 +238,15 @@ class Painter {
    * an action thinner than two columns both ends could fall into columns whose middle shows another one.
    */
   #crowded(i, j, low) {
-    const { style, laneOf, durationOf } = this.run, thin = 2 * this.span.perPixel;
+    const { style, halfOf, durationOf } = this.run, thin = 2 * this.span.perPixel;
     if (durationOf[style[j]] < thin || (i >= low && durationOf[style[i]] < thin)) return true;
-    return j - i > 2 || (j - i > 1 && laneOf[style[j]] !== LOWER);
+    return j - i > 2 || (j - i > 1 && halfOf[style[j]] !== LOWER);
   }
 
   /** Fuller columns, as many as follow each other: the share of every kind, idle time below. Returns where they end. */
   #shares(x, i, low, high) {
     const { run, strip, tones, mark, levels, unit, columns, before, after, box: { bar }, span: { from, perPixel, coarse } } = this;
-    const { used, sums, width, start, style, classOf, laneOf, durationOf, level, critical } = run, count = used.length, tall = bar / (coarse * perPixel);
+    const { used, sums, width, start, style, classOf, halfOf, durationOf, level, critical } = run, count = used.length, tall = bar / (coarse * perPixel);
     const rest = this.layers.bubbles ? this.causes[DRAIN][0] : this.plain[0];
     run.sumsAt(i, low, high, from + x * perPixel, before);
     while (x < columns) {
@@ -258,7 +258,7 @@ class Painter {
         if (level[j] > most) most = level[j];
       }
       if (j === i || !this.#crowded(i, j, low)) break;
-      const s = style[j], length = durationOf[s], through = end - start[j], plain = through <= length && laneOf[s] !== LOWER;
+      const s = style[j], length = durationOf[s], through = end - start[j], plain = through <= length && halfOf[s] !== LOWER;
       if (!plain) run.sumsAt(j, low, high, end, after);
       let y = 0, filled = 0;
       if (mark && marked) { strip.put(0, x, past, this.ink); y = mark; }
@@ -307,7 +307,7 @@ class Painter {
   /** Microbatch numbers, with the kind where all have room for it. */
   #labels(i, last, y) {
     const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
-    const { start, style, laneOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
+    const { start, style, halfOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
     const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width, run.kinds.map((kind) => (kind.letter ? kind.name : "")).join("")));
     const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
     const widest = Math.max(...run.kinds.map(({ letter }) => glyphs.measure(letter)));
@@ -317,15 +317,15 @@ class Painter {
     for (; i <= last; i++) {
       const s = style[i], room = durationOf[s] / perPixel;
       if (room < least) continue;
-      const lane = laneOf[s];
-      if (lane && bar < 22 * scale) continue;
+      const half = halfOf[s];
+      if (half && bar < 22 * scale) continue;
       const x0 = left + (start[i] - from) / perPixel;
       let text = run.label(i);
       if (letters) text = text ? run.kinds[kindOf[s]].letter + text : run.kinds[kindOf[s]].name;
       const span = glyphs.measure(text);
       if (!text || span + 3 * scale > room) continue;
-      const height = lane ? bar / 2 : bar;
-      const top = y + (lane === LOWER ? bar / 2 : 0) + (height - glyphs.height) / 2;
+      const height = half ? bar / 2 : bar;
+      const top = y + (half === LOWER ? bar / 2 : 0) + (height - glyphs.height) / 2;
       let x = Math.round(x0 + (room - span) / 2);
       if (x < left && x0 + room > left + span + 4) x = left + 2;
       into.fill = fill[s];
@@ -363,9 +363,9 @@ class Painter {
     let k = 0, x = 0;
     while (x < columns) {
       const begin = from + x * perPixel, past = begin + perPixel;
-      let next = k, step = 1;
-      while (next + step <= count && start[next + step - 1] < past) { next += step; step *= 2; }
-      for (; step >= 1; step >>= 1) if (next + step <= count && start[next + step - 1] < past) next += step;
+      let next = k, stride = 1;
+      while (next + stride <= count && start[next + stride - 1] < past) { next += stride; stride *= 2; }
+      for (; stride >= 1; stride >>= 1) if (next + stride <= count && start[next + stride - 1] < past) next += stride;
       const last = next - 1;
       const covered = last < 0 ? 0
         : last >= k ? Math.max(busy[last + 1] - busy[k], end[Math.max(k - 1, 0)] > begin ? perPixel : 0)

@@ -39,7 +39,7 @@ Object.assign(DebubbleTimeline.prototype, {
   },
 
   /** The next or previous action on the rank of the selection. */
-  step(by) {
+  advance(by) {
     const { view } = this, at = view.selected;
     if (!at) { this.go(0, this.data.runs[0].offsets[0]); return; }
     const run = this.data.runs[at.panel], [low, high] = run.row(run.rowOf(at.index));
@@ -50,7 +50,7 @@ Object.assign(DebubbleTimeline.prototype, {
   /** What runs at the same time on the rank above or below, also in another panel. */
   cross(by) {
     const { view } = this, at = view.selected;
-    if (!at) { this.step(0); return; }
+    if (!at) { this.advance(0); return; }
     let { panel } = at;
     const from = this.data.runs[panel], time = from.start[at.index];
     let rank = from.rank(at.index) + by;
@@ -181,8 +181,8 @@ Object.assign(DebubbleTimeline.prototype, {
     const { panel, index: i } = this.view.selected, run = this.data.runs[panel];
     const kind = run.kinds[run.kind(i)], rank = run.rank(i);
     const listed = (indices) => (indices.length ? indices.map((j) => this.link(panel, j)) : "nothing");
-    const [low] = run.row(run.rowOf(i)), lane = run.laneOf[run.style[i]];
-    const before = i - (lane === LOWER ? 2 : 1), gap = before >= low ? run.start[i] - run.end(before) : run.start[i];
+    const [low] = run.row(run.rowOf(i)), half = run.halfOf[run.style[i]];
+    const before = i - (half === LOWER ? 2 : 1), gap = before >= low ? run.start[i] - run.end(before) : run.start[i];
     const waited = before >= low ? [["data", DATA], ["memory", MEMORY], ["p2p", P2P]]
       .map(([name, cause]) => [name, run.gapTime(i, gap, cause)]).filter(([, t]) => t > 0)
       .map(([name, t]) => `${this.time(t)} for ${name}`).join(", ") : gap > 0 ? `${this.time(gap)} for the first data` : "";

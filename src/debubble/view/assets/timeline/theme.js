@@ -40,8 +40,8 @@ function number(value) {
 
 function percent(share) { return `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)} %`; }
 
-/** Round steps for about `wanted` marks on a span. */
-function step(span, wanted) {
+/** Round distance of about `wanted` marks on a span. */
+function tickSpacing(span, wanted) {
   const raw = span / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(raw));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
 }

@@ -57,7 +57,7 @@ class VectorRow {
     if (far) return;
     const first = Math.max(low + 1, run.at(this.rank, this.from));
     for (let i = first; i < high && run.start[i - 1] < this.to; i++) {
-      if (run.laneOf[run.style[i]] === LOWER) continue;
+      if (run.halfOf[run.style[i]] === LOWER) continue;
       const before = run.end(i - 1), gap = run.start[i] - before, data = run.gapTime(i, gap, DATA), late = run.start[i] - run.gapTime(i, gap, P2P);
       this.waits(before, before + data, DATA);
       this.waits(before + data, late, MEMORY);
@@ -89,7 +89,7 @@ class VectorRow {
     const first = Math.max(low, run.at(this.rank, this.from)), band = run.iterations > 1 && bar >= 10 ? 2.5 : 0;
     for (let i = first; i < high && run.start[i] <= this.to; i++) {
       const s = run.style[i], kind = run.kinds[run.kindOf[s]], [fill, ink] = run.palette[run.kindOf[s]][run.styles.shade[s]];
-      const lane = run.laneOf[s], top = lane === LOWER ? bar / 2 : 0, tall = lane ? bar / 2 : bar, start = run.start[i], end = run.end(i);
+      const half = run.halfOf[s], top = half === LOWER ? bar / 2 : 0, tall = half ? bar / 2 : bar, start = run.start[i], end = run.end(i);
       if (run.stepOf[s] && view.x(run, end) - view.x(run, start) < STEP_WIDE) {
         const x = view.x(run, end);
         if (x >= view.left && x <= view.left + view.plot) Shapes.put(into.over.rects, fill, [x - STEP_WIDE, this.y - 1, STEP_WIDE, bar + 2]);
@@ -99,7 +99,7 @@ class VectorRow {
       const line = this.x(end) - this.x(start) > 5 ? 0.6 : 0;
       Shapes.put(into.bars.rects, fill, [this.x(start), this.y + top, Math.max(0, this.x(end) - this.x(start) - line), tall]);
       if (kind.edge && bar >= 12) this.span(into.over, start, end, kind.edge === "top" ? top : top + tall - 2.5 - band, 2.5, kind.stripe);
-      if (band && lane !== UPPER) this.span(into.over, start, end, bar - band, band, theme.iterations[run.iterationOf(i) % theme.iterations.length]);
+      if (band && half !== UPPER) this.span(into.over, start, end, bar - band, band, theme.iterations[run.iterationOf(i) % theme.iterations.length]);
       if (view.layers.critical && run.critical[i]) this.span(into.over, start, end, top, 2, theme.ink);
       const room = this.x(end) - this.x(start), body = run.label(i);
       if (room >= 6.2 * body.length + 3 && tall >= 10 && body) {
@@ -158,7 +158,7 @@ class VectorRow {
     const first = Math.max(low, run.at(this.rank, this.from));
     for (let i = first; i < high && run.start[i] < this.to; i++) {
       until(Math.max(this.from, run.start[i]), run.level[i]);
-      if (run.laneOf[run.style[i]] !== UPPER && (i + 1 === high || run.start[i + 1] > run.end(i))) until(Math.max(this.from, run.end(i)), run.levelAfter(i));
+      if (run.halfOf[run.style[i]] !== UPPER && (i + 1 === high || run.start[i + 1] > run.end(i))) until(Math.max(this.from, run.end(i)), run.levelAfter(i));
     }
     until(Math.min(this.to, run.makespan), 0);
     if (limit != null) this.span(into.over, 0, run.makespan, top + tall - limit * unit, 0.8, theme.limit);

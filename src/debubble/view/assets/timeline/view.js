@@ -84,9 +84,9 @@ class View {
     if (time < 0 || time > run.makespan) return null;
     const state = run.stateAt(rank, time);
     if (state.bar != null) {
-      const lane = run.laneOf[run.style[state.bar]];
+      const half = run.halfOf[run.style[state.bar]];
       const inUpper = y - panel.y - rank * this.rows.pitch < this.rows.bar / 2;
-      if (lane === LOWER && inUpper) state.bar--;
+      if (half === LOWER && inUpper) state.bar--;
     }
     return { panel, rank, time, ...state };
   }

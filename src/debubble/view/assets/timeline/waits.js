@@ -152,14 +152,14 @@ class Waits {
     return this.program(run.rank(i), run.kinds.flatMap((kind, k) => (kind.stream === stream ? [k] : [])));
   }
 
-  #lane(i) { return this.run.laneOf[this.run.style[i]]; }
+  #half(i) { return this.run.halfOf[this.run.style[i]]; }
 
   /** What has its turn just before an action: on its stream, and where that is not compute, the work it is issued after. */
   before(i) {
     const { run } = this, list = this.#stream(i), at = this.#before(list, run.place(i)), found = [];
-    const previous = at - (this.#lane(i) === LOWER ? 2 : 1);
+    const previous = at - (this.#half(i) === LOWER ? 2 : 1);
     if (previous >= 0) found.push(list[previous]);
-    if (previous > 0 && this.#lane(list[previous]) === LOWER) found.push(list[previous - 1]);
+    if (previous > 0 && this.#half(list[previous]) === LOWER) found.push(list[previous - 1]);
     if (run.rowOf(i) >= run.ranks) {
       const [low, high] = run.row(run.rank(i)), work = this.#last(Array.from({ length: high - low }, (_, k) => low + k), run.place(i));
       if (work >= 0) found.push(work);
@@ -170,9 +170,9 @@ class Waits {
   /** The other way round. */
   after(i) {
     const { run } = this, list = this.#stream(i), at = this.#before(list, run.place(i)), found = [];
-    const next = at + (this.#lane(i) === UPPER ? 2 : 1);
+    const next = at + (this.#half(i) === UPPER ? 2 : 1);
     if (next < list.length) found.push(list[next]);
-    if (next + 1 < list.length && this.#lane(list[next]) === UPPER) found.push(list[next + 1]);
+    if (next + 1 < list.length && this.#half(list[next]) === UPPER) found.push(list[next + 1]);
     if (run.rowOf(i) < run.ranks) {
       const until = at + 1 < list.length ? run.place(list[at + 1]) : Infinity, [low, high] = run.row(run.ranks + run.rank(i));
       for (let j = low; j < high; j++) if (run.place(j) > run.place(i) && run.place(j) < until) found.push(j);
