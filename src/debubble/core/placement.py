@@ -110,7 +110,7 @@ class Placement:
         """How many copies of the model the ranks hold together."""
         return len(self.table)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Largest number of stages of one copy that share a rank."""
         return max(int(np.bincount(np.asarray(row)).max()) for row in self.table)
