@@ -24,7 +24,6 @@ from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import (
-    KIND_MASK,
     PAIR_MASK,
     PAIR_SHIFT,
     SHARDING_KINDS,
@@ -37,7 +36,7 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import strays_of
+from debubble.engine.exist import survey_of
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE
@@ -50,8 +49,9 @@ __all__ = ["Problem", "Report", "check"]
 TOLERANCE = 1e-9
 """Share of a memory limit by which sums of activations may miss it through rounding."""
 
+_COSTS = Costs()
+
 _LINK = re.compile(r"(\d+[A-Z_]+\d+(?:\.\d+)?) \(rank (\d+)\)")
-_BLOCK = 1 << 16
 
 
 def check(
@@ -108,13 +108,15 @@ def check(
     check_costs(costs)
     if not isinstance(p2p_mode, str) or p2p_mode not in P2P_MODES:
         raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
-    costs = costs or Costs()
     limits = memory_limits(memory, schedule.ranks)
-    costs.table(schedule)
+    if costs is not None:
+        costs.table(schedule)  # raises where they do not fit
+    costs = costs or _COSTS
 
     found = Findings()
-    most, steps, swept = _survey(schedule)
-    swept = swept and strays_of(schedule) == (None, None)
+    kinds, _, strays = survey_of(schedule)
+    most, steps = kinds.bit_length() - 1, bool(kinds & 1 << Kind.OPT)
+    swept = _has_room(schedule) and strays == (None, None)
     plain = swept and most <= Kind.OPT
     more = swept and Kind.OPT < most <= max(SHARDING_KINDS)
     has_transfers = most > Kind.OPT and first_transfer(schedule) is not None
@@ -146,25 +148,18 @@ def check(
         queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
         if not found and (not told or p2p_mode == queues):
             warnings = lost_in_queues(schedule, bare, costs, queues)
-    if limits is not None and strays_of(schedule).outside is None:
+    if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))
 
 
-def _survey(schedule: Schedule) -> tuple[int, bool, bool]:
-    """The largest kind, whether there are steps, and whether sweeps have room for all actions."""
-    most, steps = 0, False
-    for begin in range(0, len(schedule), _BLOCK):
-        block = schedule.actions[begin : begin + _BLOCK]
-        kinds = (block & KIND_MASK).astype(np.uint8)
-        # What is negative is no action, whatever its lowest bits say.
-        most = max(most, KIND_MASK if block.min() < 0 else int(kinds.max()))
-        if kinds.max() > Kind.B:
-            steps = steps or bool((kinds == Kind.OPT).any())
-    # Every cell takes two actions. With fewer the order is incomplete, and the cells of a file
-    # that merely claims a billion microbatches would not fit in memory.
-    room = 2 * schedule.stages * schedule.units <= len(schedule)
-    return most, steps, room and not schedule.vocabulary
+def _has_room(schedule: Schedule) -> bool:
+    """Whether sweeps have room for all actions.
+
+    Every cell takes two actions. With fewer the order is incomplete, and the cells of a file that
+    merely claims a billion microbatches would not fit in memory.
+    """
+    return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
 
 
 def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | None]:

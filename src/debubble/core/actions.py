@@ -113,7 +113,8 @@ _GROUP = re.compile(r"\(([^()]*;[^()]*)\)OVERLAP_F_B")
 def pack(kind: Kind, stage: ArrayLike, microbatch: ArrayLike) -> Program:
     """Packed actions of one kind; `stage` and `microbatch` broadcast against each other."""
     packed = _numbers(microbatch) << MICROBATCH_SHIFT
-    return packed | (_numbers(stage) << STAGE_SHIFT | int(kind))
+    place = stage if type(stage) is int else _numbers(stage)
+    return packed | (place << STAGE_SHIFT | int(kind))
 
 
 def _numbers(values: ArrayLike) -> NDArray[np.int64]:

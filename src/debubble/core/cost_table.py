@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
 """One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
 
+Spread: TypeAlias = float | NDArray[np.float64]
+"""A cost of every (copy, stage): an array, or one number where all have the same."""
+
 _LISTED_STAGES = 64
 """Most stages whose values a message spells out."""
 
 TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
-"""Kinds with a time for every stage."""
+"""Kinds with a time for every stage: the first of all kinds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,34 +100,40 @@ class CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
         divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
         spread = _Spread(placement, costs.basis)
+        places = placement.copies * placement.stages
 
+        # A cost that is the same everywhere stays one number until it is stored in a row.
         F = spread(costs.F, "F", 1.0)
         half = None if costs.B is None else spread(costs.B, "B", 0.0) / 2
         I = half if costs.I is None and half is not None else spread(costs.I, "I", 1.0)
         W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
         B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
         R = F if costs.R is None else spread(costs.R, "R", 0.0)
-        activation = (
-            np.full(len(F), placement.ranks / placement.stages)
+        times = _rows(places, F, I, W, B, R)
+        unit = (
+            placement.ranks / placement.stages
             if costs.activation is None
             else spread(costs.activation, "activation", 0.0) / divisor
         )
-        kv = spread(costs.kv, "kv", 0.0) / divisor
         parts = {name: getattr(costs, name) for name in PARTS}
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary)
         sharded = costs.head if vocabulary and costs.head else {}
-        activation = activation + part_memory
-        attention = spread(costs.attention, "attention", 0.0)
-        kept = activation * spread(costs.kept_for_weight, "kept_for_weight", 1.0)
-        checkpoint = activation * spread(costs.recompute_kept, "recompute_kept", 0.0)
-        offload = spread(costs.offload_share, "offload_share", 1.0)
+        held = unit + part_memory
+        activation, kept, checkpoint, kv, offload, attention = _rows(
+            places,
+            held,
+            held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
+            held * spread(costs.recompute_kept, "recompute_kept", 0.0),
+            spread(costs.kv, "kv", 0.0) / divisor,
+            spread(costs.offload_share, "offload_share", 1.0),
+            spread(costs.attention, "attention", 0.0),
+        )
         message = costs.message / costs.bandwidth
         excess = np.zeros(1)
-        times: Sequence[NDArray[np.float64]] | NDArray[np.float64] = (F, I, W, B, R)
         if slicing != WHOLE:
             shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
-            times = _sliced(np.array(times), attention, exchange, slicing)
+            times = _sliced(times, attention, exchange, slicing)
             activation, kept, checkpoint, kv = (
                 np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
             )
@@ -134,19 +143,18 @@ class CostTable:
             message /= len(shares)
 
         duration = part_duration.copy()
-        for kind, values in zip(TIMED_KINDS, times, strict=True):
-            duration[kind] += values / divisor
-        optimizer = spread.ranks(costs.OPT, "OPT")
-        collective = np.array(
-            [spread(costs.unshard, "unshard", 0.0), spread(costs.reduce_grad, "reduce_grad", 0.0)]
+        duration[: len(TIMED_KINDS)] += times / divisor
+        collective = _rows(
+            places,
+            spread(costs.unshard, "unshard", 0.0) / divisor,
+            spread(costs.reduce_grad, "reduce_grad", 0.0) / divisor,
         )
-        collective /= divisor
-        link = _links(costs, placement.ranks, message)
         pairs, overlap = _pair_times(costs.O, spread, divisor)
         return cls(
-            duration, activation, kept, offload, checkpoint, kv, attention, optimizer, collective,
-            link, excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, overlap,
+            duration, activation, kept, offload, checkpoint, kv, attention,
+            spread.ranks(costs.OPT, "OPT"), collective, _links(costs, placement.ranks, message),
+            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
+            slicing, pairs, _rows(places, overlap)[0],
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
@@ -209,10 +217,18 @@ class CostTable:
         return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
 
 
+def _rows(count: int, *values: Spread) -> NDArray[np.float64]:
+    """Numbers, and arrays of `count` numbers, as the rows of an array."""
+    rows = np.empty((len(values), count))
+    for row, value in enumerate(values):
+        rows[row] = value
+    return rows
+
+
 def _sliced(
     times: NDArray[np.float64],
     attention: NDArray[np.float64],
-    exchange: NDArray[np.float64],
+    exchange: Spread,
     slicing: Slicing,
 ) -> NDArray[np.float64]:
     """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
@@ -231,19 +247,19 @@ def _sliced(
 
 
 class _Spread:
-    """Turns a value into one number per (copy, stage)."""
+    """Turns a value into one number per (copy, stage), or into one where all have the same."""
 
     def __init__(self, placement: Placement, basis: str) -> None:
         self.placement = placement
         self.basis = basis
 
-    def __call__(self, value: Value | None, name: str, default: float) -> NDArray[np.float64]:
+    def __call__(self, value: Value | None, name: str, default: float) -> Spread:
+        if value is None:
+            return default
+        if isinstance(value, float):
+            return value
         placement = self.placement
         stages, copies = placement.stages, placement.copies
-        if value is None:
-            return np.full(copies * stages, default)
-        if isinstance(value, float):
-            return np.full(copies * stages, value)
         owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
         array = self._numbers(value, name, owner, count)
         if self.basis == "rank":
@@ -253,7 +269,8 @@ class _Spread:
     def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
         """One number per rank, whatever the basis."""
         if isinstance(value, float):
-            return np.full(self.placement.ranks, value)
+            (row,) = _rows(self.placement.ranks, value)
+            return np.asarray(row)
         return self._numbers(value, name, "rank", self.placement.ranks)
 
     def _numbers(
@@ -291,7 +308,7 @@ class _Spread:
 
 def _pair_times(
     O: PairTimes | None, spread: _Spread, divisor: int
-) -> tuple[dict[tuple[int, int], float], NDArray[np.float64]]:
+) -> tuple[dict[tuple[int, int], float], Spread]:
     """Times of the pairs of stages that `O` names, and of all others by the place of the forward.
 
     NaN stands for pairs that take what their parts take.
@@ -310,10 +327,14 @@ def _pair_times(
 
 
 def _links(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
-    matrix = np.asarray(costs.p2p, dtype=float)
-    if matrix.ndim == 2 and matrix.shape != (ranks, ranks):
-        rows, columns = matrix.shape
-        raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
-    link = np.array(np.broadcast_to(matrix, (ranks, ranks))) + message
-    np.fill_diagonal(link, 0.0)
+    link = np.empty((ranks, ranks))
+    if isinstance(costs.p2p, float):
+        link.fill(costs.p2p + message)
+    else:
+        matrix = np.asarray(costs.p2p, dtype=float)
+        if matrix.shape != (ranks, ranks):
+            rows, columns = matrix.shape
+            raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
+        np.add(matrix, message, out=link)
+    link.ravel()[:: ranks + 1] = 0.0
     return link

@@ -147,10 +147,9 @@ class Costs:
     memory_unit: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        defaults = {spec.name: spec.default for spec in fields(self)}
-        for name in COST_FIELDS:
+        for name, default in _DEFAULTS:
             value = getattr(self, name)
-            if value is None and defaults[name] is None:
+            if value is default:
                 continue
             try:
                 object.__setattr__(self, name, check_cost(name, value))
@@ -227,6 +226,14 @@ class Costs:
         return CostTable.of(self, placement, slicing, vocabulary)
 
 
+_NAMES = tuple(spec.name for spec in fields(Costs))
+_DEFAULTS = tuple(
+    (name, next(spec.default for spec in fields(Costs) if spec.name == name))
+    for name in COST_FIELDS
+)
+"""Costs in the order in which they are checked; what nobody gave needs no check."""
+
+
 def check_costs(costs: object) -> None:
     """Refuse an argument that should be costs, or None for the default ones."""
     check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
@@ -234,10 +241,9 @@ def check_costs(costs: object) -> None:
 
 def check_names(values: Mapping[str, Any]) -> None:
     """Refuse cost names that do not exist, with the nearest that does."""
-    known = [spec.name for spec in fields(Costs)]
     for name in values:
-        if name not in known:
-            raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), known)}")
+        if name not in _NAMES:
+            raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
 
 
 def _times(value: Any, factor: float) -> Any:

@@ -110,7 +110,7 @@ class Placement:
         """Number of copies of the model that the ranks hold together."""
         return len(self.table)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Largest number of stages of one copy that share a rank."""
         return max(int(np.bincount(np.asarray(row)).max()) for row in self.table)

@@ -149,8 +149,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         sizes = Sizes(self.placement.ranks, self.slices)
-        for name, spec in SAVED.items():
-            object.__setattr__(self, name, checked(name, spec, getattr(self, name), sizes))
+        for name, spec, default in _CHECKED:
+            value = getattr(self, name)
+            if value is not default:
+                object.__setattr__(self, name, checked(name, spec, value, sizes))
         self._check_vocabulary()
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
@@ -160,7 +162,7 @@ class Schedule:
                 "give one program per rank"
             )
         begin, end = int(self.offsets[0]), int(self.offsets[-1])
-        if begin != 0 or end != len(self.actions) or np.any(np.diff(self.offsets) < 0):
+        if begin != 0 or end != len(self.actions) or not _ascends(self.offsets):
             raise ParameterError(
                 f"offsets go from {begin} to {end} for {len(self.actions)} actions; "
                 "start at 0, go up, and end at the number of actions"
@@ -371,10 +373,21 @@ def _numbers(name: str, values: Any) -> NDArray[np.int64]:
     return array
 
 
+def _ascends(offsets: NDArray[np.int64]) -> bool:
+    return bool((offsets[1:] >= offsets[:-1]).all())
+
+
 SAVED: dict[str, Saved] = {
     spec.name: spec.metadata["saved"] for spec in fields(Schedule) if "saved" in spec.metadata
 }
 """Check, comparison, writer and reader of every field that files have, by name."""
+
+_CHECKED = tuple(
+    (spec.name, SAVED[spec.name], spec.default)
+    for spec in fields(Schedule)
+    if spec.name in SAVED and SAVED[spec.name].check is not check.anything
+)
+"""Fields whose values are checked, with the default that needs none."""
 
 COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
     spec.metadata["saved"].same or attrgetter(spec.name)

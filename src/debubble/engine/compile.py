@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, PAIR_MASK, PAIR_SHIFT
+from debubble.core.actions import KIND_MASK
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import COPY_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.columns import columns
-from debubble.engine.event_graph import TIMED_KINDS, EventGraph, lanes_of
+from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, lanes_of
+from debubble.engine.exist import survey_of
 from debubble.engine.kernels import sweep
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
@@ -24,12 +24,10 @@ from debubble.engine.refusal import explain_refusal
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""
 
-_BLOCK = 65536
 _GROUP_SLOTS = 8192
 _TRANSFERS = sum(1 << kind for kind in TRANSFER_KINDS)
 _COPIES = sum(1 << kind for kind in COPY_KINDS)
 _PLAIN = sum(1 << kind for kind in (*WORK_KINDS, Kind.OPT))
-_ONE = np.left_shift(np.uint32(1), np.arange(KIND_MASK + 1, dtype=np.uint32))
 
 
 def compile_programs(
@@ -58,37 +56,18 @@ def compile_programs(
     key = (EventGraph, "programs", mode, shared)
     if key not in schedule.derived:
         graph = _compile(schedule, mode, shared, explain)
-        schedule.derived[key] = [getattr(graph, spec.name) for spec in fields(graph)[2:]]
+        schedule.derived[key] = ARRAYS(graph)
         return graph
     return EventGraph(schedule, mode, *schedule.derived[key])
 
 
 def special_kinds(schedule: Schedule) -> int:
     """The kinds of a schedule's actions beside what a rank computes: bit k stands for kind k."""
-    return _survey(schedule)[0]
-
-
-def _survey(schedule: Schedule) -> tuple[int, bool]:
-    """Those kinds, and whether any actions are overlapped."""
-    if "survey" not in schedule.derived:
-        kinds, bits = 0, 0
-        # Block by block, without a temporary array of all kinds.
-        for begin in range(0, len(schedule), _BLOCK):
-            block = schedule.actions[begin : begin + _BLOCK]
-            union = int(np.bitwise_or.reduce(block))
-            bits |= union
-            # Together, numbers have at least the bits of the largest.
-            if union & KIND_MASK > Kind.OPT:
-                kinds |= int(np.bitwise_or.reduce(_ONE[block & KIND_MASK]))
-        kinds &= ~_PLAIN
-        schedule.derived["survey"] = kinds, (bits >> PAIR_SHIFT) & PAIR_MASK != 0
-    survey: tuple[int, bool] = schedule.derived["survey"]
-    return survey
+    return survey_of(schedule).kinds & ~_PLAIN
 
 
 def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> EventGraph:
-    kinds, grouped = _survey(schedule)
-    _refuse_unknown(schedule, kinds)
+    kinds, grouped = special_kinds(schedule), survey_of(schedule).grouped
     explicit = bool(kinds & _TRANSFERS)
     rare = bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0
     spec = MODE[mode]
@@ -200,18 +179,6 @@ def _offsets(schedule: Schedule) -> NDArray[np.int32]:
     units = np.arange(schedule.units)
     group = units % schedule.slices * copies + schedule.copies_of(units)
     return (group * schedule.stages).astype(np.int32)
-
-
-def _refuse_unknown(schedule: Schedule, kinds: int) -> None:
-    """Refuse numbers that are no kind of action."""
-    if kinds >> len(KINDS):
-        number = schedule.actions & KIND_MASK
-        position = int(np.argmax(number >= len(KINDS)))
-        rank = schedule.rank_of(position)
-        raise ScheduleError(
-            f"rank {rank}, action {position - int(schedule.offsets[rank])} is of kind "
-            f"{int(number[position])}; kinds go from 0 to {len(KINDS) - 1}"
-        )
 
 
 def _recomputed_in_part(schedule: Schedule) -> bool:

@@ -16,8 +16,9 @@ Layout of the cost vector, for P = slices · copies · stages places and p ranks
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +108,13 @@ class EventGraph:
     @property
     def has_copies(self) -> bool:
         """Whether activations leave their ranks."""
-        kinds = self.dynamic_kind
-        return any(bool((kinds == kind).any()) for kind in COPY_KINDS)
+        kinds = self.dynamic_kind[self._rare]
+        return any(kind in COPY_KINDS for kind in kinds.tolist())
+
+    @cached_property
+    def _rare(self) -> NDArray[np.int64]:
+        """Which of the last cost indices are no links."""
+        return np.flatnonzero(self.dynamic_kind != LINK)
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
@@ -119,19 +125,19 @@ class EventGraph:
         vector[0] = 0
         vector[1:timed] = table.duration[:TIMED_KINDS].ravel()
         vector[timed:begin] = table.optimizer
-        links = self.dynamic_kind == LINK
         a, b = self.dynamic_a, self.dynamic_b
+        if self.link_times == 1 and not len(self._rare):
+            vector[begin:] = table.link[a, b]
+            return vector
+        links = self.dynamic_kind == LINK
         if self.link_times == 1:
-            if links.all():
-                vector[begin:] = table.link[a, b]
-                return vector
             vector[begin:][links] = table.link[a[links], b[links]]
         else:
             vector[begin:][links] = [
                 table.transfer(sender % ranks, receiver, sender // ranks)
                 for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
             ]
-        for index in np.flatnonzero(~links).tolist():
+        for index in self._rare.tolist():
             vector[begin + index] = self._time(index, table, vector)
         return vector
 
@@ -229,3 +235,7 @@ class EventGraph:
 def lanes_of(schedule: Schedule) -> int:
     """The number of different lengths that slices may have."""
     return schedule.slices if schedule.cut else 1
+
+
+ARRAYS = attrgetter(*(spec.name for spec in fields(EventGraph)[2:]))
+"""What a graph consists of beside its schedule and mode."""

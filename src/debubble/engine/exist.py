@@ -3,7 +3,8 @@
 A schedule may hold any packed integers: a file names stages and microbatches, Python makes arrays
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
 :func:`refuse_outside`, and everything that simulates behind :func:`refuse_strays`, so that no
-kernel has to test an index. Looking costs about a nanosecond per action, once per schedule.
+kernel has to test an index. Looking takes less than a nanosecond per action, once per schedule,
+and tells which kinds of actions there are, too.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import numpy as np
 from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels.exist import AWAY, KINDS, OUTSIDE, find_strays
+from debubble.engine.kernels import exist
 
 MOST = 1 << 40
 """More microbatches than a packed action can name, and a number that arrays can hold."""
 
-assert len(Kind) == KINDS
+assert len(Kind) == exist.KINDS
 
 
 class Strays(NamedTuple):
@@ -38,12 +39,31 @@ class Strays(NamedTuple):
     away: int | None
 
 
-def strays_of(schedule: Schedule) -> Strays:
+class Survey(NamedTuple):
+    """What one look at every action of a schedule tells.
+
+    Parameters
+    ----------
+    kinds
+        Bit k stands for actions of kind k.
+    grouped
+        Whether any actions are overlapped.
+    strays
+        Actions that do not exist or are misplaced.
+    """
+
+    kinds: int
+    grouped: bool
+    strays: Strays
+
+
+def survey_of(schedule: Schedule) -> Survey:
     """Look through the actions of a schedule; the same schedule is looked through once."""
-    if Strays not in schedule.derived:
-        state = np.full(2, -1, dtype=np.int64)
+    survey: Survey | None = schedule.derived.get(Survey)
+    if survey is None:
+        state = np.empty(exist.STATES, dtype=np.int64)
         placement = schedule.placement
-        find_strays.run(
+        exist.look.run(
             len(schedule),
             schedule.actions,
             schedule.offsets,
@@ -56,10 +76,15 @@ def strays_of(schedule: Schedule) -> Strays:
             placement.copies,
             state,
         )
-        found = [None if at < 0 else at for at in state[[OUTSIDE, AWAY]].tolist()]
-        schedule.derived[Strays] = Strays(*found)
-    strays: Strays = schedule.derived[Strays]
-    return strays
+        outside, away, kinds, grouped = state.tolist()
+        strays = Strays(*(None if at < 0 else at for at in (outside, away)))
+        survey = schedule.derived[Survey] = Survey(kinds, bool(grouped), strays)
+    return survey
+
+
+def strays_of(schedule: Schedule) -> Strays:
+    """The strays of a schedule."""
+    return survey_of(schedule).strays
 
 
 def refuse_outside(schedule: Schedule) -> None:
@@ -97,7 +122,7 @@ def refuse_strays(schedule: Schedule) -> None:
 def outside_text(schedule: Schedule, position: int) -> str:
     """What about an action does not exist, and what does."""
     code = int(schedule.actions[position])
-    if code & KIND_MASK >= KINDS:
+    if code & KIND_MASK >= exist.KINDS:
         return "has a kind that does not exist; write one of F, I, W, B, …"
     last = f"microbatches to {schedule.units // schedule.slices - 1}"
     if code >= 0 and code & KIND_MASK == Kind.OPT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import TRANSFER_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs, special_kinds
-from debubble.engine.event_graph import LINK, SUM, EventGraph, lanes_of
+from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph, lanes_of
 from debubble.engine.exist import refuse_strays
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode
 from debubble.engine.transfers import insert_transfers
@@ -70,7 +70,7 @@ def compile_graph(
         kinds = lowered.actions & KIND_MASK
         given = np.flatnonzero((kinds < min(TRANSFER_KINDS)) | (kinds > max(TRANSFER_KINDS)))
         graph = replace(graph, node=graph.node[given], sent=graph.sent[given])
-        schedule.derived[key] = [getattr(graph, spec.name) for spec in fields(graph)[2:]]
+        schedule.derived[key] = ARRAYS(graph)
     return EventGraph(schedule, mode, *schedule.derived[key])
 
 

@@ -72,13 +72,13 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     """
     refuse_outside(schedule)
     share = recompute_share(schedule)
+    whole = share >= 1
     actions = schedule.actions
-    if np.any((share > 0) & (share < 1)):
+    if share.any() and np.any((share > 0) & ~whole):
         # The kind of a forward is 0.
         actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
-    at_start = np.zeros((len(Kind) + 1, len(table.activation)))
-    at_end = np.zeros_like(at_start)
-    at_start[Kind.F] = np.where(share >= 1, table.checkpoint, table.activation)
+    at_start, at_end = np.zeros((2, len(Kind) + 1, len(table.activation)))
+    at_start[Kind.F] = np.where(whole, table.checkpoint, table.activation)
     at_start[RECOMPUTED_F] = table.checkpoint
     at_start[Kind.R] = table.activation - table.checkpoint
     at_end[Kind.I] = table.kept - table.activation
@@ -86,9 +86,8 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_end[Kind.B] = -table.activation
     at_start[Kind.S] = table.shard
     at_end[Kind.T] = -table.shard
-    moved = table.moved(share >= 1)
-    at_end[Kind.OFFLOAD] = -moved
-    at_start[Kind.RELOAD] = moved
+    at_start[Kind.RELOAD] = table.moved(whole)
+    at_end[Kind.OFFLOAD] = -at_start[Kind.RELOAD]
     if table.costs.kv != 0:
         last = schedule.placement.copies * schedule.stages
         at_start[[Kind.F, RECOMPUTED_F]] += table.kv

@@ -14,6 +14,7 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import survey_of
 
 SHARE = "recompute_share"
 """Key under which a schedule remembers its shares."""
@@ -44,9 +45,9 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
 
 def _share(schedule: Schedule) -> NDArray[np.float64]:
     places = schedule.slices * schedule.placement.copies * schedule.stages
+    if not survey_of(schedule).kinds & 1 << Kind.R:
+        return np.zeros(places)
     recomputes = _count(schedule, Kind.R, places)
-    if not recomputes.any():
-        return recomputes
     forwards = _count(schedule, Kind.F, places)
     return np.divide(recomputes, forwards, out=np.zeros(places), where=forwards > 0)
 

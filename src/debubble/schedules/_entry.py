@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -220,7 +221,7 @@ class Entry:
         """Description and figure of the schedule: the docstring of its function."""
         return inspect.getdoc(self.order) or ""
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters its function takes."""
         return tuple(inspect.signature(self.order).parameters)
@@ -230,6 +231,10 @@ class Entry:
         """Whether the order depends on the costs."""
         return "costs" in self.parameters
 
+    def placed(self, case: Any) -> Placement:
+        """The placement of a case; the same parameters lead to the same object."""
+        return _placed(self.placement, case.ranks, case.chunks)
+
     def most_actions(self, case: Any) -> int:
         """The most actions that a case can have, told without making it.
 
@@ -238,7 +243,7 @@ class Entry:
         """
         iterations = case.iterations or 1
         units = case.microbatches * case.slices * iterations
-        stages = self.placement(case.ranks, case.chunks).stages
+        stages = self.placed(case).stages
         pieces = 5 if self.copies_activations else 3
         shards = 2 * case.ranks if self.fields.get("vocabulary") else 0
         return int(units * (pieces * stages + shards) + case.ranks * iterations)
@@ -265,3 +270,9 @@ class Entry:
             | defaults
             | given
         )
+
+
+@lru_cache(maxsize=16)
+def _placed(placement: Callable[[int, int], Placement], ranks: int, chunks: int) -> Placement:
+    # What is derived from a placement is kept with it.
+    return placement(ranks, chunks)

@@ -9,7 +9,6 @@ from typing import Any
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import (
-    alternate,
     backward,
     forward,
     interleaved_table,
@@ -17,6 +16,7 @@ from debubble.core.sequence import (
     overlap,
     sequence,
 )
+from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -166,14 +166,8 @@ def interleaved_1f1b(
     size = group_size or ranks
     first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
     for rank in range(ranks):
-        forwards, backwards = moved(first, rank), moved(last, rank)
-        warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size, len(forwards))
-        paired = len(forwards) - warm_up
-        yield sequence(
-            forwards[:warm_up],
-            alternate(forwards[warm_up:], backwards[:paired]),
-            backwards[paired:],
-        )
+        warm_up = 2 * (ranks - 1 - rank) + (chunks - 1) * size
+        yield moved(warm_alternate_drain(first, last, warm_up), rank)
 
 
 def _overlapped_time(k: Any) -> float:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import alternate, backward, forward, sequence
+from debubble.core.sequence import backward, forward, moved
 from debubble.schedules.registry import ClosedForm, register
 
 
-def warm_alternate_drain(stage: int, microbatches: int, warm_up: int) -> Program:
+def warm_alternate_drain(forwards: Program, backwards: Program, warm_up: int) -> Program:
     """`warm_up` forwards, then forward and backward in turn, then the backwards that are left."""
-    warm_up = min(warm_up, microbatches)
-    forwards = forward(stage, range(microbatches))
-    backwards = backward(stage, range(microbatches))
-    paired = microbatches - warm_up
-    return sequence(
-        forwards[:warm_up],
-        alternate(forwards[warm_up:], backwards[:paired]),
-        backwards[paired:],
-    )
+    warm_up = min(warm_up, len(forwards))
+    drain = 2 * len(forwards) - warm_up
+    program = np.empty(2 * len(forwards), dtype=np.int64)
+    program[:warm_up] = forwards[:warm_up]
+    program[warm_up:drain:2] = forwards[warm_up:]
+    program[warm_up + 1 : drain : 2] = backwards[: len(forwards) - warm_up]
+    program[drain:] = backwards[len(forwards) - warm_up :]
+    return program
+
+
+def one_stage_per_rank(microbatches: int, warm_ups: Iterable[int]) -> Iterator[Program]:
+    """1F1B with a warm-up of its own on every rank."""
+    forwards, backwards = forward(0, range(microbatches)), backward(0, range(microbatches))
+    for rank, warm_up in enumerate(warm_ups):
+        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)
 
 
 @register(
@@ -60,8 +68,7 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1 .  .  B0--- F2 B1--- F3 B2--- F4 B3--- F5 B4--- .  B5--- .  .  .  .
         r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
-    for rank in range(ranks):
-        yield warm_alternate_drain(rank, microbatches, ranks - 1 - rank)
+    return one_stage_per_rank(microbatches, (ranks - 1 - rank for rank in range(ranks)))
 
 
 @register(
@@ -96,5 +103,4 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1 F2 .  B0--- F3 B1--- F4 B2--- F5 B3--- .  B4--- .  B5--- .  .  .  .
         r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
-    for rank in range(ranks):
-        yield warm_alternate_drain(rank, microbatches, 2 * (ranks - 1 - rank))
+    return one_stage_per_rank(microbatches, (2 * (ranks - 1 - rank) for rank in range(ranks)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
+from debubble.core.sequence import backward, forward
 from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, register
 
@@ -17,7 +18,8 @@ def never_drained(
     rank: int, ranks: int, microbatches: int, iterations: int | None, warm_up: int
 ) -> Program:
     """1F1B through all iterations, with an optimizer step behind the last backward of each."""
-    program = warm_alternate_drain(rank, microbatches * (iterations or 1), warm_up)
+    numbers = range(microbatches * (iterations or 1))
+    program = warm_alternate_drain(forward(rank, numbers), backward(rank, numbers), warm_up)
     if iterations is None:
         return program
     placement = Placement.linear(ranks)

@@ -314,7 +314,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
-    placement = entry.placement(case.ranks, case.chunks)
+    placement = entry.placed(case)
     own_iterations = "iterations" in entry.parameters
     arguments = {name: getattr(case, name) for name in entry.parameters}
     programs = list(entry.order(**arguments))

@@ -29,7 +29,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.sequence import merge, moved
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.controllable_memory import RANKS, V_HALF
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.one_f_one_b import one_stage_per_rank
 from debubble.schedules.registry import ClosedForm, register
 
 SOURCE = (
@@ -83,7 +83,7 @@ def _delayed_1f1b(
 ) -> Iterator[Program]:
     placement = Placement.loop(ranks, 1)
     warm_up = ranks - 1 + DELAY[vocabulary]
-    programs = (warm_alternate_drain(rank, microbatches, warm_up - rank) for rank in range(ranks))
+    programs = one_stage_per_rank(microbatches, (warm_up - rank for rank in range(ranks)))
     base = Schedule.from_programs("base", placement, microbatches, programs)
     return with_shards(base, vocabulary, costs)
 

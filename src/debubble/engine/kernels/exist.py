@@ -1,19 +1,30 @@
-"""Look at every action once: whether its kind, stage and microbatch exist, and on its rank."""
+"""Look at every action once: which kinds there are, and whether each exists and is on its rank."""
 
 from __future__ import annotations
 
-from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.actions import (
+    KIND_MASK,
+    MICROBATCH_SHIFT,
+    PAIR_MASK,
+    PAIR_SHIFT,
+    STAGE_MASK,
+    STAGE_SHIFT,
+)
 from debubble.engine.jit import Array, kernel
 
-# Indices into state: the first position of each, −1 where there is none.
-OUTSIDE, AWAY = range(2)
+# Indices into state: the first position of each, −1 where there is none; bit k for actions of kind
+# k; and whether any actions are overlapped.
+OUTSIDE, AWAY, FOUND, GROUPED, STATES = range(5)
 
 KINDS = 17
 OPT, REDUCE_GRAD, RESHARD = 5, 12, 14
 
+WORD = 64
+"""Places that the bits of one integer can stand for."""
+
 
 @kernel(writes=("state",))
-def find_strays(
+def look(
     actions: Array,
     offsets: Array,
     rank_of: Array,
@@ -25,7 +36,12 @@ def find_strays(
     copies: int,
     state: Array,
 ) -> None:
-    """Find the first action that does not exist, and the first on a rank without its stage.
+    """Say which kinds there are, the first action that does not exist, and the first misplaced.
+
+    A loop without branches gathers what the actions of a rank have in common, which almost always
+    tells that nothing is wrong. Only where it does not, a second one looks for the action. That is
+    so, too, where one integer has not a bit for every place, or where telling the copy of a
+    microbatch takes divisions.
 
     Kinds that belong to a stage whatever the microbatch may stand where any copy of it lives; the
     optimizer step of a rank without stages carries stage 0.
@@ -33,25 +49,36 @@ def find_strays(
     state[OUTSIDE] = -1
     state[AWAY] = -1
     last = stages - 1
-    # Where the copy of a microbatch is told without divisions, almost every rank is done after a
-    # first pass without branches, which takes a third of the time of the second.
-    simple = copies == 1 or (copies == 2 and iterations == 1 and slices == 1)
     behind = (copies - 1) * stages
+    simple = copies == 1 or (copies == 2 and iterations == 1 and slices == 1)
+    simple = simple and copies * stages <= WORD
+    all_kinds = 0
+    all_bits = 0
     for rank in range(len(offsets) - 1):
-        odd = not simple
-        least = most = 0
-        if simple:
-            for position in range(offsets[rank], offsets[rank + 1]):
-                action = actions[position]
-                kind = action & KIND_MASK
-                stage = (action >> STAGE_SHIFT) & STAGE_MASK
-                unit = action >> MICROBATCH_SHIFT
-                least = min(least, action)
-                most = max(most, action)
-                odd |= (stage > last) | (kind >= KINDS) | ((kind == OPT) & (unit >= iterations))
-                odd |= rank_of[min(stage, last) + (2 * unit >= microbatches) * behind] != rank
-            odd |= (least < 0) | (most >> MICROBATCH_SHIFT >= units)
-        if not odd:
+        kinds = bits = places = 0
+        least = most = most_stage = most_step = 0
+        for position in range(offsets[rank], offsets[rank + 1]):
+            action = actions[position]
+            stage = (action >> STAGE_SHIFT) & STAGE_MASK
+            second = (2 * (action >> MICROBATCH_SHIFT) >= microbatches) * behind
+            kinds |= 1 << (action & KIND_MASK)
+            bits |= action
+            places |= 1 << ((stage + second) & (WORD - 1))
+            least = min(least, action)
+            most = max(most, action)
+            most_stage = max(most_stage, stage)
+            most_step = max(most_step, action if action & KIND_MASK == OPT else 0)
+        all_kinds |= kinds
+        all_bits |= bits
+        outside = least < 0 or most >> MICROBATCH_SHIFT >= units or most_stage > last
+        outside = outside or kinds >> KINDS != 0 or most_step >> MICROBATCH_SHIFT >= iterations
+        if simple and not outside:
+            for place in range(copies * stages):
+                if rank_of[place] == rank:
+                    places &= ~(1 << place)
+            if places == 0:
+                continue
+        if state[OUTSIDE] >= 0:
             continue
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[position]
@@ -61,7 +88,7 @@ def find_strays(
             outside = stage > last or unit < 0 or unit >= units or kind >= KINDS
             if outside or (kind == OPT and unit >= iterations):
                 state[OUTSIDE] = position
-                return
+                break
             here = False
             if kind == OPT or (kind >= REDUCE_GRAD and kind <= RESHARD):
                 for copy in range(copies):
@@ -71,10 +98,13 @@ def find_strays(
                     for place in range(copies * stages):
                         here = here and rank_of[place] != rank
             else:
-                number = unit // slices % microbatches
                 copy = 0
-                while (copy + 1) * microbatches <= number * copies:
-                    copy += 1
+                if copies > 1:
+                    number = unit // slices % microbatches
+                    while (copy + 1) * microbatches <= number * copies:
+                        copy += 1
                 here = rank_of[copy * stages + stage] == rank
             if not here and state[AWAY] < 0:
                 state[AWAY] = position
+    state[FOUND] = all_kinds
+    state[GROUPED] = (all_bits >> PAIR_SHIFT) & PAIR_MASK != 0
