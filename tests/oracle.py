@@ -90,6 +90,8 @@ def shard_arrival(
     rank: int,
 ) -> float | None:
     """When an action has what it needs of the output layer's shards; None when not yet known."""
+    if not schedule.vocabulary:
+        return 0.0
     kind, last = action.kind, schedule.stages - 1
     relay = 0.0
     if kind == Kind.T:
@@ -156,14 +158,15 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
     A copy is issued when its rank reaches it; each rank's copies run one after the other.
     """
     table = costs.table(schedule)
-    programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
+    codes = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
+    programs = [[unpack(code) for code in row] for row in codes]
     heads = [0] * schedule.ranks
     free = [0.0] * schedule.ranks
     stream = [0.0] * schedule.ranks
     finished: dict[Action, tuple[float, int]] = {}
     away = {
         (action.stage, action.microbatch)
-        for program in schedule
+        for program in programs
         for action in program
         if action.kind in (Kind.OFFLOAD, Kind.RELOAD)
     }
@@ -198,12 +201,12 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
         waiting_to_step = [
             rank
             for rank, program in enumerate(programs)
-            if heads[rank] < len(program) and unpack(program[heads[rank]]).kind == Kind.OPT
+            if heads[rank] < len(program) and program[heads[rank]].kind == Kind.OPT
         ]
         for rank, program in enumerate(programs):
             while heads[rank] < len(program):
                 index = heads[rank]
-                action = unpack(program[index])
+                action = program[index]
                 if action.kind in (Kind.OFFLOAD, Kind.RELOAD):
                     out = action.kind == Kind.OFFLOAD
                     needed = action._replace(kind=Kind.F if out else Kind.OFFLOAD)
@@ -234,7 +237,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                     heads[rank] += 1
                     moved = True
                     continue
-                group = [unpack(code) for code in group_at(program, index)]
+                group = program[index : index + len(group_at(codes[rank], index))]
                 arrivals = [arrival(member, rank) for member in group]
                 if any(when is None for when in arrivals):
                     break

@@ -29,7 +29,7 @@ SHARES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
 @st.composite
 def made(
-    draw: st.DrawFn, entry: Entry, ranks: int = 16, microbatches: int = 64, chunks: int = 4
+    draw: st.DrawFn, entry: Entry, ranks: int = 8, microbatches: int = 24, chunks: int = 4
 ) -> Schedule:
     """A schedule of one family with random parameters it accepts."""
     p = draw(st.integers(1, ranks))

@@ -21,11 +21,13 @@ from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.engine.ruled import by_rules
+from tests.pairs import each_family_and
 from tests.strategies import ENTRIES, costs_for, made
 
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-each_mode = pytest.mark.parametrize("mode", [m for m in P2P_MODES if m not in QUEUES])
+MODES = [mode for mode in P2P_MODES if mode not in QUEUES]
 """Modes that the sweeps know."""
+
+each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def plain(schedule: Schedule) -> Schedule:
@@ -41,8 +43,7 @@ def with_programs(schedule: Schedule, programs: list[NDArray[np.int64]]) -> Sche
     return replace(schedule, actions=np.concatenate(programs), offsets=offsets)
 
 
-@each_family
-@each_mode
+@each_family_and("mode", MODES)
 @settings(max_examples=8)
 @given(data=st.data())
 def test_times_are_those_of_the_sweeps(entry: Entry, mode: str, data: st.DataObject) -> None:

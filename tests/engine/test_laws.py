@@ -15,9 +15,8 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.schedules.registry import Entry
 from tests import oracle
+from tests.pairs import each_family
 from tests.strategies import ENTRIES, costs_for, made
-
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
 def by_position(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[float]:
@@ -28,17 +27,28 @@ def by_position(schedule: Schedule, times: dict[tuple[int, int], float]) -> list
     ]
 
 
-@each_family
-@settings(max_examples=25)
-@given(data=st.data())
-def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry))
-    costs = data.draw(costs_for(schedule))
+def equals_the_oracle(schedule: Schedule, costs: Costs) -> None:
     expected = oracle.simulate(schedule, costs)
     timeline = simulate(schedule, costs)
     assert timeline.makespan == expected.makespan
     assert timeline.end.tolist() == by_position(schedule, expected.end)
     assert timeline.start.tolist() == by_position(schedule, expected.start)
+
+
+@each_family
+@settings(max_examples=25)
+@given(data=st.data())
+def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry))
+    equals_the_oracle(schedule, data.draw(costs_for(schedule)))
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(data=st.data(), entry=st.sampled_from(ENTRIES))
+def test_engine_equals_the_oracle_on_many_ranks(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=16, microbatches=64))
+    equals_the_oracle(schedule, data.draw(costs_for(schedule)))
 
 
 @each_family

@@ -16,9 +16,8 @@ from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.oracle import copy_of, copy_time, link_time, place_of, shard_arrival
-from tests.strategies import ENTRIES, TIMES, costs_for, made
-
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+from tests.pairs import each_family
+from tests.strategies import TIMES, costs_for, made
 
 
 def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float]:

@@ -15,10 +15,11 @@ from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from tests.engine.ruled import by_rules
 from tests.oracle import copy_of
+from tests.pairs import each_family_and
 from tests.strategies import ENTRIES, costs_for, made
 
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-each_mode = pytest.mark.parametrize("mode", ["pair", "group", "directed"])
+MODES = ["pair", "group", "directed"]
+each_mode = pytest.mark.parametrize("mode", MODES)
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
 
@@ -128,8 +129,7 @@ def test_times_and_deadlocks_are_those_of_a_run(mode: str, data: st.DataObject, 
         assert simulate(lowered, Costs(p2p=p2p), mode).end.tolist() == expected
 
 
-@each_family
-@each_mode
+@each_family_and("mode", MODES)
 @settings(max_examples=8)
 @given(data=st.data(), policy=st.sampled_from(["eager", "queued"]))
 def test_transfers_in_one_order_never_deadlock(
@@ -140,8 +140,7 @@ def test_transfers_in_one_order_never_deadlock(
     assert queued.makespan >= simulate(schedule, Costs(p2p=0.5)).makespan
 
 
-@each_family
-@each_mode
+@each_family_and("mode", MODES)
 @settings(max_examples=8)
 @given(data=st.data())
 def test_times_are_those_of_the_rules(entry: Entry, mode: str, data: st.DataObject) -> None:

@@ -11,9 +11,9 @@ from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simu
 from debubble.core.actions import TRANSFER_KINDS, kinds_of
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.strategies import ENTRIES, made
+from tests.pairs import each_family, each_family_and
+from tests.strategies import made
 
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 each_mode = pytest.mark.parametrize("mode", ["overlapped", "channel", "blocking"])
 FLOATS = st.floats(0.001, 100)
 
@@ -34,8 +34,7 @@ def uneven_costs(draw: st.DrawFn, schedule: Schedule) -> Costs:
     )
 
 
-@each_family
-@pytest.mark.parametrize("mode", ["overlapped", "channel"])
+@each_family_and("mode", ["overlapped", "channel"])
 @settings(max_examples=15)
 @given(data=st.data())
 def test_lowered_schedules_take_the_very_same_times(

@@ -15,9 +15,8 @@ from debubble.core.actions import SHARDING_KINDS, kinds_of
 from debubble.lowering.sharding import SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
+from tests.pairs import each_family
 from tests.strategies import ENTRIES, costs_for, made
-
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
 def words(schedule: Schedule, rank: int = 0) -> str:

@@ -19,9 +19,9 @@ from debubble.lowering.rendezvous import check_rendezvous, matched
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.oracle import copy_of
-from tests.strategies import ENTRIES, made
+from tests.pairs import each_family, each_family_and
+from tests.strategies import made
 
-each_family = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 each_policy = pytest.mark.parametrize("policy", RECEIVE_POLICIES)
 
 
@@ -175,8 +175,7 @@ def test_both_copies_send_in_their_own_direction() -> None:
     assert "1RECV_F4" in rows[2]
 
 
-@each_family
-@each_policy
+@each_family_and("policy", RECEIVE_POLICIES)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_changes(
@@ -196,8 +195,7 @@ def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_change
     assert (lowered.name, lowered.iterations) == (schedule.name, schedule.iterations)
 
 
-@each_family
-@each_policy
+@each_family_and("policy", RECEIVE_POLICIES)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_every_lowered_schedule_is_matched_and_cannot_deadlock(

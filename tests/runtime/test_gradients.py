@@ -12,7 +12,7 @@ from debubble.runtime.report import RunReport
 from debubble.runtime.run import Settings, not_for_torch, run
 from debubble.runtime.verify import Verification
 from debubble.schedules.registry import Entry
-from tests.runtime.cases import RANKS, smallest
+from tests.small import RANKS, smallest
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
