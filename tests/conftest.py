@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if BROWSERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("browser")
-        if item.path.parent.name == "runtime":
+        if item.path.parent.name in ("runtime", "torch"):
             item.add_marker("processes")
 
 

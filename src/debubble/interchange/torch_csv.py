@@ -198,12 +198,13 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
         When the format cannot express the schedule; the message says why.
     """
     refuse_inexpressible(schedule, COMMUNICATING if transfers else COMPUTE)
-    lines = []
-    for rank in range(schedule.ranks):
-        program = schedule.program(rank)
-        row = _lowered(program, waits) if transfers else cells(program)
-        lines.append(",".join(row) or ",")
-    return "\n".join(lines) + "\n"
+    rows = rows_with_transfers(schedule, waits) if transfers else schedule.rows()
+    return "\n".join(",".join(row) or "," for row in rows) + "\n"
+
+
+def rows_with_transfers(schedule: Schedule, waits: bool = False) -> list[list[str]]:
+    """Every rank's cells in the form with communication, see :func:`to_csv`."""
+    return [_lowered(schedule.program(rank), waits) for rank in range(schedule.ranks)]
 
 
 def _lowered(program: Program, waits: bool) -> list[str]:

@@ -1,0 +1,1 @@
+"""Pipelines in a training loop on PyTorch."""
