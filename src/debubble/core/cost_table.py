@@ -153,8 +153,8 @@ class CostTable:
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
             spread.ranks(costs.OPT, "OPT"), collective, _links(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs, placement,
-            slicing, pairs, _rows(places, overlap)[0],
+            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
+            placement, slicing, pairs, _rows(places, overlap)[0],
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
