@@ -13,7 +13,7 @@ import pytest
 
 import debubble as db
 from debubble.cli.times import parse_times
-from debubble.core.cost_fields import COST_FIELDS
+from debubble.core.costs import COST_FIELDS
 from debubble.interchange.cost_files import load_costs, parse_costs
 from debubble.interchange.cost_template import SECTIONS, markdown, reference, template
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble import CostError, Costs, Kind, Placement
-from debubble.core.cost_fields import COST_FIELDS
+from debubble.core.costs import COST_FIELDS
 
 V = Placement.v(2)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.core.cost_fields import COST_FIELDS
+from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import FormatError
 from debubble.interchange.cost_files import costs_data, load_costs, parse_costs
 from debubble.interchange.cost_model import TOP_KEYS, validate

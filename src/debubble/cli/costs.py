@@ -96,7 +96,7 @@ def _labelled(key: str, lines: list[str]) -> list[tuple[str, str]]:
 
 def _values(values: dict[str, Any], unit: str) -> str:
     """Costs on one line, with the unit of those that are amounts."""
-    from debubble.core.cost_fields import COST_FIELDS
+    from debubble.core.costs import COST_FIELDS
 
     texts = []
     for name, value in values.items():

@@ -6,8 +6,8 @@ import math
 import re
 from typing import Any
 
-from debubble.core.cost_fields import COST_FIELDS, DEFAULT, check_cost
-from debubble.core.costs import Costs
+from debubble.core.cost_fields import DEFAULT
+from debubble.core.costs import COST_FIELDS, Costs, check_cost
 from debubble.core.embedding_and_head import KEYS, PARTS
 from debubble.core.errors import CostError, WrongValueError, did_you_mean
 from debubble.interchange.text import read_number

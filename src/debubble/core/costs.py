@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from debubble.core.cost_fields import COST_FIELDS, check_cost
+from debubble.core.cost_fields import check_value, cost, cost_fields
 from debubble.core.cost_table import CostTable, Value
 from debubble.core.embedding_and_head import PARTS, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
@@ -116,31 +116,83 @@ class Costs:
         here, or not there for every stage.
     """
 
-    F: Value | None = None
-    I: Value | None = None
-    W: Value | None = None
-    B: Value | None = None
-    O: PairTimes | None = None
-    overlap_factor: float = 1.0
-    R: Value | None = None
-    OPT: Value = 0.0
-    unshard: Value = 0.0
-    reduce_grad: Value = 0.0
-    p2p: float | Sequence[Sequence[float]] = 0.0
-    message: float = 0.0
-    bandwidth: float = math.inf
-    activation: Value | None = None
-    kept_for_weight: Value = 1.0
-    embedding: Part | None = None
-    head: Part | None = None
-    mtp: Part | None = None
-    recompute_kept: Value = 0.0
-    attention: Value = 0.0
-    kv: Value = 0.0
-    exchange: Value = 0.0
-    offload_share: Value = 1.0
-    host_bandwidth: float = math.inf
-    host_link_shared_by: int = 1
+    F: Value | None = cost(None, "stage", "1.0", "forward; 1 unless given", timed=True)
+    I: Value | None = cost(
+        None, "stage", "1.0", "backward for the input; 1, or half of B, unless given", timed=True
+    )
+    W: Value | None = cost(
+        None, "stage", "1.0", "backward for the weights; 1, or half of B, unless given", timed=True
+    )
+    B: Value | None = cost(None, "stage", "2.0", "full backward; I + W unless given", timed=True)
+    R: Value | None = cost(
+        None, "stage", "1.0", "recompute: the forward once more; F unless given", timed=True
+    )
+    O: PairTimes | None = cost(
+        None, "pair", "2.5", "overlapped pair of a forward and a backward; the sum of its parts"
+        " unless given", timed=True,
+    )  # fmt: skip
+    overlap_factor: float = cost(
+        1.0, "number", "0.9", "share of the sum of its parts that a pair takes where O does not"
+        " say; 1 unless given",
+    )  # fmt: skip
+    OPT: Value = cost(
+        0.0, "rank", "0", "optimizer step of one rank, never divided by chunks", timed=True
+    )
+    p2p: float | Sequence[Sequence[float]] = cost(
+        0.0, "link", "0.1", "from one rank to another; a matrix is p2p[from][to]", timed=True
+    )
+    message: float = cost(0.0, "number", "0", "size of one activation that is sent")
+    bandwidth: float = cost(
+        math.inf, "rate", "1.0", "size that a link moves per unit of time; a transfer takes"
+        " p2p + message / bandwidth",
+    )  # fmt: skip
+    attention: Value = cost(
+        0.0, "stage", "0.3", "share of F and of the full backward that is causal attention, for"
+        " sequences in slices", share=True,
+    )  # fmt: skip
+    exchange: Value = cost(
+        0.0, "stage", "0", "exchange of attention context, in schedules that do it", timed=True
+    )
+    unshard: Value = cost(
+        0.0, "stage", "0", "gather a stage's weights from its replicas", timed=True
+    )
+    reduce_grad: Value = cost(
+        0.0, "stage", "0", "reduce a stage's gradients over its replicas", timed=True
+    )
+    host_bandwidth: float = cost(
+        math.inf, "rate", "1.0", "memory that a copy to the host, or back, moves per unit of time"
+    )
+    host_link_shared_by: int = cost(
+        1, "sharing", "1", "2 where ranks 0 and 1, 2 and 3, … share one link to the host"
+    )
+    embedding: Part | None = cost(
+        None, "part", "{F: 0.1, B: 0.2}", "what the first stage does on top", timed=True
+    )
+    head: Part | None = cost(
+        None, "part", "{F: 0.4, B: 0.8}", "what the last stage does on top", timed=True
+    )
+    mtp: Part | None = cost(
+        None, "part", "{F: 1.2, B: 2.4}", "multi-token prediction, on top of the last", timed=True
+    )
+    activation: Value | None = cost(
+        None, "stage", "1.0", "what one microbatch leaves on a stage after its forward; ranks /"
+        " stages unless given, so that one microbatch is 1 on every rank", memory=True,
+    )  # fmt: skip
+    kept_for_weight: Value = cost(
+        1.0, "stage", "1.0", "share of it that stays from I to W; 1 unless given", memory=True,
+        share=True,
+    )  # fmt: skip
+    recompute_kept: Value = cost(
+        0.0, "stage", "0.06", "share of it that stays where a stage recomputes", memory=True,
+        share=True,
+    )  # fmt: skip
+    offload_share: Value = cost(
+        1.0, "stage", "1.0", "share of it that an OFFLOAD moves; 1 unless given", memory=True,
+        share=True,
+    )  # fmt: skip
+    kv: Value = cost(
+        0.0, "stage", "0", "keys and values of one microbatch, for slices", memory=True
+    )
     basis: str = "action"
     chunks: int | None = None
     time_unit: str = field(default="", compare=False)
@@ -226,12 +278,20 @@ class Costs:
         return CostTable.of(self, placement, slicing, vocabulary)
 
 
+COST_FIELDS = cost_fields(Costs)
+"""Every cost by name, in the order of the documentation."""
+
 _NAMES = tuple(spec.name for spec in fields(Costs))
 _DEFAULTS = tuple(
     (name, next(spec.default for spec in fields(Costs) if spec.name == name))
     for name in COST_FIELDS
 )
 """Costs in the order in which they are checked; what nobody gave needs no check."""
+
+
+def check_cost(name: str, value: Any) -> Any:
+    """The value of a cost, see :func:`debubble.core.cost_fields.check_value`."""
+    return check_value(COST_FIELDS[name], value)
 
 
 def check_costs(costs: object) -> None:

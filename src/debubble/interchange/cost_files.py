@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.core.cost_fields import COST_FIELDS, DEFAULT
-from debubble.core.costs import Costs
+from debubble.core.cost_fields import DEFAULT
+from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import cost_syntax

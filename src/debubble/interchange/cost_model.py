@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from debubble.core.cost_fields import COST_FIELDS, check_cost, check_number
-from debubble.core.costs import BASES
+from debubble.core.cost_fields import check_number
+from debubble.core.costs import BASES, COST_FIELDS, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.interchange.text import SHOWN, check_label, shown

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from debubble.core.cost_fields import COST_FIELDS
-from debubble.core.costs import Costs
+from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.schedule import Schedule
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
