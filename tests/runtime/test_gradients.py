@@ -98,11 +98,13 @@ def test_optimizer_steps_wait_by_any_rule(sync: str, ours: Together) -> None:
     assert ours.verified(sync).tensors
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_run_says_which_runtime_it_took(runtime: str) -> None:
     verified(db.make("zb-h1", ranks=RANKS, microbatches=5), runtime)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_fewer_ranks(ranks: int) -> None:
     verified(db.make("zb-v", ranks=ranks, microbatches=4), "debubble", "mlp")
