@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,17 +20,28 @@ settings.register_profile("default", derandomize=True, **CALM)
 settings.register_profile("explore", derandomize=False, print_blob=True, **CALM)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-BROWSERS = {"browser", "visit"}
-"""Fixtures that open a browser."""
+MARKS = {
+    "browser": {"browser", "visit"},
+    "processes": {"start", "server", "hosts", "ours", "theirs"},
+}
+"""Markers of tests by the fixtures that they ask for."""
+
+QUICK = pytest.StashKey[dict[Path, bool]]()
+"""Whether a file that was collected has tests without any marker."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what takes a browser or processes, so that ``make quick`` can leave it out."""
+    quick = config.stash.setdefault(QUICK, {})
     for item in items:
-        if BROWSERS.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker("browser")
-        if item.path.parent.name in ("runtime", "torch"):
+        for mark, fixtures in MARKS.items():
+            if fixtures.intersection(getattr(item, "fixturenames", ())):
+                item.add_marker(mark)
+        if item.path.parent.name == "torch":
             item.add_marker("processes")
+        left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
+        quick[item.path] = quick.get(item.path, False) or not left_out
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
-"""The layers, as far as a linter of imports cannot see: in functions, and in strings."""
+"""Layers, privacy and cycles, where a linter of imports does not look: functions and strings."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 import debubble
 
@@ -35,11 +38,32 @@ def docstrings(tree: ast.Module) -> set[int]:
     }
 
 
-def named_by(module: str) -> Iterator[tuple[int, str]]:
-    """Every module of the package that a module names, with the line: imports and strings."""
-    tree = ast.parse(MODULES[module].read_text())
-    prose = docstrings(tree)
+def typing_only(tree: ast.Module) -> set[int]:
+    """Nodes that no running program sees, because they stand under ``TYPE_CHECKING``."""
+    return {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def named_by(module: str, running: bool = False) -> Iterator[tuple[int, str]]:
+    """Every module of the package that a module names, with the line: imports and strings.
+
+    Those that a program names while it is `running`, or also those of types alone.
+    """
+    tree = tree_of(module)
+    left_out = docstrings(tree) | (typing_only(tree) if running else set())
     for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0
             for alias in node.names:
@@ -51,7 +75,6 @@ def named_by(module: str) -> Iterator[tuple[int, str]]:
         elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
-            and id(node) not in prose
             and re.fullmatch(r"debubble(\.\w+)+(:\w+)?\.?", node.value)
         ):
             yield node.lineno, node.value.rstrip(".").partition(":")[0]
@@ -76,3 +99,82 @@ def test_no_module_names_one_of_a_higher_layer() -> None:
         if other.startswith("debubble.") and floor_of(other) > floor_of(module)
     ]
     assert upward == []
+
+
+STRANGERS = {
+    ("debubble.analysis.summary", "debubble.schedules._formula"),
+    ("debubble.analysis.summary", "debubble.schedules._nearest"),
+    ("debubble.cli.schedules", "debubble.schedules._formula"),
+}
+"""Who still imports what is private to another package."""
+
+
+def private_to(name: str) -> tuple[str, str]:
+    """The package that an imported name is private to, and what is private; empty if nothing is."""
+    parts = name.split(".")
+    for depth, part in enumerate(parts):
+        if re.match(r"_(?!_)", part):
+            home = ".".join(parts[:depth])
+            package = home if MODULES[home].name == "__init__.py" else home.rpartition(".")[0]
+            return package, f"{home}.{part}"
+    return "", ""
+
+
+def test_what_is_private_is_imported_in_its_own_package_only() -> None:
+    imported = [
+        (module, *private_to(f"{node.module}.{alias.name}"))
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("debubble")
+        for alias in node.names
+    ]
+    private = {(module, package, name) for module, package, name in imported if name}
+    assert len(private) > 20
+    strangers = {
+        (module, name)
+        for module, package, name in private
+        if not f"{module}.".startswith(f"{package}.")
+    }
+    assert strangers <= STRANGERS
+
+
+CYCLES = {
+    # Events ask why an order cannot run, and with what rules; both read events.
+    frozenset(
+        f"debubble.engine.{name}"
+        for name in ("circles", "collectives", "events", "malformed", "rules")
+    ),
+}
+"""Modules that still import each other, if only in functions."""
+
+
+def cycles_of(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Modules that reach each other over imports, as sets of two and more."""
+    reached = {module: set(others) for module, others in graph.items()}
+    for middle in graph:
+        for others in reached.values():
+            if middle in others:
+                others |= reached[middle]
+    return {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in graph
+        if module in reached[module]
+    }
+
+
+def test_cycles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a"}}
+    assert cycles_of(graph) == {frozenset("bc")}
+
+
+@pytest.mark.parametrize(
+    "package", ["core", "engine", "lowering", "listing", "schedules", "analysis", "optimize"]
+)
+def test_no_module_imports_itself_over_others(package: str) -> None:
+    inside = [name for name in MODULES if name.startswith(f"debubble.{package}.")]
+    graph = {
+        module: {other for _, other in named_by(module, running=True) if other in inside}
+        for module in inside
+    }
+    assert any(graph.values())
+    assert cycles_of(graph) <= CYCLES

@@ -16,9 +16,9 @@ from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.chain import lower
-from debubble.schedules import registry
 from tests import oracle
-from tests.strategies import ENTRIES, costs_for, made, recomputing, with_copies
+from tests.pairs import each_family, each_family_and
+from tests.strategies import costs_for, made, recomputing, with_copies
 
 
 def totals(timeline):
@@ -37,13 +37,14 @@ def segments(timeline, rank):
     ]
 
 
-@pytest.mark.parametrize("mode", ["overlapped", "channel", "blocking"])
-@pytest.mark.parametrize("name", [entry.name for entry in registry.schedules()])
-def test_idle_time_is_all_time_that_is_not_busy(name, mode):
+@each_family_and("mode", ["overlapped", "channel", "blocking"])
+def test_idle_time_is_all_time_that_is_not_busy(entry, mode):
     costs = db.Costs(F=1, I=1.3, W=0.7, OPT=2, p2p=0.2)
     for iterations in (None, 2):
         try:
-            schedule = db.make(name, ranks=4, microbatches=8, iterations=iterations, costs=costs)
+            schedule = db.make(
+                entry.name, ranks=4, microbatches=8, iterations=iterations, costs=costs
+            )
         except db.ParameterError:
             pytest.skip("does not take these sizes")
         timeline = db.simulate(schedule, costs, mode)
@@ -165,7 +166,7 @@ def waits_by_oracle(schedule, costs):
     return found
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@each_family
 @settings(max_examples=8)
 @given(data=st.data())
 def test_causes_are_those_of_the_plain_simulator(entry, data):

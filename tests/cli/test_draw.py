@@ -87,10 +87,9 @@ def test_compare_takes_the_same_options(run: Run, tmp_path: Path) -> None:
 
 def test_every_option_of_python_is_one_of_the_command_line() -> None:
     flags = {flag for command in ("draw", "compare") for flag in flags_of(command)}
-    for spec in fields(FigureOptions):
-        name = spec.name.replace("_", "-")
-        if spec.name not in ("limit", "time_unit"):
-            assert {f"--{name}", f"--no-{name}"} & flags, name
+    names = {spec.name for spec in fields(FigureOptions)} - {"limit", "time_unit"}
+    for name in (name.replace("_", "-") for name in names):
+        assert {f"--{name}", f"--no-{name}"} & flags, name
 
 
 def flags_of(command: str) -> set[str]:

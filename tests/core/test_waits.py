@@ -15,7 +15,8 @@ from debubble.core.waits import computing_before, waits_for
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import Entry
 from tests import oracle
-from tests.strategies import ENTRIES, made, recomputing, with_copies
+from tests.pairs import each_family
+from tests.strategies import made, recomputing, with_copies
 
 WORK = (*WORK_KINDS, Kind.S, Kind.T)
 
@@ -33,7 +34,7 @@ def found_of(schedule: db.Schedule) -> dict[tuple[int, str], set[tuple[int, str]
     }
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@each_family
 @settings(max_examples=8)
 @given(data=st.data())
 def test_work_waits_for_what_the_plain_simulator_says(entry: Entry, data: st.DataObject) -> None:

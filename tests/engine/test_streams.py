@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simulate
@@ -77,6 +77,7 @@ def test_a_transfer_takes_link_time_from_the_end_of_its_producer(
         stage = (code >> 7 & 0xFFFFF) + (0 if sends else -1 if forward else 1)
         span = (timeline.start[position], timeline.end[position], lowered.rank_of(position))
         spans.setdefault((bool(forward), stage, code >> 27), []).append((sends, *span))
+    assume(spans)
     for ends in spans.values():
         (_, *receive), (_, *send) = sorted(ends)
         assert send[:2] == receive[:2]

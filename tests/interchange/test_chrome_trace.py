@@ -71,9 +71,14 @@ def test_sequence_slices_are_named() -> None:
 
 def test_slices_of_a_thread_do_not_overlap(timeline: db.Timeline) -> None:
     found = sorted(events(timeline, "X"), key=lambda e: (e["pid"], e["tid"], e["ts"]))
-    for first, second in itertools.pairwise(found):
-        if (first["pid"], first["tid"]) == (second["pid"], second["tid"]):
-            assert first["ts"] + first["dur"] <= second["ts"] + 1e-6
+    together = [
+        (first, second)
+        for first, second in itertools.pairwise(found)
+        if (first["pid"], first["tid"]) == (second["pid"], second["tid"])
+    ]
+    assert together
+    for first, second in together:
+        assert first["ts"] + first["dur"] <= second["ts"] + 1e-6
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "dualpipe"])

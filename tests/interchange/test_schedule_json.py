@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.errors import FormatError
 from debubble.interchange.schedule_json import from_json, to_json
-from tests.strategies import ENTRIES, made, recomputing
+from tests.pairs import each_family
+from tests.strategies import made, recomputing
 
 
 def data(**changes: Any) -> str:
@@ -24,7 +25,8 @@ def data(**changes: Any) -> str:
     return json.dumps({key: value for key, value in base.items() if value is not ...})
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@each_family
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_registered_schedule_reads_back_equal(entry: Any, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
 from debubble.core.actions import COPY_KINDS, Kind, kinds_of, pack
 from debubble.core.errors import FormatError, ParameterError
 from debubble.interchange.torch_csv import from_csv, to_csv, with_transfers
+from debubble.schedules.registry import Entry
+from tests.pairs import each_family
+from tests.small import smallest
 from tests.strategies import ENTRIES, made
 
 DUALPIPE_V = """\
@@ -35,9 +38,10 @@ def test_overlapped_pairs_are_one_cell() -> None:
     assert from_csv(DUALPIPE_V, "x.csv") == schedule
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+@each_family
+@settings(max_examples=25)
 @given(data=st.data())
-def test_schedules_read_back_equal_or_are_refused(entry: Any, data: st.DataObject) -> None:
+def test_schedules_read_back_equal_or_are_refused(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))
     steps = schedule.iterations > 1 or Kind.OPT in {a.kind for row in schedule for a in row}
     copies = np.isin(kinds_of(schedule.actions), COPY_KINDS).any()
@@ -77,16 +81,24 @@ def test_reductions_stand_behind_the_last_weights_of_their_stage() -> None:
     assert second.endswith(",2W3,2REDUCE_GRAD,1W3,1REDUCE_GRAD")
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def written(entry: Entry) -> bool:
+    """Whether schedules of a family can be written with transfers, where they take no steps."""
+    try:
+        with_transfers(smallest(entry))
+    except ParameterError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("entry", list(filter(written, ENTRIES)), ids=lambda entry: entry.name)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_send_has_one_wait_and_every_stage_one_reduction(
-    entry: Any, data: st.DataObject
+    entry: Entry, data: st.DataObject
 ) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=8, chunks=2))
-    try:
-        lowered = with_transfers(schedule)
-    except ParameterError:
-        return
+    assume(not (kinds_of(schedule.actions) == Kind.OPT).any())
+    lowered = with_transfers(schedule)
     texts = to_csv(lowered, transfers=True, waits=True).replace("\n", ",").split(",")
     sends = sorted(text for text in texts if "SEND" in text and "WAIT" not in text)
     waits = sorted(text.replace("WAIT_", "") for text in texts if "WAIT_SEND" in text)

@@ -93,7 +93,9 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
         data.draw(st.sampled_from(P2P_MODES)), layers=data.draw(st.integers(p * v, 4 * p * v)),
     )  # fmt: skip
     cutting = Cutting(root)
-    for cut in cutting.seeds()[:3]:
+    seeds = cutting.seeds()[:3]
+    assert seeds
+    for cut in seeds:
         problem = cut_problem(root, cut)
         incumbent = Incumbent(problem, Stop())
         strategies.begin(incumbent)

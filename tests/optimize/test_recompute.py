@@ -151,9 +151,14 @@ def test_the_free_choice_is_the_best_of_all_sets_and_orders(data: st.DataObject)
     assert result.status == "optimal"
 
 
-@pytest.mark.parametrize("shape", ["wave", "loop"])
-@pytest.mark.parametrize("memory", [0.5, 1.0, 2.5])
-@pytest.mark.parametrize("mode", ["overlapped", "blocking"])
+@pytest.mark.parametrize(
+    ("shape", "memory", "mode"),
+    [
+        # Every pair of two values.
+        ("wave", 0.5, "overlapped"), ("wave", 1.0, "blocking"), ("wave", 2.5, "overlapped"),
+        ("loop", 0.5, "blocking"), ("loop", 1.0, "overlapped"), ("loop", 2.5, "blocking"),
+    ],
+)  # fmt: skip
 def test_results_fit_and_read_back(shape: Any, memory: float, mode: Any, tmp_path: Path) -> None:
     costs = db.Costs(F=3, I=4, W=2, p2p=0.5, recompute_kept=0.1)
     memory = max(memory, 0.55)

@@ -403,6 +403,7 @@ def test_no_schedule_has_more_actions_than_were_counted(name, change):
     except DebubbleError:
         pytest.skip("does not run in this size")
     result, _ = _compared(items, state, file)
+    assert result.rows
     for row in result.rows:
         assert len(row.schedule) <= most
 

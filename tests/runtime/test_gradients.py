@@ -7,15 +7,20 @@ from dataclasses import replace
 import pytest
 
 import debubble as db
+from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import add_recompute
 from debubble.runtime.report import RunReport
 from debubble.runtime.run import Settings, not_for_torch, run
 from debubble.runtime.verify import Verification
 from debubble.schedules.registry import Entry
+from tests.runtime.together import Case, Together
 from tests.small import RANKS, smallest
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
+FOR_TORCH = [entry for entry in ENTRIES if not not_for_torch(smallest(entry))]
+AFTER = ("forward", "gradient")
+RUNTIMES = ("debubble", "torch")
 
 
 def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Verification:
@@ -28,45 +33,78 @@ def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Ve
     return report.verification
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_schedule_on_our_executor(entry: Entry) -> None:
-    schedule = smallest(entry)
-    stages, copies = schedule.stages, schedule.placement.copies
-    shards = 2 * (schedule.ranks - 1) if schedule.vocabulary else 0
-    assert verified(schedule, "debubble").tensors == copies * (12 * stages + 2 + 4) + shards
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in ENTRIES if not not_for_torch(smallest(entry))],
-    ids=lambda entry: entry.name,
-)
-def test_what_pytorch_can_express_on_its_runtime(entry: Entry) -> None:
-    verified(smallest(entry), "torch")
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_training_steps(entry: Entry) -> None:
+def steps(entry: Entry) -> Case:
     """Three optimizer steps, with all versions of the weights that the schedule keeps."""
     schedule = smallest(entry, iterations=3)
     small = schedule.slices == 1 and not schedule.vocabulary
-    checked = verified(schedule, "debubble", "mlp" if small else "gpt-tiny")
-    assert checked.tensors >= 3 * 2 * schedule.stages
+    return Case(schedule, "mlp" if small else "gpt-tiny")
 
 
-@pytest.mark.parametrize("after", ["forward", "gradient"])
+def recomputed(entry: Entry, after: str) -> Case:
+    return Case(replace(add_recompute(smallest(entry)), recompute_after=after))
+
+
+@pytest.fixture(scope="module")
+def ours() -> Together:
+    """Everything that our executor runs here."""
+    cases = {entry.name: Case(smallest(entry)) for entry in ENTRIES}
+    cases |= {f"{entry.name}, steps": steps(entry) for entry in ENTRIES}
+    cases |= {
+        f"{entry.name}, recompute after {after}": recomputed(entry, after)
+        for entry in SHARDED
+        for after in AFTER
+    }
+    cases |= {
+        sync: Case(db.make("zb-h1", ranks=RANKS, microbatches=6, iterations=2, sync=sync), "mlp")
+        for sync in SYNCS
+    }
+    return Together(cases)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Together:
+    """Everything that PyTorch's runtime can express."""
+    return Together({entry.name: Case(smallest(entry), runtime="torch") for entry in FOR_TORCH})
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_schedule_on_our_executor(entry: Entry, ours: Together) -> None:
+    schedule = smallest(entry)
+    stages, copies = schedule.stages, schedule.placement.copies
+    shards = 2 * (schedule.ranks - 1) if schedule.vocabulary else 0
+    assert ours.verified(entry.name).tensors == copies * (12 * stages + 2 + 4) + shards
+
+
+@pytest.mark.parametrize("entry", FOR_TORCH, ids=lambda entry: entry.name)
+def test_what_pytorch_can_express_on_its_runtime(entry: Entry, theirs: Together) -> None:
+    assert theirs.verified(entry.name).tensors
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_training_steps(entry: Entry, ours: Together) -> None:
+    """Three optimizer steps, with all versions of the weights that the schedule keeps."""
+    checked = ours.verified(f"{entry.name}, steps")
+    assert checked.tensors >= 3 * 2 * smallest(entry).stages
+
+
+@pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("entry", SHARDED, ids=lambda entry: entry.name)
-def test_a_sharded_output_layer_behind_recomputes(entry: Entry, after: str) -> None:
-    schedule = replace(add_recompute(smallest(entry)), recompute_after=after)
-    verified(schedule, "debubble")
+def test_a_sharded_output_layer_behind_recomputes(entry: Entry, after: str, ours: Together) -> None:
+    assert ours.verified(f"{entry.name}, recompute after {after}").tensors
 
 
-@pytest.mark.parametrize("sync", ["global", "local", "post-validation"])
-def test_optimizer_steps_wait_by_any_rule(sync: str) -> None:
-    schedule = db.make("zb-h1", ranks=RANKS, microbatches=6, iterations=2, sync=sync)
-    verified(schedule, "debubble", "mlp")
+@pytest.mark.parametrize("sync", SYNCS)
+def test_optimizer_steps_wait_by_any_rule(sync: str, ours: Together) -> None:
+    assert ours.verified(sync).tensors
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_run_says_which_runtime_it_took(runtime: str) -> None:
+    verified(db.make("zb-h1", ranks=RANKS, microbatches=5), runtime)
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_fewer_ranks(ranks: int) -> None:
     verified(db.make("zb-v", ranks=ranks, microbatches=4), "debubble", "mlp")

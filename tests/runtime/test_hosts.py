@@ -21,6 +21,8 @@ APART = 500_000
 MODEL = """
 import pathlib, time, torch
 
+pytestmark = pytest.mark.processes
+
 class Layer(torch.nn.Linear):
     def forward(self, x):
         if torch.distributed.is_initialized():

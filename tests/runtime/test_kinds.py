@@ -20,6 +20,7 @@ def test_every_kind_has_its_handler_or_goes_another_way() -> None:
     assert set(MADE) == set(Kind)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", CASES.values(), ids=lambda kind: kind.name)
 def test_schedules_of_every_kind_run(kind: Kind) -> None:
     assert verified(schedule_with(kind)).tensors

@@ -16,6 +16,8 @@ from debubble.lowering.transfers import add_transfers
 from debubble.runtime.run import Settings, run
 from debubble.runtime.verify import Verification
 
+pytestmark = pytest.mark.processes
+
 
 def verified(
     schedule: Schedule, model: str = "gpt-tiny", runtime: str = "debubble"

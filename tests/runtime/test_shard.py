@@ -52,16 +52,19 @@ def made(loss: Any = None, after: bool = False) -> Any:
     return function
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["vocab-1", "vocab-2"])
 def test_a_layer_without_bias_and_rows_that_do_not_divide(name: str) -> None:
     verified(db.make(name, ranks=3, microbatches=4), "debubble", made())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["vocab-1", "vocab-2"])
 def test_one_rank_has_the_whole_layer(name: str) -> None:
     verified(db.make(name, ranks=1, microbatches=3), "debubble", made())
 
 
+@pytest.mark.processes
 def test_logits_whose_exponentials_overflow() -> None:
     def large(stages: int) -> Model:
         model = build(made(), stages)
@@ -87,6 +90,7 @@ def test_models_that_cannot_be_sharded(ranks: int, model: Any, words: str) -> No
         run(schedule, Settings(model, steps=0, runtime="debubble"))
 
 
+@pytest.mark.processes
 def test_a_pass_before_its_forward_ends_the_run() -> None:
     lowered = add_transfers(db.make("vocab-1", ranks=2, microbatches=2))
     programs = [lowered.program(rank) for rank in range(2)]

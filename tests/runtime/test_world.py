@@ -20,6 +20,8 @@ from debubble.runtime.models import Model, mlp
 from debubble.runtime.run import Settings, run
 from debubble.runtime.world import Board, RunError, State, run_local
 
+pytestmark = pytest.mark.processes
+
 SCHEDULE = db.make("1f1b", ranks=4, microbatches=4)
 
 

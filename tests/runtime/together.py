@@ -1,0 +1,64 @@
+"""Many schedules in one world of processes, which takes longer to start than most take to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from debubble import Schedule
+from debubble.runtime.models import Batches, build
+from debubble.runtime.plan import Plan
+from debubble.runtime.run import Job
+from debubble.runtime.verify import Verification, verify
+from debubble.runtime.world import World, run_local
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run, of which model, by which runtime."""
+
+    schedule: Schedule
+    model: str = "gpt-tiny"
+    runtime: str = "debubble"
+
+    def job(self) -> Job:
+        """The job that :func:`debubble.runtime.run.run` makes to verify."""
+        theirs = self.runtime == "torch"
+        plan = Plan.of(self.schedule)
+        if theirs:
+            plan = Plan(self.schedule, self.schedule, np.zeros(len(self.schedule)))
+        batches = Batches(build(self.model, self.schedule.stages), self.schedule)
+        return Job(plan, batches, theirs, double=True, steps=1)
+
+
+class Together:
+    """Cases of as many ranks each, one after the other on the same processes."""
+
+    def __init__(self, cases: Mapping[str, Case]) -> None:
+        self.jobs = {name: case.job() for name, case in cases.items()}
+        names = list(self.jobs)
+        (ranks,) = {case.schedule.ranks for case in cases.values()}
+
+        def work(world: World) -> dict[str, Any]:
+            return {name: job.work(world, names.index(name)) for name, job in self.jobs.items()}
+
+        def text(job: int, rank: int, position: int) -> str:
+            return f"{names[job]}: {self.jobs[names[job]].plan.text(rank, position)}"
+
+        self.results = run_local(work, ranks, text, timeout=120, device="cpu")
+
+    def verified(self, name: str) -> Verification:
+        """What a case computed beside the model without a pipeline; asserts that it is equal."""
+        job = self.jobs[name]
+        found = verify(
+            job.plan.schedule,
+            job.batches,
+            [result[name]["gradients"] for result in self.results],
+            [result[name]["losses"] for result in self.results],
+        )
+        assert found.equal, str(found)
+        assert found.loss > 0
+        return found
