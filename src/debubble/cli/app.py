@@ -15,8 +15,8 @@ from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = (
-    "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "serve",
-    "costs",
+    "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",
+    "serve", "costs",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 

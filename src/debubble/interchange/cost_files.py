@@ -13,6 +13,7 @@ from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import CostError, FormatError
 from debubble.interchange import cost_syntax
+from debubble.interchange.files import write_text
 from debubble.interchange.text import read_text
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ class CostFile:
         Name of the model, and source of the numbers.
     time_unit, memory_unit
         Names of the units, empty when the file has none.
+    layers
+        Costs of every layer of the model by name, one number for each, and mappings for what
+        embedding, head and mtp do beside them; empty when the file has none.
+    measured
+        Anything; what was measured and is no cost.
     expected
         Anything; tests keep published results here.
     """
@@ -56,6 +62,8 @@ class CostFile:
     source: str = ""
     time_unit: str = ""
     memory_unit: str = ""
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -103,7 +111,8 @@ def parse_costs(text: str, where: str) -> CostFile:
     )  # fmt: skip
     return CostFile(
         costs, model.ranks, model.microbatches, model.chunks, model.memory.get("limit"),
-        model.name, model.source, model.time_unit, model.memory.get("unit", ""), model.expected,
+        model.name, model.source, model.time_unit, model.memory.get("unit", ""),
+        model.layers, model.measured, model.expected,
     )  # fmt: skip
 
 
@@ -142,6 +151,24 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     data = {"basis": costs.basis, **labels, "times": values or {"p2p": 0.0}, "memory": memory}
     plain: dict[str, Any] = json.loads(json.dumps(data))
     return plain
+
+
+def save_costs(data: Mapping[str, Any], path: str) -> None:
+    """Write the data of a cost file as YAML or JSON, as its name says.
+
+    Raises
+    ------
+    FormatError
+        When the name ends in something else, or the data is none of a cost file.
+    """
+    if path.lower().endswith(".json"):
+        text = json.dumps(data, indent=2) + "\n"
+    elif path.lower().endswith((".yaml", ".yml")):
+        text = cost_syntax.yaml_text(data)
+    else:
+        raise FormatError(f"'{path}': a cost file is written as .yaml or .json")
+    parse_costs(text, path)
+    write_text(path, text)
 
 
 def _parts(model: CostModel) -> dict[str, dict[str, float]]:

@@ -52,6 +52,11 @@ TOP_KEYS = {
     "time_unit": FileKey("text", "ms", "unit of all times", ""),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
     "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
+    "layers": FileKey(
+        "mapping", "{F: [1, 1, 2], B: [2, 2, 4]}", "the costs of every layer of the model, whatever"
+        " stages it is cut into: lists of one length; embedding, head and mtp beside them",
+    ),
+    "measured": FileKey("mapping", "{}", "anything; what was measured and is no cost"),
     "expected": FileKey("mapping", "{}", "anything; debubble's own tests keep results here"),
 }  # fmt: skip
 """Keys of the file itself."""
@@ -72,10 +77,19 @@ MEMORY_KEYS = {
 """Keys of ``memory`` that are no costs of their own."""
 
 
+FREE = ("measured", "expected")
+"""Sections that hold anything."""
+
+SECTIONS = ("times", "memory", "layers", *FREE)
+
+
 def keys_of(section: str) -> dict[str, Any]:
     """All keys of a section of the file, ``""`` for the file itself, and what is known of them."""
     if not section:
         return dict(TOP_KEYS)
+    if section == "layers":
+        of_layers = {name: spec for name, spec in COST_FIELDS.items() if spec.shape == "stage"}
+        return of_layers | {name: COST_FIELDS[name] for name in ENDS}
     costs = {name: spec for name, spec in COST_FIELDS.items() if spec.section == section}
     return costs | (MEMORY_KEYS if section == "memory" else {})
 
@@ -93,6 +107,8 @@ class CostModel:
     chunks: int | None = None
     basis: str = "action"
     time_unit: str = ""
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
     expected: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -113,17 +129,17 @@ def validate(data: Any, where: str) -> CostModel:
 
 
 def _model(data: Mapping[Any, Any]) -> CostModel:
-    sections = {name: data.get(name, {}) for name in ("times", "memory", "expected")}
+    sections = {name: data.get(name, {}) for name in SECTIONS}
     _check_keys(data, "")
     if "times" not in data:
         raise FormatError("times is missing; give times: {F: 1, B: 2}")
     for name, section in sections.items():
         if not isinstance(section, Mapping):
             raise FormatError(f"{name} is {shown(section)}; give a mapping")
-        if name != "expected":
+        if name not in FREE:
             _check_keys(section, name)
         elif not all(isinstance(key, str) for key in section):
-            raise FormatError("expected has a key that is no text; keys are text")
+            raise FormatError(f"{name} has a key that is no text; keys are text")
     if not sections["times"]:
         raise FormatError("times is empty; give at least F and B, or F, I and W")
     times = {name: _cost(name, value, "times") for name, value in sections["times"].items()}
@@ -132,7 +148,10 @@ def _model(data: Mapping[Any, Any]) -> CostModel:
         name: _CHECKS[name](data[name], name) for name in TOP_KEYS
         if name in data and name not in sections
     }  # fmt: skip
-    return CostModel(times, memory, expected=dict(sections["expected"]), **top)
+    return CostModel(
+        times, memory, layers=_layers(sections["layers"]), measured=dict(sections["measured"]),
+        expected=dict(sections["expected"]), **top,
+    )  # fmt: skip
 
 
 def _check_keys(data: Mapping[Any, Any], section: str) -> None:
@@ -157,6 +176,26 @@ def _cost(name: str, value: Any, section: str) -> Any:
         return check_cost(name, value)
     except WrongValueError as error:
         raise FormatError(f"{section}.{error.text(shown)}") from None
+
+
+def _layers(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Costs of layers: one number for each layer, and what the ends of the model do beside them."""
+    found = {name: _cost(name, value, "layers") for name, value in section.items()}
+    sizes = {}
+    for name, value in found.items():
+        if name in ENDS:
+            continue
+        if not isinstance(value, tuple):
+            raise FormatError(f"layers.{name} is {shown(value)}; give a list with one per layer")
+        sizes[name] = len(value)
+    (first, count), *rest = sizes.items() or [("", 0)]
+    for name, size in rest:
+        if size != count:
+            raise FormatError(
+                f"layers.{name} has {size} values and layers.{first} {count}; both have one per "
+                "layer"
+            )
+    return found
 
 
 def _memory(name: str, value: Any) -> Any:

@@ -41,6 +41,23 @@ def parse(text: str, where: str) -> Any:
     raise FormatError(f"'{where}' is no cost file; they end in .yaml, .json or .toml")
 
 
+def yaml_text(data: Any) -> str:
+    """Plain data as YAML; lists of numbers stand on one line."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def represent_sequence(self, tag: str, sequence: Any, flow_style: Any = None) -> Any:
+            node = super().represent_sequence(tag, sequence, flow_style)
+            node.flow_style = not any(isinstance(item, str) for item in sequence)
+            return node
+
+    text: str = yaml.dump(
+        data, Dumper=Dumper, sort_keys=False, default_flow_style=False, width=100,
+        allow_unicode=True,
+    )  # fmt: skip
+    return text
+
+
 def _parse_toml(text: str, where: str) -> Any:
     _refuse_long_keys(text, where)
     try:

@@ -1,1 +1,1 @@
-"""Pipelines in a training loop on PyTorch."""
+"""Pipelines in a training loop of one's own, and what their stages cost."""

@@ -1,0 +1,145 @@
+"""``debubble profile``: what the stages of a model take, as a cost file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from debubble.cli.app import command
+from debubble.cli.options import AsJson, whole
+from debubble.cli.output import check_writable, note, print_json
+from debubble.cli.progress import steps as progress
+from debubble.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from debubble.torch.profile import Profile
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def profile(
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="file.py:function, or config.json of Hugging Face (random weights).",
+        ),
+    ],
+    ranks: Annotated[str, typer.Option("--ranks", "-p", metavar="N", help="Pipeline ranks.")],
+    chunks: Annotated[
+        str, typer.Option("--chunks", "-v", metavar="N", help="Stages per rank.")
+    ] = "1",
+    microbatches: Annotated[
+        str | None,
+        typer.Option("--microbatches", "-m", metavar="N", help="For the file: per iteration."),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(metavar="N", help="How often everything is measured.")
+    ] = "20",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    rows: Annotated[
+        str, typer.Option(metavar="N", help="With a config.json: sequences of a microbatch.")
+    ] = "1",
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="With a config.json: tokens of a sequence; at most 1024."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With a config.json: bfloat16, float32, …")
+    ] = None,
+    no_layers: Annotated[
+        bool, typer.Option("--no-layers", help="Leave the layers of stages out.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The cost file: .yaml or .json."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure time and memory of a model's stages, one after the other, in this process.
+
+    Says what F, I, W and B take, what stays in memory, and whether splitting the backward pays. The
+    file is what --costs takes everywhere.
+    """
+    p, v = _count("-p", ranks), _count("-v", chunks)
+    sizes: dict[str, Any] = {"ranks": p, "chunks": v}
+    if microbatches is not None:
+        sizes["microbatches"] = _count("-m", microbatches)
+    if output is not None:
+        if not output.lower().endswith((".yaml", ".yml", ".json")):
+            raise ParameterError(f"-o '{output}': a cost file is written as .yaml or .json")
+        check_writable(output)
+    count = _count("--steps", steps)
+    of_config = {"rows": _count("--rows", rows), "dtype": dtype,
+                 "tokens": None if tokens is None else _count("--tokens", tokens)}  # fmt: skip
+    with progress(p * v + 1) as step:
+        step(f"building {model}")
+        measured, name = _measured(model, p * v, count, device, not no_layers, of_config, step)
+    data = measured.data(name=name, **sizes)
+    if as_json:
+        print_json(data)
+    else:
+        print(measured)
+    if output is not None:
+        measured.save(output, name=name, **sizes)
+        many = "" if microbatches is not None else " -m 8"
+        note(f"wrote {output}; try: debubble optimize --costs {output}{many}")
+
+
+def _measured(
+    model: str, stages: int, steps: int, device: str, layers: bool, of_config: dict[str, Any],
+    step: Callable[[str], None],
+) -> tuple[Profile, str]:  # fmt: skip
+    """The profile of a model by name, and what to call it."""
+    from debubble.interchange.files import is_function
+    from debubble.interchange.python_file import load_function, split_target, user_code
+    from debubble.runtime.run import require_torch
+
+    require_torch()
+    from debubble.torch.profile import profile as measure
+
+    options: dict[str, Any] = {
+        "steps": steps, "device": _device(device), "layers": layers, "report": step,
+    }  # fmt: skip
+    if model.lower().endswith(".json"):
+        from debubble.torch.from_config import from_config
+
+        made = from_config(model, stages, **of_config)
+        return measure(made.stages, made.loss, made.x, made.y, **options), made.name
+    if not is_function(model):
+        raise ParameterError(f"--model is '{model}'; give file.py:function, or a config.json")
+    from debubble.runtime.models import build
+
+    path, name = split_target(model)
+    with user_code(model, path):
+        own = build(load_function(path, name), stages)
+        x, y = own.data(0)
+        return measure(own.stages, own.loss, x, y, **options), name
+
+
+def _device(name: str) -> str | None:
+    import torch
+
+    if name not in DEVICES:
+        raise ParameterError(f"--device is '{name}'; use {', '.join(DEVICES)}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ParameterError("--device is 'cuda', and PyTorch finds none; use cpu")
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else None
+
+
+def _count(flag: str, text: str) -> int:
+    number = whole(flag, text)
+    if not 1 <= number <= 100_000:
+        raise ParameterError(f"{flag} is '{text}'; give a whole number from 1 to 100,000")
+    return number
+
+
+app = command(
+    profile,
+    [
+        "profile --model examples/model.py:build -p 4 -o costs.yaml",
+        "profile --model config.json -p 4 -v 2 --rows 2 --tokens 512 -o costs.yaml",
+    ],
+)

@@ -1,0 +1,32 @@
+"""The layers of a stage that is a list of layers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from debubble.torch.absent import Absent
+
+NAMES = ("layers", "h", "blocks")
+"""Attributes under which models keep their layers."""
+
+
+def layers_of(stage: nn.Module) -> list[nn.Module]:
+    """The layers of a stage in order, none where it has no list of them.
+
+    A list is a ``Sequential``, or an attribute called `layers`, `h` or `blocks` that is a
+    ``ModuleList``, ``ModuleDict`` or ``Sequential``; the outermost one counts. Those that live on
+    other stages, where :func:`debubble.torch.split` cut the model, are left out.
+    """
+    return [layer for layer in _listed(stage) if not isinstance(layer, Absent)]
+
+
+def _listed(stage: nn.Module) -> list[nn.Module]:
+    if isinstance(stage, nn.Sequential):
+        return list(stage)
+    for name, part in stage.named_modules():
+        if name.rpartition(".")[2] in NAMES:
+            if isinstance(part, nn.ModuleDict):
+                return list(part.values())
+            if isinstance(part, nn.ModuleList | nn.Sequential):
+                return list(part)
+    return []

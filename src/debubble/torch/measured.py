@@ -1,0 +1,213 @@
+"""What stages take, as measured, and the cost file that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+from debubble.core.units import amount
+
+DIGITS = 6
+"""Significant digits of what is written; no clock is better."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Quartiles of a time in milliseconds."""
+
+    lower: float
+    median: float
+    upper: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Those of some samples, at least one."""
+        if len(samples) == 1:
+            return cls(samples[0], samples[0], samples[0])
+        return cls(*quantiles(samples, n=4, method="inclusive"))
+
+
+@dataclass(frozen=True)
+class StageMeasures:
+    """What one stage, or one layer of it, takes for one microbatch.
+
+    Parameters
+    ----------
+    times
+        Of F, I, W and B, as far as measured, in milliseconds.
+    saved
+        Bytes that stay from F to B: what autograd saves, and the inputs.
+    kept_for_weight
+        Those that stay from I to W.
+    inputs
+        Those of the inputs, all that stays where the stage is recomputed.
+    message
+        Those that go to the next stage.
+    weights, gradients
+        Those of the parameters, and of their gradients.
+    peak
+        Most bytes above the weights during F and B by the allocator's count, on CUDA.
+    fused
+        Why I and W are no actions of their own: I then is the whole backward and W is nothing.
+        Empty where they are.
+    split
+        Whether splitting the backward pays, in words.
+    layers
+        The same of every layer, where the stage is a list of layers.
+    """
+
+    times: Mapping[str, Spread]
+    saved: int | None = None
+    kept_for_weight: int | None = None
+    inputs: int | None = None
+    message: int | None = None
+    weights: int | None = None
+    gradients: int | None = None
+    peak: int | None = None
+    fused: str = ""
+    split: str = ""
+    layers: tuple[StageMeasures, ...] = field(default=(), repr=False)
+
+    def time(self, kind: str) -> float | None:
+        """Median time of F, I, W or B in milliseconds, as a schedule pays it; None if unknown."""
+        if self.fused and kind in "IW":
+            return self.time("B") if kind == "I" else 0.0
+        return self.times[kind].median if kind in self.times else None
+
+    def share(self, name: str) -> float | None:
+        """`kept_for_weight` or `recompute_kept` as a share of what F leaves."""
+        if self.fused and name == "kept_for_weight":
+            return 0.0
+        size = self.kept_for_weight if name == "kept_for_weight" else self.inputs
+        if size is None or self.saved is None:
+            return None
+        return min(1.0, size / self.saved) if self.saved else 0.0
+
+
+TIMES = ("F", "I", "W", "B")
+SHARES = ("kept_for_weight", "recompute_kept")
+
+
+def costs_of(
+    stages: Sequence[StageMeasures],
+    *,
+    ranks: int | None = None,
+    chunks: int | None = None,
+    microbatches: int | None = None,
+    name: str = "",
+    source: str = "",
+) -> dict[str, Any]:
+    """The data of a cost file, see :func:`debubble.interchange.cost_files.load_costs`.
+
+    Parameters
+    ----------
+    stages
+        In forward order.
+    ranks, chunks, microbatches
+        Sizes for commands that are not told any.
+    name, source
+        What was measured, and where.
+
+    Returns
+    -------
+    dict
+        Times in milliseconds and memory in bytes, one number per stage. What was not measured of
+        every stage is left out.
+    """
+    labels = {"name": name, "source": source, "ranks": ranks, "chunks": chunks,
+              "microbatches": microbatches}  # fmt: skip
+    data: dict[str, Any] = {key: value for key, value in labels.items() if value}
+    data |= {"basis": "action", "time_unit": "ms", "times": _times(stages)}
+    if messages := [stage.message for stage in stages[:-1] if stage.message is not None]:
+        data["times"]["message"] = max(messages)
+    memory = _memory(stages)
+    if memory:
+        data["memory"] = {"unit": "bytes"} | memory
+    if all(stage.layers for stage in stages):
+        data["layers"] = _layers(stages)
+    data["measured"] = _measured(stages)
+    return data
+
+
+def _times(stages: Sequence[StageMeasures]) -> dict[str, Any]:
+    found = {kind: [stage.time(kind) for stage in stages] for kind in TIMES}
+    return {kind: [_short(time) for time in times if time is not None]
+            for kind, times in found.items() if None not in times}  # fmt: skip
+
+
+def _memory(stages: Sequence[StageMeasures]) -> dict[str, Any]:
+    memory: dict[str, Any] = {}
+    if all(stage.saved is not None for stage in stages):
+        memory["activation"] = [stage.saved for stage in stages]
+    for share in SHARES:
+        found = [stage.share(share) for stage in stages]
+        if None not in found:
+            memory[share] = [_short(value) for value in found if value is not None]
+    return memory
+
+
+def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
+    """Every layer of the model, and what the first and the last stage do beside theirs."""
+    layers = [layer for stage in stages for layer in stage.layers]
+    found = _times(layers) | _memory(layers)
+    for end, stage in (("embedding", stages[0]), ("head", stages[-1])):
+        part = {}
+        for kind in TIMES:
+            whole, inner = stage.time(kind), [layer.time(kind) for layer in stage.layers]
+            if whole is not None and None not in inner:
+                part[kind] = _short(max(0.0, whole - sum(time for time in inner if time)))
+        if stage.saved is not None:
+            rest = stage.saved - sum(layer.saved or 0 for layer in stage.layers)
+            part["activation"] = max(0, rest)
+        if len(stages) > 1 or end == "head":
+            found[end] = part
+    return found
+
+
+def _measured(stages: Sequence[StageMeasures]) -> dict[str, Any]:
+    """What no cost says: quartiles, bytes beside activations, and whether splitting pays."""
+    found: dict[str, Any] = {}
+    quartiles = {
+        kind: [[_short(spread.lower), _short(spread.upper)] for spread in spreads if spread]
+        for kind in TIMES
+        if all(spreads := [stage.times.get(kind) for stage in stages])
+    }
+    if quartiles:
+        found["quartiles"] = quartiles
+    for name in ("message", "weights", "gradients", "peak"):
+        values = [getattr(stage, name) for stage in stages]
+        if any(value is not None for value in values):
+            found[name] = values
+    if any(stage.split for stage in stages):
+        found["split"] = [stage.split for stage in stages]
+    return found
+
+
+def table(stages: Sequence[StageMeasures]) -> str:
+    """Times and bytes of stages, and whether splitting the backward pays, for people."""
+    header = ["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]
+    rows = [header]
+    for number, stage in enumerate(stages):
+        times = [_with_quartiles(stage.times.get(kind)) for kind in TIMES]
+        sizes = (stage.saved, stage.kept_for_weight, stage.inputs, stage.weights)
+        rows.append([str(number), *times, *(_bytes(size) for size in sizes)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines += [f"stage {number}: {stage.split}" for number, stage in enumerate(stages)]
+    return "\n".join(lines)
+
+
+def _with_quartiles(spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    return f"{spread.median:.3g} ({spread.lower:.3g}–{spread.upper:.3g})"
+
+
+def _bytes(size: int | None) -> str:
+    return "–" if size is None else amount(size, "bytes")
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

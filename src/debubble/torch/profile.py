@@ -1,0 +1,350 @@
+"""What the stages of a model take: each measured alone, one after the other, in one process.
+
+A stage runs as in a pipeline: its input is what the stage before returned, its own compilation,
+checkpointing and hooks are part of it, and the caller's autocast holds. F is followed by B, then
+another F by I and W, over and over; quartiles of these times are kept. Then autograd's saved
+tensors are counted, and FLOPs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.interchange.cost_files import parse_costs, save_costs
+from debubble.runtime.autograd import backward_weight
+from debubble.torch.fusing import why_fused, why_fused_graph
+from debubble.torch.measured import Spread, StageMeasures, costs_of, table
+from debubble.torch.meters import Flops, Stopwatch
+from debubble.torch.part import Part, layer_parts, mapped, tensors_of
+from debubble.torch.saved import Saved, held_by, storages
+
+STEPS, WARM_UP = 20, 3
+
+TWICE = 1.05
+"""Times the FLOPs of B from which on I and W do some work twice."""
+
+SLOW = 1.15
+"""Times the time of B from which on that they take longer is worth a word."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What every stage takes.
+
+    Parameters
+    ----------
+    stages
+        In forward order.
+    source
+        Where and how they were measured.
+    """
+
+    stages: tuple[StageMeasures, ...]
+    source: str
+
+    def data(self, **labels: Any) -> dict[str, Any]:
+        """The data of a cost file, with the labels that :func:`measured.costs_of` takes."""
+        return costs_of(self.stages, **{"source": self.source} | labels)
+
+    def __str__(self) -> str:
+        """A table of the stages, and what splitting the backward gains on each."""
+        return table(self.stages)
+
+    def save(self, path: str, **labels: Any) -> None:
+        """Write a cost file, which ``debubble simulate``, ``compare`` and others take."""
+        save_costs(self.data(**labels), path)
+
+    @property
+    def costs(self) -> Costs:
+        """Times in milliseconds, memory in bytes, one number per stage."""
+        return parse_costs(json.dumps(self.data()), "profile.json").costs
+
+
+def profile(
+    stages: Sequence[nn.Module],
+    loss_fn: Callable[[Any, Any], Tensor],
+    x: Any,
+    y: Any,
+    *,
+    steps: int = STEPS,
+    device: torch.device | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    layers: bool = True,
+    report: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure time and memory of stages, one after the other in this process.
+
+    Parameters
+    ----------
+    stages
+        Modules in forward order. Gradients, buffers and random state are afterwards as before.
+    loss_fn
+        Mean loss of (output of the last stage, target).
+    x, y
+        Input and target of one microbatch. A tuple or list, here or returned by a stage, becomes
+        positional arguments, anything else one argument.
+    steps
+        How often everything is measured, after some times to warm up.
+    device
+        Where every stage is moved for its turn; by default it stays where its parameters are.
+    kwargs
+        Keyword arguments that every stage gets.
+    layers
+        Whether the layers of stages that are lists of layers are measured, too.
+    report
+        Called with what is measured next.
+
+    Returns
+    -------
+    Profile
+        Quartiles of times, bytes, and whether splitting the backward pays, of every stage.
+
+    Raises
+    ------
+    ParameterError
+        When a stage is no module, or the loss no single number.
+    """
+    _check(stages, steps)
+    found = []
+    value = x
+    for number, module in enumerate(stages):
+        last = number == len(stages) - 1
+        home = next((p.device for p in module.parameters()), None)
+        place = torch.device(device) if device is not None else home or torch.device("cpu")
+        if report is not None:
+            report(f"measuring stage {number} of {len(stages)}")
+        with _restored(module, place, home if device is not None else None):
+            args = tuple(value) if isinstance(value, tuple | list) else (value,)
+            args, given, target = _to((args, dict(kwargs or {}), y), place)
+            if number:
+                args = mapped(args, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+            part = Part(module, args, given, _loss(loss_fn, target) if last else None)
+            measures = _measured(part, steps, place)
+            if layers and not measures.fused.startswith("it is compiled"):
+                inner = tuple(
+                    _measured(one, steps, place, measures.fused) for one in layer_parts(part)
+                )
+                measures = replace(measures, layers=inner)
+            found.append(measures)
+            with torch.no_grad():
+                value = module(*args, **given)
+    return Profile(tuple(found), _source(steps, place))
+
+
+@dataclass
+class Times:
+    """Samples of every kind."""
+
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, kinds: str, times: Sequence[float]) -> None:
+        """One sample of each kind."""
+        for kind, value in zip(kinds, times, strict=True):
+            self.samples.setdefault(kind, []).append(value)
+
+    def spreads(self) -> dict[str, Spread]:
+        """Quartiles of every kind."""
+        return {kind: Spread.of(values) for kind, values in self.samples.items()}
+
+
+def _measured(
+    part: Part, steps: int, device: torch.device, fused: str | None = None
+) -> StageMeasures:
+    """Everything about a stage, or a layer of one whose backward is known to be fused or not."""
+    compiled = why_fused(part.module)
+    fused = compiled or _fused(part) if fused is None else fused
+    flops = {} if compiled else _flops(part, not fused)
+    if not fused:
+        fused = _work_twice(flops)
+    times = _times(part, steps, device, not fused).spreads()
+    measures = StageMeasures(
+        times, fused=fused, peak=_peak(part, device), **_bytes(part, not fused)
+    )
+    return replace(measures, split=_verdict(times, flops, fused))
+
+
+def _fused(part: Part) -> str:
+    """Why the backward is one piece, by autograd's graph or by trying."""
+    done = part.forward(split=True)
+    gradients = done.gradients()
+    reason = why_fused_graph(done.roots, done.inputs)
+    if reason:
+        return reason
+    try:
+        rest = done.backward_input(gradients)
+        backward_weight(rest)
+    except RuntimeError as error:
+        return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
+    return "" if rest else "it has no weights to train"
+
+
+def _work_twice(flops: Mapping[str, int]) -> str:
+    once, twice = flops["B"], flops["I"] + flops["W"]
+    if twice <= TWICE * once:
+        return ""
+    more = f"they do {twice / once:.2f} times the FLOPs of B"
+    if twice - once >= 0.9 * flops["F"]:
+        return f"{more}, as each computes the forward again that is checkpointed"
+    return more
+
+
+def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) -> str:
+    """Whether splitting the backward pays, in words."""
+    if fused:
+        return f"I and W do not pay apart: {fused}"
+    whole, parts = times["B"].median, times["I"].median + times["W"].median
+    share = f"W is {times['W'].median / parts:.0%} of them" if parts else "nothing to do"
+    ratio = parts / whole if whole else 1.0
+    done = f"I and W do {(flops['I'] + flops['W']) / flops['B']:.2f} of B's FLOPs, and" if (
+        flops.get("B")) else "I and W"  # fmt: skip
+    if ratio > SLOW:
+        return f"splitting has a price: {done} take {ratio:.2f} of its time; {share}"
+    return f"splitting pays: {done} take {ratio:.2f} of its time; {share}"
+
+
+def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
+    watch, found = Stopwatch(device), Times()
+    gradients = part.forward().gradients()
+    for step in range(WARM_UP + steps):
+        watch.mark()
+        done = part.forward()
+        watch.mark()
+        done.backward(gradients)
+        watch.mark()
+        whole = watch.read()
+        halves: list[float] = []
+        if split:
+            done = part.forward(split=True)
+            watch.mark()
+            rest = done.backward_input(gradients)
+            watch.mark()
+            backward_weight(rest)
+            watch.mark()
+            halves = watch.read()
+        if step >= WARM_UP:
+            found.add("FB", whole)
+            found.add("IW" if split else "", halves)
+    return found
+
+
+def _flops(part: Part, split: bool) -> dict[str, int]:
+    with Flops() as counter:
+        done = part.forward()
+        marks = [counter.total]
+        gradients = done.gradients()
+        done.backward(gradients)
+        marks.append(counter.total)
+        found = {"F": marks[0], "B": marks[1] - marks[0]}
+        if split:
+            done = part.forward(split=True)
+            marks = [counter.total]
+            rest = done.backward_input(gradients)
+            marks.append(counter.total)
+            backward_weight(rest)
+            found |= {"I": marks[1] - marks[0], "W": counter.total - marks[1]}
+    return found
+
+
+def _bytes(part: Part, split: bool) -> dict[str, Any]:
+    """Bytes of one microbatch more than there are: what two of them share is counted for none."""
+    saved = Saved(held_by(part.module))
+    with saved.watch():
+        before = part.forward(split=split, own=True)
+        saved.share(before.args)
+        done = part.forward(split=split, own=True)
+    sizes = {
+        "saved": saved.bytes(done.args),
+        "inputs": sum(storages(done.args).values()),
+        "weights": sum(storages(part.module.parameters()).values()),
+        "gradients": sum(storages(p.grad for p in part.module.parameters()
+                                  if p.grad is not None).values()),
+    }  # fmt: skip
+    if part.loss is None:
+        sizes["message"] = sum(t.numel() * t.element_size() for t in tensors_of(done.result))
+    gradients = done.gradients()
+    if split:
+        rest = done.backward_input(gradients)
+        reached = [t for one in rest for row in one.reached.values() for t in row if t is not None]
+        del gradients
+        sizes["kept_for_weight"] = saved.bytes([*reached, *done.args])
+    return sizes
+
+
+def _peak(part: Part, device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    done = part.forward(own=True)
+    done.backward(done.gradients())
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+@contextmanager
+def _restored(module: nn.Module, place: torch.device, home: torch.device | None) -> Iterator[None]:
+    """A context in which a module is somewhere else; gradients and buffers return afterwards."""
+    gradients = {parameter: parameter.grad for parameter in module.parameters()}
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    cuda = [place] if place.type == "cuda" else []
+    for parameter in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            if home is not None:
+                module.to(place)
+            yield
+    finally:
+        for parameter in gradients:
+            parameter.grad = None
+        if home is not None:
+            module.to(home)
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+
+def _check(stages: Sequence[nn.Module], steps: int) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ParameterError(f"steps is {steps!r}; give a whole number from 1 up")
+    if isinstance(stages, nn.Module) and not isinstance(stages, nn.ModuleList | nn.Sequential):
+        raise ParameterError("stages is one module; give a list with one per stage")
+    if not len(stages):
+        raise ParameterError("stages is empty; give a list with one module per stage")
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, nn.Module):
+            raise ParameterError(
+                f"stage {number} is {type(stage).__name__}; give a torch.nn.Module"
+            )
+
+
+def _loss(loss_fn: Callable[[Any, Any], Tensor], target: Any) -> Callable[[Any], Tensor]:
+    def loss(output: Any) -> Tensor:
+        value = loss_fn(output, target)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ParameterError(f"loss_fn returned {shape}; return one number, the mean loss")
+        return value
+
+    return loss
+
+
+def _source(steps: int, device: torch.device) -> str:
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return f"debubble profile: medians of {steps} steps on {where}, torch {torch.__version__}"
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    return mapped(tree, lambda tensor: tensor.to(device))
