@@ -10,7 +10,7 @@ import typer
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, whole
 from debubble.cli.output import check_writable, note, print_json
-from debubble.cli.progress import steps as progress
+from debubble.cli.progress import phases as progress
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:

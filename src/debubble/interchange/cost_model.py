@@ -89,7 +89,7 @@ def keys_of(section: str) -> dict[str, Any]:
         return dict(TOP_KEYS)
     if section == "layers":
         of_layers = {name: spec for name, spec in COST_FIELDS.items() if spec.shape == "stage"}
-        return of_layers | {name: COST_FIELDS[name] for name in ENDS}
+        return of_layers | {name: COST_FIELDS[name] for name in PARTS}
     costs = {name: spec for name, spec in COST_FIELDS.items() if spec.section == section}
     return costs | (MEMORY_KEYS if section == "memory" else {})
 
@@ -183,7 +183,7 @@ def _layers(section: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: _cost(name, value, "layers") for name, value in section.items()}
     sizes = {}
     for name, value in found.items():
-        if name in ENDS:
+        if name in PARTS:
             continue
         if not isinstance(value, tuple):
             raise FormatError(f"layers.{name} is {shown(value)}; give a list with one per layer")
