@@ -178,7 +178,7 @@ def test_an_action_before_one_it_needs(row: str, early: str, late: str) -> None:
     assert problem.position == row.split().index(early)
 
 
-def test_a_deadlock_shows_its_circle_and_how_to_break_it() -> None:
+def test_a_deadlock_shows_its_cycle_and_how_to_break_it() -> None:
     problem = only(db.check(order(["0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1"])))
     assert problem.code == "deadlock"
     assert problem.actions == ("0B0", "1B0", "1F1", "0F1")

@@ -21,7 +21,8 @@ def test_two_ranks_that_wait_for_each_other() -> None:
     assert text == (
         "a deadlock: these actions wait for each other: "
         "0B0 (rank 0) waits for 1B0 (rank 1), 1B0 (rank 1) runs after 1F1 (rank 1), "
-        "1F1 (rank 1) waits for 0F1 (rank 0), 0F1 (rank 0) runs after 0B0 (rank 0)"
+        "1F1 (rank 1) waits for 0F1 (rank 0), 0F1 (rank 0) runs after 0B0 (rank 0); "
+        "move 1B0 before 1F1 on rank 1, or move 0F1 before 0B0 on rank 0"
     )
 
 
@@ -35,12 +36,15 @@ def test_the_shortest_of_two_cycles_is_shown() -> None:
 
 def test_backward_before_forward_on_one_rank() -> None:
     text = refused(["0B0 0F0"], 1)
-    assert "0B0 (rank 0) waits for 0F0 (rank 0), 0F0 (rank 0) runs after 0B0 (rank 0)" in text
+    assert text == (
+        "a deadlock: 0B0 (rank 0) waits for 0F0 (rank 0), which comes after it; "
+        "move 0F0 before 0B0 on rank 0"
+    )
 
 
 def test_a_missing_action_is_named() -> None:
     assert refused(["0F0 0B0", "1B0"], 1) == (
-        "1B0 (rank 1) waits for 1F0, which no rank runs; add 1F0"
+        "1B0 (rank 1) waits for 1F0, which no rank runs; add 1F0 on rank 1"
     )
     assert "0B0 (rank 0) waits for 1I0, which no rank runs" in refused(["0F0 0B0", "1F0"], 1)
 
@@ -52,7 +56,7 @@ def test_a_missing_action_is_named() -> None:
         (["0F5 0B0", "1F0 1B0"], "rank 0, action 0: 0F5 is out of range.* microbatches to 0"),
         (["0F0 1F0", "1B0 0B0"], "1F0 is on the wrong rank; stage 1 lives on rank 1"),
         (["0F0 0F0 0B0", "1F0 1B0"], "0F0 runs twice"),
-        (["0F0 0B0 0W0", "1F0 1B0"], "0W0 runs twice, or beside another backward"),
+        (["0F0 0B0 0W0", "1F0 1B0"], "0W0 runs beside 0B0 of the same microbatch; remove"),
         (["(0F0;0I0)OVERLAP_F_B", "1F0"], "bad overlapped group"),
         (["(0B0;0F0)OVERLAP_F_B", "1F0"], "bad overlapped group"),
     ],
@@ -69,7 +73,7 @@ def test_a_deadlock_among_many_actions_is_still_short() -> None:
     rows[2][swap[0]], rows[2][swap[1]] = rows[2][swap[1]], rows[2][swap[0]]
     text = refused([" ".join(row) for row in rows], 600)
     assert "2B300 (rank 2) waits for 2F300 (rank 2)" in text
-    assert text.count("(rank") == 4
+    assert text.count("(rank") == 2
 
 
 def test_an_optimizer_step_that_never_comes() -> None:

@@ -1,4 +1,4 @@
-"""Overlapped, channel and blocking transfers against each other, formulas and a plain simulator."""
+"""Transfers of all modes against each other, formulas and a plain simulator."""
 
 from __future__ import annotations
 
@@ -10,148 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from debubble import Costs, Kind, Schedule, make, simulate
-from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, TRANSFER_KINDS, kinds_of, unpack
+from debubble import Costs, Kind, Schedule, ScheduleError, make, simulate
+from debubble.core.actions import TRANSFER_KINDS, kinds_of, unpack
+from debubble.engine.graph import P2P_MODES, QUEUES
 from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.oracle import copy_of, copy_time, link_time, place_of, shard_arrival
+from tests import oracle_modes
 from tests.pairs import each_family
 from tests.strategies import TIMES, costs_for, made
-
-
-def blocking_oracle(schedule: Schedule, costs: Costs) -> tuple[dict, dict, float]:
-    """Start and end by (rank, index), and the makespan, of a schedule with transfers.
-
-    Ranks post a whole group, links take transfers in the order of the sends, and whatever can
-    happen happens, until nothing is left.
-    """
-    table = costs.table(schedule)
-    ranks = schedule.ranks
-    codes = [schedule.program(rank).tolist() for rank in range(ranks)]
-    programs = [[unpack(code) for code in row] for row in codes]
-
-    def ends(rank: int, index: int) -> tuple[tuple[int, int], tuple[str, int, int]]:
-        """The link and the name of the transfer that an action is one end of."""
-        stage, kind, microbatch = programs[rank][index]
-        step = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
-        row = schedule.placement.table[copy_of(schedule, microbatch)]
-        other = row[stage + step]
-        name = kind.name[-1], microbatch
-        if kind in (Kind.SEND_F, Kind.SEND_B):
-            return (rank, other), (*name, stage)
-        return (other, rank), (*name, stage + step)
-
-    line = defaultdict(list)
-    for rank, program in enumerate(programs):
-        for index, action in enumerate(program):
-            if action.kind in (Kind.SEND_F, Kind.SEND_B):
-                link, name = ends(rank, index)
-                line[link].append(name)
-
-    head, free = [0] * ranks, [0.0] * ranks
-    posted: list[list[int]] = [[] for _ in range(ranks)]
-    posts: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-    link_free: dict[tuple[int, int], float] = defaultdict(float)
-    over: dict[tuple[str, int, int], tuple[float, float]] = {}
-    reduced: list[list[float]] = [[] for _ in range(ranks)]
-    start, end = {}, {}
-    stream, reloaded = [0.0] * ranks, {}
-
-    def run(rank: int, indices: list[int], begin: float, took: float) -> None:
-        for index in indices:
-            start[rank, index], end[rank, index] = begin, begin + took
-        free[rank] = begin + took
-        head[rank] += len(indices)
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            if head[rank] == len(program):
-                continue
-            index = head[rank]
-            action = program[index]
-            if posted[rank]:
-                names = [ends(rank, member)[1] for member in posted[rank]]
-                if all(name in over for name in names):
-                    for member, name in zip(posted[rank], names, strict=True):
-                        start[rank, member], end[rank, member] = over[name]
-                    free[rank] = max(over[name][1] for name in names)
-                    head[rank] += len(names)
-                    posted[rank] = []
-                    moved = True
-            elif action.kind in TRANSFER_KINDS:
-                while index < len(program) and program[index].kind in TRANSFER_KINDS:
-                    posted[rank].append(index)
-                    posts[ends(rank, index)[1]].append(free[rank])
-                    index += 1
-                moved = True
-            elif action.kind in COPY_KINDS:
-                begin = max(free[rank], stream[rank])
-                took = copy_time(schedule, costs, table, action, rank)
-                stream[rank] = begin + took
-                start[rank, index], end[rank, index] = begin, stream[rank]
-                if action.kind == Kind.RELOAD:
-                    reloaded[action.stage, action.microbatch] = stream[rank]
-                head[rank] += 1
-                moved = True
-            elif action.kind == Kind.OPT and schedule.sync == "global":
-                waiting = [
-                    head[r] < len(row) and row[head[r]].kind == Kind.OPT
-                    for r, row in enumerate(programs)
-                ]
-                if all(waiting):
-                    together = max(free)
-                    for each in range(ranks):
-                        run(each, [head[each]], together, table.optimizer[each])
-                    moved = True
-            else:
-                paired = (codes[rank][index] >> PAIR_SHIFT) & 3 == 1
-                members = [index, index + 1] if paired else [index]
-                places = [
-                    (int(program[member].kind), place_of(schedule, program[member]))
-                    for member in members
-                ]
-                if action.kind == Kind.OPT:
-                    if schedule.sync == "post-validation":
-                        norms = reduced[rank - 1] if rank else [0.0] * schedule.iterations
-                        if len(norms) == len(reduced[rank]):
-                            continue
-                        wait = table.link[rank - 1, rank] if rank else 0.0
-                        free[rank] = max(free[rank], norms[len(reduced[rank])] + wait)
-                        reduced[rank].append(free[rank])
-                    took = table.optimizer[rank]
-                elif paired:
-                    took = table.pair(*places)
-                else:
-                    took = table.duration[places[0]]
-                back = [
-                    reloaded.get((program[member].stage, program[member].microbatch), 0.0)
-                    for member in members
-                    if program[member].kind in (Kind.I, Kind.B, Kind.R)
-                ]
-                finished = {}
-                if schedule.vocabulary:
-                    finished = {programs[r][i]: (when, r) for (r, i), when in end.items()}
-                shards = [
-                    shard_arrival(schedule, costs, finished, program[member], rank)
-                    for member in members
-                ]
-                if None in shards:
-                    continue
-                run(rank, members, max([free[rank], *back, *shards]), took)
-                moved = True
-        for link, names in line.items():
-            while names and len(posts[names[0]]) == 2:
-                name = names.pop(0)
-                begin = max(*posts[name], link_free[link])
-                took = link_time(schedule, costs, *link, name[1] % schedule.slices)
-                over[name] = (begin, begin + took)
-                link_free[link] = over[name][1]
-                moved = True
-    assert all(head[rank] == len(program) for rank, program in enumerate(programs))
-    return start, end, max(free)
 
 
 def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[float]:
@@ -163,18 +30,38 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 
 
 @each_family
-@settings(max_examples=20)
+@settings(max_examples=24)
 @given(data=st.data())
-def test_blocking_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
+def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
     costs = data.draw(costs_for(schedule))
+    mode = data.draw(st.sampled_from(P2P_MODES))
     policy = data.draw(st.sampled_from(RECEIVE_POLICIES))
     lowered = add_transfers(schedule, policy=policy)
-    start, end, makespan = blocking_oracle(lowered, costs)
-    timeline = simulate(lowered, costs, "blocking")
-    assert timeline.makespan == makespan
-    assert timeline.start.tolist() == in_order(lowered, start)
-    assert timeline.end.tolist() == in_order(lowered, end)
+    run = oracle_modes.simulate(lowered, costs, mode)
+    if run is None:
+        assert policy == "just-in-time"
+        assert mode in QUEUES
+        with pytest.raises(ScheduleError, match="a deadlock"):
+            simulate(lowered, costs, mode)
+        return
+    timeline = simulate(lowered, costs, mode)
+    assert timeline.start.tolist() == in_order(lowered, run.start)
+    assert timeline.end.tolist() == in_order(lowered, run.end)
+    if mode == "blocking":
+        assert timeline.makespan == max(run.free)
+    values = dict(zip(timeline.graph.cost_names(), timeline.costs, strict=True))
+    paid = sum(values[name] * count for name, count in timeline.sensitivity().items())
+    assert paid == pytest.approx(timeline.makespan)
+    sent = timeline.graph.sent
+    if mode == "overlapped":
+        assert not len(sent)
+        return
+    for position in np.flatnonzero(sent).tolist():
+        stage, kind, unit = unpack(int(lowered.actions[position]))
+        over = run.over["F" if kind == Kind.F else "B", unit, stage]
+        assert timeline.node_end[sent[position]] == over
+    assert np.count_nonzero(sent) == len(run.over)
 
 
 @each_family

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble import Placement, Schedule
-from debubble.engine.diagnose import dependencies, explain_stuck
+from debubble.engine.explain import explain
+from tests.oracle import sources_of
 
 
 def fewest_waits(schedule: Schedule) -> int | None:
@@ -18,8 +19,8 @@ def fewest_waits(schedule: Schedule) -> int | None:
     waits: dict[db.Action, set[db.Action]] = {}
     for action in rank_of:
         found = set()
-        for source in dependencies(schedule, action):
-            there = source if source in rank_of else source._replace(kind=db.Kind.B)
+        for alternatives in sources_of(schedule, action):
+            there = next(source for source in alternatives if source in rank_of)
             # A wait for a source is a wait for all that is queued ahead of it.
             found |= {ahead for ahead in programs[rank_of[there]] if place[ahead] <= place[there]}
         waits[action] = found
@@ -52,7 +53,7 @@ def test_as_few_waits_as_an_exhaustive_search(name: str, ranks: int, data: st.Da
     broken = Schedule.from_text(rows, schedule.placement, ranks)
     expected = fewest_waits(broken)
     assume(expected is not None)
-    error = explain_stuck(broken)
+    error = explain(broken, "overlapped")
     text = str(error)
     assert text.count("waits for") == expected, text
     begins = [link.split(" (")[0] for link in error.chain]
@@ -66,4 +67,4 @@ def test_a_chain_through_many_ranks() -> None:
         [f"{r}F1", f"{r}F0", f"{r}B0", f"{r}B1"] for r in range(1, ranks)
     ]
     schedule = Schedule.from_text(rows, Placement.linear(ranks), 2)
-    assert str(explain_stuck(schedule)).count("waits for") == fewest_waits(schedule)
+    assert str(explain(schedule, "overlapped")).count("waits for") == fewest_waits(schedule)

@@ -32,8 +32,7 @@ from debubble.engine.graph import compile_graph
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry, closed_forms
-from tests import oracle
-from tests.engine.test_p2p_modes import blocking_oracle
+from tests import oracle, oracle_modes
 from tests.forms import hold
 from tests.pairs import each_family, each_family_and
 from tests.strategies import costs_for, made, recomputing
@@ -216,11 +215,10 @@ def test_explicit_transfers_take_the_same_times(
     assert explicit.end[compute].tolist() == plain.end.tolist()
     assert explicit.busy == pytest.approx(plain.busy)
     assert explicit.peak_activation.tolist() == plain.peak_activation.tolist()
-    if mode == "blocking":
-        start, end, makespan = blocking_oracle(lowered, costs)
-        assert explicit.makespan == makespan
-        assert explicit.start.tolist() == in_order(lowered, start)
-        assert explicit.end.tolist() == in_order(lowered, end)
+    run = oracle_modes.simulate(lowered, costs, mode)
+    assert run is not None
+    assert explicit.start.tolist() == in_order(lowered, run.start)
+    assert explicit.end.tolist() == in_order(lowered, run.end)
 
 
 @each_family
@@ -394,12 +392,12 @@ def test_shares_differ_from_stage_to_stage() -> None:
         (
             "0R0 0F0 0B0",
             "0R0 needs 0F0, which comes later, as action 1; move 0F0 before 0R0",
-            r"0R0 \(rank 0\) waits for 0F0 \(rank 0\), 0F0 \(rank 0\) runs after 0R0",
+            r"0R0 \(rank 0\) waits for 0F0 \(rank 0\), which comes after it; move 0F0",
         ),
         (
             "0F0 0B0 0R0",
             "0B0 needs 0R0, which comes later, as action 2; move 0R0 before 0B0",
-            "0R0 recomputes what its backward has used; move it before that",
+            r"0B0 \(rank 0\) waits for 0R0 \(rank 0\), which comes after it; move 0R0",
         ),
         (
             "0F0 0R0 0R0 0B0",

@@ -210,6 +210,12 @@ class KindSpec:
             return 0
         return self.needs[0].stage if self.receives else -KINDS[self.other_end].needs[0].stage
 
+    @property
+    def undoes(self) -> Kind | None:
+        """The copy that this one brings back; None for all but a reload."""
+        made = self.needs[0].kinds[0] if self.stream is Stream.COPY else None
+        return made if made is not None and KINDS[made].stream is Stream.COPY else None
+
 
 F, I, W, B, R, OPT = Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT
 BACKWARD = (I, B)
@@ -377,6 +383,12 @@ def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
         for other in need.kinds
         if other in among
     )
+
+
+def ranks_stepped_with(schedule: Schedule) -> Of | None:
+    """Of which ranks an optimizer step waits for the same step; None where for its own alone."""
+    rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
+    return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)
 
 
 def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:

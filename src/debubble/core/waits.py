@@ -6,17 +6,21 @@ programs themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Action, kinds_of, microbatches_of, stages_of
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind, Need, Of
 from debubble.core.schedule import Schedule
 
 Positions = NDArray[np.int64]
+
+BY_CELL = (Of.STAGE, Of.LAST_STAGE, Of.EVERY_SHARD)
+"""Needs that name single actions by stage and microbatch."""
 
 DENSE = 4
 """A table of all (stage, microbatch) is made while it has at most this many entries per action."""
@@ -100,6 +104,28 @@ def primary_of(schedule: Schedule) -> Positions:
     return found
 
 
+def unmet(schedule: Schedule) -> Iterator[tuple[int, Action]]:
+    """Actions that wait for one that is not there.
+
+    Parameters
+    ----------
+    schedule
+        Any schedule whose actions all exist.
+
+    Yields
+    ------
+    position, missing
+        An action, and what it needs; of alternatives the first. Actions that orders may do without
+        are never missing, but what was offloaded has to come back.
+    """
+    lookup = _Lookup(schedule)
+    for spec in KINDS:
+        here = lookup.positions((spec.kind,))
+        for need in spec.needs if len(here) else ():
+            if need.of in BY_CELL and need.when(schedule):
+                yield from lookup.unmet(here, need)
+
+
 class _Lookup:
     """Finds actions by kind, stage and microbatch."""
 
@@ -109,7 +135,8 @@ class _Lookup:
         self.kind = kinds_of(actions)
         self.stage, self.unit = stages_of(actions), microbatches_of(actions)
         self.rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
-        self.units = max(1, int(self.unit.max(initial=0)) + 1)
+        # Whole microbatches, so that the slice behind the last is in no other stage's cells.
+        self.units = (int(self.unit.max(initial=0)) // schedule.slices + 1) * schedule.slices
         self.cell = self.stage * self.units + self.unit
         size = (int(self.stage.max(initial=0)) + 1) * self.units
         self._dense = size if size <= max(4096, DENSE * len(actions)) else 0
@@ -172,41 +199,57 @@ class _Lookup:
 
     def _of_need(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
         """Consumers, sorted, and producers of one need of the actions `here`."""
-        schedule = self.schedule
-        if need.last_stage_only:
-            here = here[self.stage[here] == schedule.stages - 1]
-        if need.of is Of.STAGE:
-            return self._away(here, need)
-        if need.of is Of.LAST_STAGE:
-            found = self.find(need.kinds, (schedule.stages - 1) * self.units + self.unit[here])
-        elif need.of is Of.EVERY_SHARD:
-            if not schedule.vocabulary:
-                return here[:0], here[:0]
-            first = first_stages(schedule.placement)
-            cells = first[None, :] * self.units + self.unit[here][:, None]
-            found = self.find(need.kinds, cells.ravel())
-            here = np.repeat(here, len(first))
+        if need.of is Of.ITERATION:
+            return self._of_iteration(here, need.kinds)
+        if need.of in BY_CELL:
+            here, _, found = self._by_cell(here, need)
         elif need.of is Of.LATEST:
             found = self._latest(here, need.kinds)
-        elif need.of is Of.ITERATION:
-            return self._of_iteration(here, need.kinds)
         else:
             return self._of_ranks(here, need)
         return here[found >= 0], found[found >= 0]
 
-    def _away(self, here: Positions, need: Need) -> tuple[Positions, Positions]:
+    def unmet(self, here: Positions, need: Need) -> Iterator[tuple[int, Action]]:
+        """Those of the actions `here` whose need nobody meets, and what is missing."""
+        here, cells, found = self._by_cell(here, need)
+        lacks = found < 0
+        if need.optional:
+            undone = KINDS[need.kinds[0]].undoes
+            lacks &= False if undone is None else self.find((undone,), cells) >= 0
+        for index in np.flatnonzero(lacks).tolist():
+            position, cell = int(here[index]), int(cells[index])
+            came = need.through if cell == self.cell[position] else None
+            stage, unit = divmod(cell, self.units)
+            yield position, Action(stage, need.kinds[0] if came is None else came, unit)
+
+    def _by_cell(self, here: Positions, need: Need) -> tuple[Positions, Positions, Positions]:
+        """Consumers, the cell of what each needs, and its position, −1 where it is not there.
+
+        What comes through a receive is looked for in the cell of its consumer.
+        """
         schedule = self.schedule
-        if need.stage:
-            away = self.stage[here] + need.stage
-            here = here[(away >= 0) & (away < schedule.stages)]
-        if need.slice:
-            part = self.unit[here] % schedule.slices + need.slice
-            here = here[(part >= 0) & (part < schedule.slices)]
-        found = self.find(need.kinds, self.cell[here] + need.stage * self.units + need.slice)
+        if need.last_stage_only:
+            here = here[self.stage[here] == schedule.stages - 1]
+        if need.of is Of.LAST_STAGE:
+            cells = (schedule.stages - 1) * self.units + self.unit[here]
+        elif need.of is Of.EVERY_SHARD:
+            first = first_stages(schedule.placement) if schedule.vocabulary else here[:0]
+            cells = (first[None, :] * self.units + self.unit[here][:, None]).ravel()
+            here = np.repeat(here, len(first))
+        else:
+            if need.stage:
+                away = self.stage[here] + need.stage
+                here = here[(away >= 0) & (away < schedule.stages)]
+            if need.slice:
+                part = self.unit[here] % schedule.slices + need.slice
+                here = here[(part >= 0) & (part < schedule.slices)]
+            cells = self.cell[here] + need.stage * self.units + need.slice
+        found = self.find(need.kinds, cells)
         if need.through is not None and len(self.positions(TRANSFER_KINDS)):
             far = (found >= 0) & (self.rank[found] != self.rank[here])
-            found[far] = self.find((need.through,), self.cell[here[far]])
-        return here[found >= 0], found[found >= 0]
+            cells[far] = self.cell[here[far]]
+            found[far] = self.find((need.through,), cells[far])
+        return here, cells, found
 
     def _latest(self, here: Positions, kinds: tuple[Kind, ...]) -> Positions:
         """The last action of some kinds before each, of its stage and in its program."""

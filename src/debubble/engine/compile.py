@@ -14,12 +14,12 @@ from debubble.core.errors import ScheduleError
 from debubble.core.kinds import COPY_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.columns import columns
-from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, lanes_of
+from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, link_times_of
 from debubble.engine.exist import survey_of
+from debubble.engine.explain import explain as explain_refusal
 from debubble.engine.kernels import sweep
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
-from debubble.engine.refusal import explain_refusal
 
 UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""
@@ -51,7 +51,7 @@ def compile_programs(
     ScheduleError
         When the order cannot run.
     """
-    # The arrays are kept, not the graph: it points back at the schedule, and a circle of the two
+    # The arrays are kept, not the graph: it points back at the schedule, and a cycle of the two
     # would hold on to memory until the garbage collector happens to come by.
     key = (EventGraph, "programs", mode, shared)
     if key not in schedule.derived:
@@ -73,7 +73,7 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
     spec = MODE[mode]
     placement = schedule.placement
     ranks, stages, copies = placement.ranks, placement.stages, placement.copies
-    count, units, lanes = len(schedule), schedule.units, lanes_of(schedule)
+    count, units, lanes = len(schedule), schedule.units, link_times_of(schedule)
     cells = stages * units
     places = schedule.slices * copies * stages
     chained = schedule.sync == "post-validation"
@@ -145,13 +145,13 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         *(_beside(schedule, mode, kinds, shared, explain) if rare else [None] * 10),
         state,
     )
-    outcome, position = int(state[sweep.OUTCOME]), int(state[sweep.POSITION])
+    outcome = int(state[sweep.OUTCOME])
     if outcome == sweep.DONE and kinds & _COPIES and _recomputed_in_part(schedule):
         outcome = sweep.MIXED
     if outcome != sweep.DONE:
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
-        raise explain_refusal(schedule, mode, outcome, position, next_action, node, explicit, rare)
+        raise explain_refusal(schedule, mode)
     nodes, used = int(state[sweep.NODES]), int(state[sweep.DYNAMIC])
     return EventGraph(
         schedule,

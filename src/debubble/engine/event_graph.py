@@ -98,7 +98,7 @@ class EventGraph:
     @property
     def link_times(self) -> int:
         """Number of transfer times of a pair of ranks: one, or one for each uneven slice."""
-        return lanes_of(self.schedule)
+        return link_times_of(self.schedule)
 
     @property
     def dynamic_costs(self) -> int:
@@ -232,7 +232,7 @@ class EventGraph:
         return order
 
 
-def lanes_of(schedule: Schedule) -> int:
+def link_times_of(schedule: Schedule) -> int:
     """The number of different lengths that slices may have."""
     return schedule.slices if schedule.cut else 1
 

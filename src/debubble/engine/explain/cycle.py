@@ -1,0 +1,138 @@
+"""The shortest cycle of a graph of waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.engine.kernels.settle import settle
+
+Numbers = NDArray[np.int64]
+
+SEARCHED = 2_000_000
+"""Edges that a search looks at, about; beyond, not every node is tried as the start of a cycle.
+
+Then only those are at which streams stand, that is, nodes without an edge of no cost. Some cycle
+leads through them, and most often a shortest one.
+"""
+
+FEWEST = 2
+"""No cycle is cheaper: an action in front of one of its own rank is found without a search."""
+
+
+def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> list[int]:
+    """The cycle of the fewest edges that cost anything, as indices of edges.
+
+    Parameters
+    ----------
+    tail, head
+        Node ``tail[i]`` waits for ``head[i]``; no nodes wait for each other through edges that cost
+        nothing.
+    costs
+        Whether an edge counts.
+
+    Returns
+    -------
+    list of int
+        Edges, each beginning where the one before ends; empty when there is no cycle.
+    """
+    size = int(max(tail.max(initial=-1), head.max(initial=-1))) + 1
+    stuck = _unsettled(tail, head, size)
+    inside = np.flatnonzero(stuck[tail] & stuck[head])
+    # Of what is stuck, leave out what waits for a cycle without being on one, or between two.
+    waited = _unsettled(head[inside], tail[inside], size)
+    inside = inside[waited[tail[inside]] & waited[head[inside]]]
+    if not len(inside):
+        return []
+    graph = _Graph(tail[inside], head[inside], costs[inside])
+    best: list[int] = []
+    for start in graph.starts():
+        cycle = graph.through(start, graph.cost(best) if best else len(inside) + 1)
+        best = cycle or best
+        if best and graph.cost(best) <= FEWEST:
+            break
+    found: list[int] = inside[best].tolist()
+    return found
+
+
+def _unsettled(tail: Numbers, head: Numbers, size: int) -> NDArray[np.bool_]:
+    """Whether nodes wait for ever."""
+    waiting = np.bincount(tail, minlength=size)
+    begin = np.concatenate([[0], np.cumsum(np.bincount(head, minlength=size))])
+    follower = tail[np.argsort(head, kind="stable")]
+    settle.run(size + len(tail), begin, follower, waiting, np.zeros(size, dtype=np.int64))
+    found: NDArray[np.bool_] = waiting > 0
+    return found
+
+
+class _Graph:
+    """Nodes numbered from 0, and the edges from each."""
+
+    def __init__(self, tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> None:
+        nodes, numbers = np.unique(np.concatenate([tail, head]), return_inverse=True)
+        self.tail: list[int] = numbers[: len(tail)].tolist()
+        self.head: list[int] = numbers[len(tail) :].tolist()
+        self.costs: list[bool] = costs.tolist()
+        self.edges: list[list[int]] = [[] for _ in nodes]
+        for edge, node in enumerate(self.tail):
+            self.edges[node].append(edge)
+
+    def cost(self, path: list[int]) -> int:
+        """How many edges of a path cost something."""
+        return sum(self.costs[edge] for edge in path)
+
+    def starts(self) -> list[int]:
+        """Nodes through which cycles are looked for."""
+        room = max(1, SEARCHED // len(self.tail))
+        if len(self.edges) <= room:
+            return list(range(len(self.edges)))
+        stands = [all(self.costs[edge] for edge in edges) for edges in self.edges]
+        # From one such node to the next leads back to one that was there, which is on a cycle.
+        node, seen = 0, set()
+        while node not in seen:
+            if stands[node]:
+                seen.add(node)
+            free = (edge for edge in self.edges[node] if not self.costs[edge])
+            node = self.head[next(free, self.edges[node][0])]
+        others = (other for other, stand in enumerate(stands) if stand and other != node)
+        return [node, *(other for other, _ in zip(others, range(room - 1), strict=False))]
+
+    def through(self, start: int, most: int) -> list[int]:
+        """The cheapest cycle through a node that costs less than `most`, empty when there is none.
+
+        Of several, one that goes on along edges of no cost as far as they lead: to where a rank
+        stands, behind which all else on its stream waits.
+        """
+        came: dict[int, int] = {}
+        level = [start]
+        cost = 0
+        while level and cost < most:
+            reached: list[int] = []
+            level.reverse()
+            while level:
+                node = level.pop()
+                reached.append(node)
+                free = [edge for edge in self.edges[node] if not self.costs[edge]]
+                level += self._arrive(free, came)
+            if start in came or cost + 1 == most:
+                break
+            dear = (e for node in reversed(reached) for e in self.edges[node] if self.costs[e])
+            level = self._arrive(dear, came)
+            cost += 1
+        if start not in came:
+            return []
+        path = [came[start]]
+        while self.tail[path[-1]] != start:
+            path.append(came[self.tail[path[-1]]])
+        return path[::-1]
+
+    def _arrive(self, edges: Iterable[int], came: dict[int, int]) -> list[int]:
+        """Nodes that some edges lead to for the first time."""
+        found = []
+        for edge in edges:
+            if self.head[edge] not in came:
+                came[self.head[edge]] = edge
+                found.append(self.head[edge])
+        return found

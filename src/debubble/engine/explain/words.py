@@ -1,0 +1,104 @@
+"""What is said of actions that cannot run: one phrase for one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.core.actions import Action, code_text
+from debubble.core.errors import ScheduleError
+from debubble.core.schedule import Schedule
+
+
+class Verb(Enum):
+    """How an action waits for another."""
+
+    WAITS = "waits for"
+    RUNS_AFTER = "runs after"
+    QUEUED = "is queued behind"
+    TOGETHER = "runs together with"
+
+
+ORDER = (Verb.RUNS_AFTER, Verb.QUEUED)
+"""Waits for one's turn: what a rank has put in front."""
+
+
+class Link(NamedTuple):
+    """An action that waits for another: their positions, and how."""
+
+    waiting: int
+    verb: Verb
+    wanted: int
+
+
+def text(schedule: Schedule, position: int) -> str:
+    """The action at a position."""
+    return code_text(int(schedule.actions[position]), schedule.slices)
+
+
+def named(schedule: Schedule, position: int) -> str:
+    """The action at a position, and its rank."""
+    return f"{text(schedule, position)} (rank {schedule.rank_of(position)})"
+
+
+def fault(schedule: Schedule, position: int, reason: str, *others: str) -> ScheduleError:
+    """The error for an action that cannot be there as it is; `others` are involved, too."""
+    rank = schedule.rank_of(position)
+    own = text(schedule, position)
+    where = f"rank {rank}, action {position - int(schedule.offsets[rank])}: {own}"
+    return ScheduleError(f"{where} {reason}", (own, *others))
+
+
+def home_of(schedule: Schedule, action: Action) -> int:
+    """The rank that runs an action of a stage and microbatch."""
+    copy = int(schedule.copies_of(np.array(action.microbatch)))
+    return schedule.placement.table[copy][action.stage]
+
+
+def missing(
+    schedule: Schedule, position: int, wanted: Action, rank: int | None = None
+) -> ScheduleError:
+    """The error for an action that waits for one that is not there, on its home or a given rank."""
+    other = schedule.text(wanted)
+    rank = home_of(schedule, wanted) if rank is None else rank
+    return ScheduleError(
+        f"{named(schedule, position)} waits for {other}, which no rank runs; "
+        f"add {other} on rank {rank}",
+        (text(schedule, position), other),
+    )
+
+
+def late(schedule: Schedule, position: int, wanted: int, together: bool) -> ScheduleError:
+    """The error for an action in front of, or overlapped with, one of its rank that it needs."""
+    chain = named(schedule, position), named(schedule, wanted)
+    stands = "runs together with it" if together else "comes after it"
+    behind = Link(wanted, Verb.TOGETHER if together else Verb.RUNS_AFTER, position)
+    return ScheduleError(
+        f"a deadlock: {chain[0]} waits for {chain[1]}, which {stands}; {_move(schedule, behind)}",
+        chain,
+    )
+
+
+def deadlock(schedule: Schedule, cycle: Sequence[Link]) -> ScheduleError:
+    """The error for actions that wait for each other."""
+    story = ", ".join(
+        f"{named(schedule, link.waiting)} {link.verb.value} {named(schedule, link.wanted)}"
+        for link in cycle
+    )
+    moves = [_move(schedule, link) for link in cycle if link.verb is not Verb.WAITS]
+    fix = ", or ".join(moves) if moves else "change the order of one of them"
+    return ScheduleError(
+        f"a deadlock: these actions wait for each other: {story}; {fix}",
+        tuple(named(schedule, link.waiting) for link in cycle),
+    )
+
+
+def _move(schedule: Schedule, link: Link) -> str:
+    """What ends the wait of an action for its turn."""
+    here, ahead = text(schedule, link.waiting), text(schedule, link.wanted)
+    if link.verb is Verb.TOGETHER:
+        return f"run {here} before {ahead}, not together with it"
+    return f"move {here} before {ahead} on rank {schedule.rank_of(link.waiting)}"
