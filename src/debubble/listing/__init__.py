@@ -1,5 +1,6 @@
 """List scheduling: orders of work for given costs and memory limits, see :mod:`.scheduler`."""
 
-from debubble.listing.scheduler import OBJECTIVES, check_memory, schedule, smallest_memory
+from debubble.listing.scheduler import OBJECTIVES, schedule
+from debubble.listing.workload import Workload, check_memory, smallest_memory
 
-__all__ = ["OBJECTIVES", "check_memory", "schedule", "smallest_memory"]
+__all__ = ["OBJECTIVES", "Workload", "check_memory", "schedule", "smallest_memory"]
