@@ -237,7 +237,10 @@ def problems_of(
         table = costs.resolve(place)
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
-        problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
+        problem = Problem(
+            place, table, microbatches, limits,
+            mode=mode, backward=backward, layers=layers or 0,
+        )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
             model = eased(asked)
@@ -247,7 +250,7 @@ def problems_of(
                 else:
                     Cutting(problem).check()
             except ParameterError as error:
-                refusals.append((float(model.smallest.max()), with_way_out(error, asked)))
+                refusals.append((float(model.smallest_limits.max()), with_way_out(error, asked)))
             else:
                 problems.append(asked)
     if not problems:
