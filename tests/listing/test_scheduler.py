@@ -17,8 +17,14 @@ from debubble.listing import policies as known_policies
 from debubble.listing import scheduler
 from debubble.listing.kernel import NEVER, SCORES, list_schedule
 from debubble.listing.passes import Passes
-from debubble.listing.workload import Workload, smallest_memory
+from debubble.listing.workload import Workload
 from debubble.schedules.zb_v import published_order
+
+
+def smallest_limits(placement: Placement, costs: Costs) -> NDArray[np.float64]:
+    unlimited = np.full(placement.ranks, np.inf)
+    return Workload(placement, costs.resolve(placement), 1, unlimited).smallest_limits
+
 
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
 
@@ -67,7 +73,7 @@ def cases(draw: st.DrawFn, microbatches: int = 24) -> Case:
         activation=draw(st.none() | per_stage),
         kept_for_weight=draw(st.sampled_from([0.0, 0.25, 1.0])),
     )
-    smallest = smallest_memory(placement, costs.resolve(placement))
+    smallest = smallest_limits(placement, costs)
     more = draw(st.lists(st.integers(0, 12), min_size=ranks, max_size=ranks))
     memory = smallest * (1 + np.array(more) / 4)
     return Case(placement, costs, draw(st.integers(1, microbatches)), memory)
@@ -252,7 +258,7 @@ def test_no_limit_at_all_reaches_the_lower_bound() -> None:
 def test_the_smallest_memory_works_and_less_is_refused(placement: Placement) -> None:
     sizes = np.arange(1, placement.stages + 1) / 7
     costs = Costs(activation=sizes.tolist())
-    smallest = smallest_memory(placement, costs.resolve(placement))
+    smallest = smallest_limits(placement, costs)
     rank_sums = [sizes[list(placement.stages_on(r))].sum() for r in range(placement.ranks)]
     assert smallest == pytest.approx(rank_sums)
     timeline = Case(placement, costs, 5, smallest).time()

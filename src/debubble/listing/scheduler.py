@@ -36,7 +36,8 @@ whose backwards it has run since. So the ranks do not all wait.
 The condition is also necessary. When b passes the last stage it holds an activation at every
 stage, and so does every younger microbatch wherever it has been: f(s) − b at stage s. At the start
 it reads Σ a(s) ≤ M(r): **the smallest limit that works is what one microbatch leaves on all stages
-of the rank**, for any placement (:func:`smallest_memory`).
+of the rank**, for any placement
+(:attr:`~debubble.listing.Workload.smallest_limits`).
 
 **Recomputes.** Where a stage recomputes, R and the backward after it are one action, which may
 begin R before the gradient arrives. A forward takes a(s), the backward takes b(s) more when it
@@ -72,7 +73,7 @@ from debubble.core.placement import Placement
 from debubble.listing.kernel import NEVER
 from debubble.listing.passes import GIVE_UP, Candidate, Passes, key_of
 from debubble.listing.policies import Policy, few_policies, first_policies, variations
-from debubble.listing.workload import Workload, check_memory
+from debubble.listing.workload import Workload
 
 OBJECTIVES = ("makespan", "stage-time")
 
@@ -156,16 +157,25 @@ def schedule(
     Raises
     ------
     ParameterError
-        When a limit is below :func:`smallest_memory`.
+        When there is not a limit for every rank, or one is below
+        :attr:`~debubble.listing.Workload.smallest_limits`.
     """
     assert placement.copies == 1, "list scheduling needs a placement with one copy"
     if objective not in OBJECTIVES:
         raise ParameterError(
             f"objective is '{objective}'; {did_you_mean(str(objective), OBJECTIVES)}"
         )
-    limits = check_memory(placement, table, memory, recompute)
+    given = np.asarray(memory, dtype=np.float64)
+    if given.shape not in ((), (placement.ranks,)):
+        raise ParameterError(
+            f"memory has {given.size} limits for {placement.ranks} ranks; "
+            "give one number, or one per rank"
+        )
+    limits = np.broadcast_to(given, (placement.ranks,)).copy()
     again = () if recompute is None else tuple(recompute.tolist())
-    passes = Passes(Workload(placement, table, microbatches, limits, again), objective, late)
+    work = Workload(placement, table, microbatches, limits, again)
+    work.check_limits()
+    passes = Passes(work, objective, late)
     measured = (passes.measured(programs) for programs in published)
     candidates = [candidate for candidate in measured if candidate is not None]
     if not any(passes.meets_bound(candidate) for candidate in candidates):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
@@ -91,62 +91,39 @@ class Workload:
 
     @cached_property
     def smallest_limits(self) -> NDArray[np.float64]:
-        """Smallest limit of every rank under which an order exists, see `smallest_memory`."""
-        return smallest_memory(self.placement, self.table, self.recomputed)
+        """Smallest limit of every rank under which an order exists, shape ``(ranks,)``.
+
+        It is what one microbatch leaves on the rank's stages together: before its first backward it
+        has been through all of them, and one microbatch at a time needs no more. With recomputes it
+        is what it leaves on the stages up to one, and what the backward there takes, at most.
+        """
+        needed, held = [0.0] * self.ranks, [0.0] * self.ranks
+        stages = (self.homes.tolist(), *(memory.tolist() for memory in self.footprint))
+        for rank, stored, more in zip(*stages, strict=True):
+            held[rank] += stored
+            needed[rank] = max(needed[rank], held[rank] + more)
+        return np.array(needed)
+
+    def check_limits(self) -> None:
+        """Refuse limits under which there is no order.
+
+        Raises
+        ------
+        ParameterError
+            When a limit is too small; the message names the smallest that works.
+        """
+        needed = self.smallest_limits
+        short = np.flatnonzero(~(self.limits >= needed * (1 - TOLERANCE / 2)))
+        if len(short):
+            rank = int(short[np.argmax(needed[short])])
+            verb = "needs" if self.recomputed.any() else "leaves"
+            raise ParameterError(
+                f"memory {self.limits[rank]:.12g} is too small for rank {rank}, where one "
+                f"microbatch {verb} {needed[rank]:.12g}; give at least {needed[rank]:.12g}"
+            )
 
     def per_rank(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums of values per stage over the stages of each rank."""
         sums = np.zeros(self.ranks)
         np.add.at(sums, self.homes, values)
         return sums
-
-
-def smallest_memory(
-    placement: Placement, table: CostTable, recompute: NDArray[np.bool_] | None = None
-) -> NDArray[np.float64]:
-    """Smallest limit of every rank under which a schedule exists, shape ``(ranks,)``.
-
-    It is what one microbatch leaves on the rank's stages together: before its first backward it
-    has been through all of them, and one microbatch at a time needs no more. With recomputes it is
-    what it leaves on the stages up to one, and what the backward there takes, at most.
-    """
-    chosen = np.zeros(placement.stages, dtype=bool) if recompute is None else recompute
-    stored, more = table.footprint(chosen)
-    needed = np.zeros(placement.ranks)
-    held = np.zeros(placement.ranks)
-    for stage, rank in enumerate(placement.ranks_of_stages):
-        held[rank] += stored[stage]
-        needed[rank] = max(needed[rank], held[rank] + more[stage])
-    return needed
-
-
-def check_memory(
-    placement: Placement,
-    table: CostTable,
-    memory: ArrayLike,
-    recompute: NDArray[np.bool_] | None = None,
-) -> NDArray[np.float64]:
-    """Memory limits as one number per rank, shape ``(ranks,)``.
-
-    Raises
-    ------
-    ParameterError
-        When there are too many or too few numbers, or one is too small for any schedule.
-    """
-    given = np.asarray(memory, dtype=np.float64)
-    if given.shape not in ((), (placement.ranks,)):
-        raise ParameterError(
-            f"memory has {given.size} limits for {placement.ranks} ranks; "
-            "give one number, or one per rank"
-        )
-    limits = np.broadcast_to(given, (placement.ranks,)).copy()
-    needed = smallest_memory(placement, table, recompute)
-    short = np.flatnonzero(~(limits >= needed * (1 - TOLERANCE / 2)))
-    if len(short):
-        rank = int(short[np.argmax(needed[short])])
-        verb = "leaves" if recompute is None or not recompute.any() else "needs"
-        raise ParameterError(
-            f"memory {limits[rank]:.12g} is too small for rank {rank}, where one microbatch "
-            f"{verb} {needed[rank]:.12g}; give at least {needed[rank]:.12g}"
-        )
-    return limits

@@ -15,7 +15,6 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
-from debubble.listing import check_memory
 from debubble.optimize.cache import Entry, read_entry, write_entry
 from debubble.optimize.choices import (
     Recompute,
@@ -246,7 +245,7 @@ def problems_of(
             model = eased(asked)
             try:
                 if layers is None:
-                    check_memory(place, model.table, limits, model.recomputed)
+                    model.check_limits()
                 else:
                     Cutting(problem).check()
             except ParameterError as error:

@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -208,7 +209,7 @@ class Entry:
         """What the schedule does, with its figure: the docstring of its function."""
         return inspect.getdoc(self.order) or ""
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters its function takes."""
         return tuple(inspect.signature(self.order).parameters)
