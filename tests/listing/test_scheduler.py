@@ -16,7 +16,15 @@ from debubble.engine.timeline import Timeline
 from debubble.listing import policies as known_policies
 from debubble.listing import scheduler
 from debubble.listing.kernel import NEVER, SCORES, list_schedule
+from debubble.listing.passes import Passes
+from debubble.listing.workload import Workload
 from debubble.schedules.zb_v import published_order
+
+
+def smallest_limits(placement: Placement, costs: Costs) -> NDArray[np.float64]:
+    unlimited = np.full(placement.ranks, np.inf)
+    return Workload(placement, costs.resolve(placement), 1, unlimited).smallest_limits
+
 
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
 
@@ -65,7 +73,7 @@ def cases(draw: st.DrawFn, microbatches: int = 24) -> Case:
         activation=draw(st.none() | per_stage),
         kept_for_weight=draw(st.sampled_from([0.0, 0.25, 1.0])),
     )
-    smallest = scheduler.smallest_memory(placement, costs.resolve(placement))
+    smallest = smallest_limits(placement, costs)
     more = draw(st.lists(st.integers(0, 12), min_size=ranks, max_size=ranks))
     memory = smallest * (1 + np.array(more) / 4)
     return Case(placement, costs, draw(st.integers(1, microbatches)), memory)
@@ -114,23 +122,21 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
         tuple(float(values[pick]) for values, pick in zip(levels, part, strict=True))
         for part in (choice[:7], choice[7:])
     ]
-    problem = scheduler._Problem(
-        case.placement, case.costs.resolve(case.placement), case.microbatches, case.memory,
-        "makespan",
-    )  # fmt: skip
+    table = case.costs.resolve(case.placement)
+    passes = Passes(Workload(case.placement, table, case.microbatches, case.memory), "makespan")
     results = []
     for run in (list_schedule.compiled, list_schedule.interpret):
         scores = np.zeros(2 * SCORES)
         run(
-            np.ravel(policies), case.microbatches, problem.period, NEVER, 1e9, False,
-            *problem._fixed, *problem._scratch, scores, problem._order,
+            np.ravel(policies), case.microbatches, passes.period, NEVER, 1e9, False,
+            *passes.arguments(), scores, passes.order,
         )  # fmt: skip
-        results.append((scores.tolist(), problem._order.tolist()))
+        results.append((scores.tolist(), passes.order.tolist()))
     assert results[0] == results[1]
 
     scores = np.reshape(results[0][0], (2, SCORES))
     for policy, (makespan, stage_time, share, steps) in zip(policies, scores, strict=True):
-        found = problem.solved(policy)
+        found = passes.solved(policy)
         order = Schedule.from_programs("x", case.placement, case.microbatches, found.programs)
         timeline = simulate(order, case.costs)
         assert makespan == pytest.approx(timeline.makespan)
@@ -140,7 +146,7 @@ def test_the_scheduler_knows_the_times_of_what_it_builds(case: Case, choice: lis
             where=case.memory > 0, out=np.zeros(case.placement.ranks),
         )  # fmt: skip
         assert share == pytest.approx(filled.max(), abs=1e-8)
-        assert steps == problem.size
+        assert steps == passes.size
 
 
 @pytest.mark.parametrize("objective", scheduler.OBJECTIVES)
@@ -149,16 +155,16 @@ def test_a_policy_is_dropped_exactly_when_it_cannot_stay_below_what_is_asked(
 ) -> None:
     placement = Placement.v(4)
     table = Costs(F=3, I=4, W=2).resolve(placement)
-    problem = scheduler._Problem(placement, table, 16, np.full(4, 3.0), objective)
+    passes = Passes(Workload(placement, table, 16, np.full(4, 3.0)), objective)
     policy = known_policies.SEVERAL_STAGES[0]
-    time = problem.solved(policy).time
-    assert time > problem.bound + 20
-    (candidate,), steps = problem.run([policy], give_up=time)
-    assert (candidate.time, steps) == (time, problem.size)
-    (candidate,), steps = problem.run([policy], give_up=time - 0.5)
+    time = passes.solved(policy).time
+    assert time > passes.bound + 20
+    (candidate,), steps = passes.run([policy], give_up=time)
+    assert (candidate.time, steps) == (time, passes.size)
+    (candidate,), steps = passes.run([policy], give_up=time - 0.5)
     assert candidate.time == NEVER
-    assert steps < problem.size
-    assert problem.run([policy], give_up=problem.bound)[1] < steps
+    assert steps < passes.size
+    assert passes.run([policy], give_up=passes.bound)[1] < steps
 
 
 # Makespans of the best published scheduler, measured with an independent simulator.
@@ -252,7 +258,7 @@ def test_no_limit_at_all_reaches_the_lower_bound() -> None:
 def test_the_smallest_memory_works_and_less_is_refused(placement: Placement) -> None:
     sizes = np.arange(1, placement.stages + 1) / 7
     costs = Costs(activation=sizes.tolist())
-    smallest = scheduler.smallest_memory(placement, costs.resolve(placement))
+    smallest = smallest_limits(placement, costs)
     rank_sums = [sizes[list(placement.stages_on(r))].sum() for r in range(placement.ranks)]
     assert smallest == pytest.approx(rank_sums)
     timeline = Case(placement, costs, 5, smallest).time()
@@ -284,20 +290,46 @@ def test_an_unknown_objective_is_refused_with_the_nearest() -> None:
         Case(Placement.v(2), Costs(), 4, np.array(2.0)).solve(objective="stagetime")
 
 
-def test_the_budget_is_kept() -> None:
-    placement = Placement.v(8)
-    table = Costs.per_rank(**REAL).resolve(placement)
-    placed = 0
+def counted(work: Workload) -> tuple[Passes, list[int]]:
+    """Passes over a workload, and how many actions each of their calls places."""
+    placed: list[int] = []
 
-    class Counted(scheduler._Problem):
-        def run(self, policies, give_up=NEVER):  # type: ignore[no-untyped-def]
-            nonlocal placed
-            candidates, steps = super().run(policies, give_up)
-            placed += steps
+    class Counted(Passes):
+        def run(self, policies, *options, **named):  # type: ignore[no-untyped-def]
+            candidates, steps = super().run(policies, *options, **named)
+            placed.append(steps)
             return candidates, steps
 
-    problem = Counted(placement, table, 60, np.full(8, 4.0), "makespan")
-    scheduler._search(problem, 1.0)
+    passes = Counted(work, "makespan")
+    # Those with fewer microbatches are copies, which count as well.
+    return passes, placed
+
+
+def test_the_budget_is_kept() -> None:
+    table = Costs.per_rank(**REAL).resolve(Placement.v(8))
+    passes, placed = counted(Workload(Placement.v(8), table, 60, np.full(8, 4.0)))
+    scheduler._search(passes, 1.0)
     # The search, and the best policy once more for its order.
-    assert placed <= scheduler.SMALLEST_BUDGET + problem.size
-    assert placed > scheduler.SMALLEST_BUDGET / 2
+    assert sum(placed) <= scheduler.SMALLEST_BUDGET + passes.size
+    assert sum(placed) > scheduler.SMALLEST_BUDGET / 2
+
+
+@pytest.mark.parametrize(("memory", "long"), [(8.0, False), (5.0, False), (2.0, True)])
+def test_many_microbatches_on_a_v_take_few_policies_unless_memory_is_tight(
+    memory: float, long: bool
+) -> None:
+    table = Costs.per_rank(**REAL).resolve(Placement.v(8))
+    passes, placed = counted(Workload(Placement.v(8), table, 200, np.full(8, memory)))
+    found = scheduler._search(passes, 1.0)
+    assert (sum(placed) > scheduler.QUICK_BUDGET + passes.size) == long
+    assert long or found.time <= passes.bound * (1 + scheduler.CLOSE)
+
+
+def test_few_policies_are_only_known_for_a_v_with_the_memory_of_zb_v_or_v_half() -> None:
+    assert known_policies.few_policies(Placement.v(8), 8) == known_policies.ROOMY_WAVE
+    assert known_policies.few_policies(Placement.v(8), 5) == known_policies.HALF_WAVE
+    assert known_policies.few_policies(Placement.v(8), np.inf) == known_policies.ROOMY_WAVE
+    for placement in (Placement.linear(8), Placement.loop(8, 2), Placement.wave(8, 4)):
+        assert known_policies.few_policies(placement, 8) == ()
+    for memory in (4, 4.9, 6):
+        assert known_policies.few_policies(Placement.v(8), memory) == ()

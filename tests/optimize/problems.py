@@ -20,7 +20,7 @@ def problem(
     place = placement or db.Placement.wave(ranks, chunks)
     table = db.Costs(**costs).resolve(place)
     limits = np.broadcast_to(np.asarray(memory, dtype=float), (ranks,)).copy()
-    return Problem(place, table, microbatches, limits, mode, backward)
+    return Problem(place, table, microbatches, limits, mode=mode, backward=backward)
 
 
 def orders(asked: Problem, rank: int, in_turn: bool = False) -> list[NDArray[np.int64]]:

@@ -66,7 +66,7 @@ def fastest_of_all_cuts(root: Problem) -> float:
     found = []
     for cut in all_cuts(root.layers, root.stages):
         problem = cut_problem(root, cut)
-        if np.all(problem.filled <= problem.roof):
+        if np.all(problem.microbatch_memory <= problem.limits_with_slack):
             found.append(fastest(problem, in_turn=True))
     return min(found)
 

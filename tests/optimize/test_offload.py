@@ -41,7 +41,9 @@ def test_no_schedule_with_copies_beats_the_problem_without(data: st.DataObject) 
     ways = data.draw(st.lists(st.integers(0, 3), min_size=p * v, max_size=p * v))
     asked = with_choice(problem(p, m, 100.0, chunks=v, **costs), ways)
     model = eased(asked)
-    programs = listed(replace(model, limits=model.smallest * data.draw(st.floats(1, 3))), (), 0.02)
+    programs = listed(
+        replace(model, limits=model.smallest_limits * data.draw(st.floats(1, 3))), (), 0.02
+    )
     plain = model.schedule(programs)
     for schedule in schedules(asked, programs):
         assert db.check(schedule, costs=asked.table.costs).ok

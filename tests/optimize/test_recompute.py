@@ -52,7 +52,7 @@ def drawn(data: st.DataObject, shapes: Any = SHAPES) -> Problem:
     )  # fmt: skip
     asked = with_choice(asked, data.draw(st.tuples(*(st.booleans() for _ in range(p * v)))))
     more = data.draw(st.lists(st.sampled_from([0.0, 0.3, 1.0, 2.0]), min_size=p, max_size=p))
-    return replace(asked, limits=asked.smallest * (1 + np.array(more)))
+    return replace(asked, limits=asked.smallest_limits * (1 + np.array(more)))
 
 
 def recomputes_right_before_backwards(schedule: db.Schedule) -> bool:
@@ -109,7 +109,7 @@ def test_lists_and_annealed_orders_are_right(data: st.DataObject) -> None:
 
 def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
     asked = with_choice(problem(2, 1, 1, chunks=1, F=1, I=1, W=1, R=3), (1, 0))
-    assert asked.lag.tolist() == [-3, 0]
+    assert asked.backward_lag.tolist() == [-3, 0]
     # F of both stages, I of the last, I and W of the first: R has no time of its own but one.
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
 

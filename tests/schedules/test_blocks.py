@@ -44,6 +44,7 @@ def test_the_compiled_kernel_equals_its_python_source(
     orders = []
     for run in (_blocks.fill_gaps.compiled, _blocks.fill_gaps.interpret):
         monkeypatch.setattr(_blocks.fill_gaps, "run", lambda _, *args, run=run: run(*args))
+        _blocks._laid_out_once.cache_clear()
         orders.append(_blocks.repeat_block(Placement.v(5), block.slots(5), 19))
     for one, other in zip(*orders, strict=True):
         assert np.array_equal(one, other)

@@ -11,14 +11,14 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import TRANSFER_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs, special_kinds
-from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph, link_times_of
+from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
 from debubble.engine.exist import refuse_strays
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode
 from debubble.engine.transfers import insert_transfers
 
 __all__ = [
     "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",
-    "link_times_of", "largest_kind",
+    "largest_kind",
 ]  # fmt: skip
 
 _TRANSFERS = sum(1 << kind for kind in TRANSFER_KINDS)

@@ -15,6 +15,10 @@ SCORES = 4
 """Numbers that come back: makespan, largest stage time, largest share of a limit, steps."""
 
 
+GROUP = 16
+"""Ranks of which the one to go on next is found together."""
+
+
 @kernel(writes=("scores", "order"))
 def list_schedule(
     policies: Array,
@@ -59,16 +63,16 @@ def list_schedule(
     lost: Array,
     written: Array,
     wake: Array,
-    tree: Array,
+    next_in: Array,
     scores: Array,
     order: Array,
 ) -> None:
     """Schedule one problem under each policy in turn; `order` keeps that of the last.
 
-    A step takes the rank whose next decision is the earliest (`wake`; a tournament `tree` finds
-    it), looks at what that rank could run, and starts one action, or decides to wait until a
-    known time. A rank only knows what has been started, so the order of the steps is a topological
-    order, and start times are those of the finished schedule.
+    A step takes the rank whose next decision is the earliest (`wake`; `next_in` has that rank of
+    every ``GROUP`` ranks), looks at what it could run, and starts one action, or decides to wait
+    until a known time. A rank only knows what has been started, so the order of the steps is a
+    topological order, and start times are those of the finished schedule.
 
     Parameters
     ----------
@@ -89,7 +93,7 @@ def list_schedule(
         Of every rank: its limit, what forwards of one microbatch fill of it, and its backwards
         `extra`, the sum of activation times lifespan, and the time it computes in total.
         ``stages_of[offsets[r]:offsets[r + 1]]`` are the stages on rank r.
-    forward_in … tree
+    forward_in … next_in
         Scratch. `forward_in` and `input_in` hold when every microbatch's input arrives, at
         ``stage·(m + 1) + microbatch``; `forwards`, `inputs` and `weights` count what has started.
     scores
@@ -102,7 +106,7 @@ def list_schedule(
     ranks = len(memory)
     last = stages - 1
     stride = microbatches + 1
-    leaves = len(tree) // 2
+    groups = (ranks + GROUP - 1) // GROUP
     total = 3 * stages * microbatches
     tiny = 1e-9 * period
     top = forward_at[last] + forward_time[last]
@@ -145,21 +149,19 @@ def list_schedule(
             lost[r] = work[r]
             wake[r] = never
             written[r] = 3 * microbatches * offsets[r]
-        wake[ranks] = never
         wake[rank_of[0]] = 0.0
-        for i in range(len(tree) - 1, 0, -1):
-            if i >= leaves:
-                tree[i] = min(i - leaves, ranks)
-            else:
-                tree[i] = tree[2 * i]
-                if wake[tree[2 * i + 1]] < wake[tree[i]]:
-                    tree[i] = tree[2 * i + 1]
+        for g in range(groups):
+            next_in[g] = g * GROUP
+        next_in[rank_of[0] // GROUP] = rank_of[0]
         fullest = 0.0
         done = 0
         hopeless = False
 
         while done < total and not hopeless:
-            rank = tree[1]
+            rank = next_in[0]
+            for g in range(1, groups):
+                if wake[next_in[g]] < wake[rank]:
+                    rank = next_in[g]
             now = wake[rank]
             assert now < never, "some rank can always go on"
             clock = free[rank]
@@ -340,17 +342,16 @@ def list_schedule(
                         wake[consumer] = arrival
                         woken = consumer
 
-            for changed in (rank, woken):
-                node = (leaves + changed) >> 1
-                while changed >= 0 and node > 0:
-                    before = tree[node]
-                    left = tree[2 * node]
-                    right = tree[2 * node + 1]
-                    winner = right if wake[right] < wake[left] else left
-                    if winner == before and before != changed:
-                        break
-                    tree[node] = winner
-                    node >>= 1
+            group = rank // GROUP
+            earliest = wake[GROUP * group]
+            soonest_rank = GROUP * group
+            for r in range(GROUP * group + 1, min(GROUP * (group + 1), ranks)):
+                if wake[r] < earliest:
+                    earliest = wake[r]
+                    soonest_rank = r
+            next_in[group] = soonest_rank
+            if woken >= 0 and arrival < wake[next_in[woken // GROUP]]:
+                next_in[woken // GROUP] = woken
 
         makespan = 0.0
         stage_time = 0.0

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program, kinds_of, microbatches_of, stages_of
 from debubble.core.sequence import as_kind
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.listing import TOLERANCE
+from debubble.optimize.problem import Problem
 
 
 def separate(
@@ -37,7 +38,7 @@ def separate(
 
 
 def fused_ones(problem: Problem, programs: Sequence[Program]) -> NDArray[np.bool_]:
-    """Which backwards of an order are fused, shape ``(stages, microbatches)``."""
+    """Mask of the fused backwards of an order, shape ``(stages, microbatches)``."""
     packed = np.concatenate(programs)
     packed = packed[kinds_of(packed) == Kind.B]
     found = np.zeros((problem.stages, problem.microbatches), dtype=bool)

@@ -87,9 +87,11 @@ class Paths(NamedTuple):
 
 
 def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
-    """How many microbatches besides one fit on every stage, shape ``(stages,)``; at most m."""
-    room = (problem.roof - problem.stored)[problem.homes] - problem.added[1, last_stages(problem)]
-    stored = np.maximum(problem.added[0], 1e-300)
+    """Microbatches that fit on every stage besides one, shape ``(stages,)``, at most m."""
+    room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
+        1, last_stages(problem)
+    ]
+    stored = np.maximum(problem.taken[0], 1e-300)
     spare = np.minimum(np.floor(room / stored), problem.microbatches)
     return np.asarray(np.maximum(spare, 0), dtype=np.int64)
 
@@ -136,7 +138,7 @@ def longest_paths(problem: Problem) -> Paths:
     found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
     find_paths.run(
         3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
-        problem.times.ravel(), link.ravel(), pause, problem.redo, last,
+        problem.times.ravel(), link.ravel(), pause, problem.recompute_time, last,
         spare_microbatches(problem), lag, *found,
     )  # fmt: skip
     return Paths(*(values.reshape(-1, S, m) for values in found))
@@ -144,11 +146,11 @@ def longest_paths(problem: Problem) -> Paths:
 
 def transfer_times(problem: Problem) -> NDArray[np.float64]:
     """Time to send each stage's F and I or B on, 0 where it stays; shape ``(2, stages)``."""
-    return np.array([np.roll(problem.up, -1), np.roll(problem.down, 1)])
+    return np.array([np.roll(problem.forward_link, -1), np.roll(problem.backward_link, 1)])
 
 
 def machines(problem: Problem) -> list[NDArray[np.int64]]:
-    """What cannot run at the same time: sets of rows of actions, then of transfers.
+    """Sets of rows of actions and transfers that run one at a time.
 
     Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
     of I or B.
@@ -228,12 +230,12 @@ def area_bound(problem: Problem, heads: Grid, tails: Grid) -> float:
     # What an action frees has been there since the forward began.
     area = (problem.freed * (alone - begin)).sum(axis=0)
     # What a backward takes has only been there since it began.
-    area -= problem.added[1] * (heads[1, :, 0] - begin)
+    area -= problem.taken[1] * (heads[1, :, 0] - begin)
     area *= problem.microbatches
     first = np.full(problem.ranks, np.inf)
     np.minimum.at(first, problem.homes, begin)
     last = np.full(problem.ranks, np.inf)
     np.minimum.at(last, problem.homes, tails[1:].min(axis=(0, 2)))
-    used = problem.filled > 0
-    spans = problem.per_rank(area)[used] / problem.roof[used]
+    used = problem.microbatch_memory > 0
+    spans = problem.per_rank(area)[used] / problem.limits_with_slack[used]
     return float((first[used] + spans + last[used]).max(initial=0.0))

@@ -83,7 +83,7 @@ def code() -> str:
 
 
 def folder() -> Path:
-    """Where entries lie."""
+    """Folder of the entries."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "debubble" / "optimize"
 

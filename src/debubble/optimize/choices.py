@@ -1,4 +1,4 @@
-"""What a stage does with its activations: keep them, recompute them, or have them wait on the host.
+"""Choices for the activations of a stage: keep them, recompute them, or offload them to the host.
 
 Where the search may choose, every stage has a few ways; a choice takes one for each stage.
 """
@@ -14,9 +14,10 @@ import numpy as np
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.listing import TOLERANCE
 from debubble.lowering.recompute import Stages, chosen_stages
 from debubble.optimize.offload import Offload, eased
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 
 KEEP, RECOMPUTE, OFFLOAD = 0, 1, 2
 """What a stage does with its activations; the last two may come together."""
@@ -32,7 +33,7 @@ Recompute: TypeAlias = Stages | None
 
 
 def ways_of(recompute: Recompute, offload: Offload, stages: int) -> Ways:
-    """What every stage may do.
+    """Choices open to every stage.
 
     Raises
     ------
@@ -78,21 +79,21 @@ def with_choice(problem: Problem, chosen: Sequence[int]) -> Problem:
 def with_way_out(error: ParameterError, problem: Problem) -> ParameterError:
     """Extend a memory error with the smallest limit that works if more stages recompute."""
     full = with_choice(problem, [way | RECOMPUTE for way in choice_of(problem)])
-    least = float(eased(full).smallest.max())
-    if least >= float(eased(problem).smallest.max()) * (1 - TOLERANCE):
+    least = float(eased(full).smallest_limits.max())
+    if least >= float(eased(problem).smallest_limits.max()) * (1 - TOLERANCE):
         return error
     return ParameterError(f"{error}, or {least:.12g} with recompute")
 
 
 def choice_of(problem: Problem) -> Choice:
-    """What the stages of a problem do."""
+    """Choice that a problem makes for its stages."""
     nothing = (False,) * problem.stages
     both = zip(problem.recompute or nothing, problem.offload or nothing, strict=True)
     return tuple(RECOMPUTE * a + OFFLOAD * b for a, b in both)
 
 
 def choice_in(schedule: Schedule) -> Choice:
-    """What the stages of a schedule do."""
+    """Choice that a schedule makes for its stages."""
     kinds, stages = kinds_of(schedule.actions), stages_of(schedule.actions)
     chosen = np.zeros(schedule.stages, dtype=np.int64)
     for kind, flag in ((Kind.R, RECOMPUTE), (Kind.OFFLOAD, OFFLOAD)):

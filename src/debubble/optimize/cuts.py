@@ -18,12 +18,13 @@ from itertools import islice
 import numpy as np
 
 from debubble.engine.graph import compile_graph
+from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cache import Entry
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layers import Cut, Cutting, cut_problem
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import begin
 from debubble.optimize.variants import Variants, makespan_of

@@ -58,7 +58,7 @@ Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver came to: an order unless it found none, and its bound."""
+    """Result of the solver: an order unless it found none, and its bound."""
 
     programs: list[Program] | None
     bound: float
@@ -127,7 +127,7 @@ class Model:
         return self.start[kind, stage, microbatch] + self._time(kind, stage, microbatch)
 
     def _time(self, kind: int, stage: int, microbatch: int) -> Any:
-        """How long an action takes; a term of the model where that depends on fusing."""
+        """Duration of an action; a term of the model where that depends on fusing."""
         time, fused = int(self.problem.times[kind, stage]), self.fused.get((stage, microbatch))
         if fused is None or kind == 0:
             return time
@@ -175,7 +175,7 @@ class Model:
         return kind != 2 or not self.fusable[stage]
 
     def _add_pair(self, one: tuple[int, int], other: tuple[int, int]) -> None:
-        """Which of two actions of a rank is first, for all actions of two chains."""
+        """Literals for the order of all pairs of actions of two chains on a rank."""
         m = self.problem.microbatches
         for b, c in product(range(m), range(m)):
             x, y = (*one, b), (*other, c)
@@ -234,7 +234,7 @@ class Model:
             for b in range(problem.microbatches):
                 begin = self.model.new_int_var(0, self.horizon, "")
                 self.model.add(begin >= self._end(kind, stage, b))
-                ahead = round(problem.redo[to]) if kind else 0
+                ahead = round(problem.recompute_time[to]) if kind else 0
                 self.model.add(self.start[kind, to, b] >= begin + int(time) - ahead)
                 row.append(self.model.new_fixed_size_interval_var(begin, int(time), ""))
         for rows in machines(problem):
@@ -244,13 +244,13 @@ class Model:
                 )
 
     def _add_memory(self) -> None:
-        """When memory is taken, everything that has started and was not freed must fit."""
+        """Limit the memory held at the start of every action that takes some."""
         problem, m = self.problem, self.problem.microbatches
         activation = problem.table.activation
         for rank in range(problem.ranks):
             stages = np.flatnonzero(problem.homes == rank).tolist()
-            limit = problem.roof[rank]
-            if limit >= problem.filled[rank] * m:
+            limit = problem.limits_with_slack[rank]
+            if limit >= problem.microbatch_memory[rank] * m:
                 continue
             unit = limit / MEMORY_UNITS
             if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:

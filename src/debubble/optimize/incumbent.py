@@ -9,10 +9,11 @@ from typing import TypeAlias
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
+from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.offload import eased, schedules
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 Known: TypeAlias = dict[object, list[tuple[str, list[Program]]]]

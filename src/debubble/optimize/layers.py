@@ -39,9 +39,10 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
+from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import transfer_times
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 
 Cut: TypeAlias = tuple[int, ...]
 """Layers of every stage."""
@@ -135,12 +136,12 @@ class Cutting:
 
     @cached_property
     def ends(self) -> Problem:
-        """What stages without layers would be."""
+        """The stages without any layer: embedding and head alone."""
         return cut_problem(self.root, [0] * self.root.stages)
 
     @cached_property
     def layer(self) -> Problem:
-        """What stages of one layer without the ends would be."""
+        """Stages of one layer each, without embedding and head."""
         one, none = cut_problem(self.root, [1] * self.root.stages).table, self.ends.table
         alone = replace(
             one, duration=one.duration - none.duration, activation=one.activation - none.activation
@@ -149,7 +150,7 @@ class Cutting:
 
     @cached_property
     def stages_of_ranks(self) -> NDArray[np.int64]:
-        """How many stages every rank has, the fewest layers it can have; shape ``(ranks,)``."""
+        """Number of stages on every rank, the fewest layers it can have; shape ``(ranks,)``."""
         return np.bincount(self.root.homes, minlength=self.root.ranks)
 
     def most_layers(self, microbatches: float | NDArray[np.float64] = 1.0) -> NDArray[np.int64]:
@@ -158,7 +159,7 @@ class Cutting:
         one = float(self.layer.table.activation[0])
         room = np.full(self.root.ranks, float(self.root.layers))
         if one > 0:
-            room = np.minimum(room, (roof - self.ends.filled) / one + TOLERANCE)
+            room = np.minimum(room, (roof - self.ends.microbatch_memory) / one + TOLERANCE)
         whole: NDArray[np.int64] = np.maximum(np.floor(room), 0).astype(np.int64)
         return whole
 
@@ -191,10 +192,10 @@ class Cutting:
         """The smallest limit, the same for every rank, that works under some cut."""
         one = float(self.layer.table.activation[0])
         counts = _shared_out(
-            self.root.layers, self.stages_of_ranks, self.ends.filled, one,
+            self.root.layers, self.stages_of_ranks, self.ends.microbatch_memory, one,
             np.full(self.root.ranks, self.root.layers),
         )  # fmt: skip
-        return float((self.ends.filled + one * counts)[self.stages_of_ranks > 0].max())
+        return float((self.ends.microbatch_memory + one * counts)[self.stages_of_ranks > 0].max())
 
     def balanced(self, most: NDArray[np.int64], late: bool) -> Cut:
         """Work as equal on all ranks, then on all stages of each, as `most` layers allow.
@@ -246,7 +247,7 @@ class Cutting:
         first = np.full(root.ranks, root.stages)
         np.minimum.at(first, root.homes, np.arange(root.stages))
         before = [np.append(0.0, np.cumsum(column)) for column in (ends[0], ends[1])]
-        up, down = np.cumsum(root.up), np.append(0.0, np.cumsum(root.down))
+        up, down = np.cumsum(root.forward_link), np.append(0.0, np.cumsum(root.backward_link))
         busy = root.per_rank(ends.sum(axis=0))
         if root.mode == "blocking":
             busy += root.per_rank(transfer_times(root).sum(axis=0))

@@ -66,8 +66,8 @@ def tighter(problem: Problem) -> Iterator[Problem]:
     most = np.zeros(problem.ranks)
     np.maximum.at(most, problem.homes, moved)
     for count in COPIES:
-        limits = np.maximum(model.limits - count * most, model.smallest)
-        if np.all(limits <= model.roof):
+        limits = np.maximum(model.limits - count * most, model.smallest_limits)
+        if np.all(limits <= model.limits_with_slack):
             yield replace(model, limits=limits)
 
 

@@ -15,11 +15,12 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
+from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.layers import Cutting
 from debubble.optimize.offload import eased
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
 from debubble.optimize.search import optimize, problems_of
@@ -153,7 +154,9 @@ def sweep(
         for problem in problems
     )
     points: list[tuple[float, Result]] = []
-    limits = limits_for(min(problems, key=lambda problem: float(eased(problem).smallest.max())))
+    limits = limits_for(
+        min(problems, key=lambda problem: float(eased(problem).smallest_limits.max()))
+    )
     options["effort"] = options.get("effort", 1.0) * POINT_SHARE
     if options.get("time_limit") is not None:
         options["time_limit"] /= len(limits)
@@ -181,11 +184,13 @@ def sweep(
 def limits_for(problem: Problem) -> list[float]:
     """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
     step = float(problem.table.activation.max())
-    least = float(eased(problem).smallest.max())
+    least = float(eased(problem).smallest_limits.max())
     if problem.layers:
         least = Cutting(problem).smallest_memory
     if step == 0:
         return [1.0]
-    most = float(problem.filled.max()) * min(GENEROUS * problem.ranks, problem.microbatches)
+    most = float(problem.microbatch_memory.max()) * min(
+        GENEROUS * problem.ranks, problem.microbatches
+    )
     steps = np.unique(np.round(np.geomspace(least / step, most / step, MOST_POINTS)))
     return [max(float(count) * step, least) for count in steps]

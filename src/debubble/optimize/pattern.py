@@ -161,14 +161,14 @@ class PatternModel:
         grid = self.grid
         if not np.isfinite(grid.limits[rank]):
             return
-        activation = grid.added.sum(axis=0)
+        activation = grid.taken.sum(axis=0)
         unit = activation[stages].max() / FRACTIONS
         if unit == 0:
             return
         items = list(product(stages, range(self.width)))
         # What F takes is what is freed later, less what the backward takes in between.
-        later = np.round((grid.freed - grid.added)[1:] / unit).astype(np.int64)
-        taken = np.round(grid.added / unit).astype(np.int64)
+        later = np.round((grid.freed - grid.taken)[1:] / unit).astype(np.int64)
+        taken = np.round(grid.taken / unit).astype(np.int64)
         for acting, (stage, j) in product(range(len(grid.kinds)), items):
             if not taken[acting, stage]:
                 continue
@@ -183,7 +183,7 @@ class PatternModel:
                         laps = self.lap[key] - self.lap[forward]
                         done = 0 if key == me else self._before(key, me)
                         held.append(amount * (laps + begun - done))
-            self.model.add(sum(held) <= math.floor(grid.roof[rank] / unit + 1e-3))
+            self.model.add(sum(held) <= math.floor(grid.limits_with_slack[rank] / unit + 1e-3))
 
     def _before(self, key: Key, other: Key) -> Any:
         """Whether an action's phase comes before another's, as a literal."""
@@ -264,14 +264,14 @@ def find_pattern(
     smallest = round(grid.work.max() * width)
     if smallest == 0:
         return None
-    longest = grid.times.sum() + grid.up.sum() + grid.down.sum()
+    longest = grid.times.sum() + grid.forward_link.sum() + grid.backward_link.sum()
     depth = math.ceil(longest / smallest) + 2
-    tight = grid.roof / np.maximum(grid.filled, np.finfo(float).tiny)
+    tight = grid.limits_with_slack / np.maximum(grid.microbatch_memory, np.finfo(float).tiny)
     if np.isfinite(tight).all():
         # No rank holds more microbatches than fit when only its smallest stage holds any.
         least = np.full(grid.ranks, np.inf)
-        np.minimum.at(least, grid.homes, np.maximum(grid.added[0], 1e-300))
-        depth = min(depth, math.ceil((grid.roof / least).max() / width) + 1)
+        np.minimum.at(least, grid.homes, np.maximum(grid.taken[0], 1e-300))
+        depth = min(depth, math.ceil((grid.limits_with_slack / least).max() / width) + 1)
 
     def attempt(period: int, known: Pattern | None = None) -> Pattern | None:
         if stop():

@@ -1,4 +1,4 @@
-"""What is to be optimised: stages on ranks, times, memory limits. Plain data, no algorithms."""
+"""The problem to be optimised: a workload with its transfer mode and choices, as plain data."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.cost_table import CostTable
-from debubble.core.placement import Placement
+from debubble.core.kinds import KINDS, Of
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
-from debubble.listing import smallest_memory
+from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
 
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")
-
-TOLERANCE = 1e-9
-"""Relative slack of memory limits and of equal times."""
 
 
 class Arc(NamedTuple):
@@ -48,7 +44,7 @@ class Arc(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(Workload):
     """One copy of a model on ranks, to be ordered for the smallest makespan.
 
     Actions have numbers: action ``(k · S + s) · m + b`` is the k-th of F, I, W (F, B where the
@@ -59,14 +55,8 @@ class Problem:
 
     Parameters
     ----------
-    placement
-        One copy of the model.
-    table
-        Times and activations of every stage.
-    microbatches
-        Microbatches m.
-    limits
-        Memory limit of every rank, shape ``(ranks,)``; infinite where there is none.
+    placement, table, microbatches, limits, recompute
+        As in :class:`debubble.listing.Workload`.
     mode
         How transfers between ranks are treated.
     backward
@@ -77,22 +67,15 @@ class Problem:
         where the stages are given.
     cut
         Layers of every stage, where they were cut.
-    recompute
-        Whether each stage recomputes its forwards; empty for none.
     offload
         Whether each stage's activations wait for their backward on the host; empty for none. Only
         measured here; see :mod:`debubble.optimize.offload`.
     """
 
-    placement: Placement
-    table: CostTable
-    microbatches: int
-    limits: NDArray[np.float64]
     mode: P2PMode = "overlapped"
     backward: Backward = "split"
     layers: int = 0
     cut: tuple[int, ...] = ()
-    recompute: tuple[bool, ...] = ()
     offload: tuple[bool, ...] = ()
 
     @property
@@ -102,18 +85,8 @@ class Problem:
 
     @property
     def variant(self) -> Hashable:
-        """Placement, cut, and what stages do: what the search over variants tells apart."""
+        """Placement, cut and choices of stages: the key of a variant in the search."""
         return self.placement.table, self.cut, self.recompute, self.offload
-
-    @property
-    def stages(self) -> int:
-        """Stages S of the model."""
-        return self.placement.stages
-
-    @property
-    def ranks(self) -> int:
-        """Ranks p."""
-        return self.placement.ranks
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -126,66 +99,39 @@ class Problem:
         return len(self.kinds) * self.stages * self.microbatches
 
     @cached_property
-    def homes(self) -> NDArray[np.int64]:
-        """Rank of every stage."""
-        return self.placement.ranks_of_stages
-
-    @cached_property
-    def recomputed(self) -> NDArray[np.bool_]:
-        """Which stages recompute, shape ``(stages,)``."""
-        return np.array(self.recompute or (False,) * self.stages)
-
-    @cached_property
-    def redo(self) -> NDArray[np.float64]:
-        """Time of R where a stage recomputes, else 0; shape ``(stages,)``."""
-        return np.where(self.recomputed, self.table.duration[Kind.R], 0.0)
-
-    @cached_property
     def times(self) -> NDArray[np.float64]:
         """Time of every kind on every stage, R within the backward, shape ``(kinds, stages)``."""
         times = self.table.duration[list(self.kinds)]
-        times[1] += self.redo
+        times[1] += self.recompute_time
         return times
 
     @cached_property
-    def up(self) -> NDArray[np.float64]:
-        """Transfer time into every stage from the one before, 0 for the first."""
-        return np.append(0.0, self.table.link[self.homes[:-1], self.homes[1:]])
-
-    @cached_property
-    def down(self) -> NDArray[np.float64]:
-        """Transfer time into every stage from the one after, 0 for the last."""
-        return np.append(self.table.link[self.homes[1:], self.homes[:-1]], 0.0)
-
-    @cached_property
-    def lag(self) -> NDArray[np.float64]:
-        """Least time to the backward of every stage from the end of the next one's.
-
-        What is recomputed takes off R, so that it can be negative; 0 for the last stage.
-        """
-        return np.append(self.down[:-1] - self.redo[:-1], 0.0)
-
-    @cached_property
     def arcs(self) -> list[Arc]:
-        """What waits for what because of its data.
+        """Arcs of the data: the needs of each kind in the table, on the stages that have them.
 
-        The first arc of a chain is the last to be fulfilled, but for the forward of what recomputes
-        and may begin before its gradient arrives.
+        A backward that gets a gradient needs no arc from its forward, unless its R may begin before
+        the gradient arrives. The first arc of a chain is the last to be fulfilled, but for that.
         """
         last = self.stages - 1
-        found = [Arc((0, s), (0, s - 1), float(self.up[s])) for s in range(1, last + 1)]
-        found += [Arc((1, s), (1, s + 1), float(self.lag[s])) for s in range(last)]
-        found += [
-            Arc((1, s), (0, s), 0.0) for s in range(self.stages) if s == last or self.recomputed[s]
-        ]
-        if not self.fused:
-            found += [Arc((2, s), (1, s), 0.0) for s in range(self.stages)]
+        lags = {-1: self.forward_link, 0: np.zeros(self.stages), 1: self.backward_lag}
+        found = []
+        for row, kind in enumerate(self.kinds):
+            for need in KINDS[kind].needs:
+                makers = [self.kinds.index(maker) for maker in need.kinds if maker in self.kinds]
+                if need.of is not Of.STAGE or need.slice or not makers:
+                    continue
+                for stage in range(self.stages):
+                    other = stage + need.stage
+                    gradient = row == 1 and not (need.stage or stage == last)
+                    if 0 <= other <= last and (not gradient or self.recomputed[stage]):
+                        lag = float(lags[need.stage][stage])
+                        found.append(Arc((row, stage), (makers[0], other), lag))
         return found
 
     @cached_property
-    def added(self) -> NDArray[np.float64]:
+    def taken(self) -> NDArray[np.float64]:
         """Memory an action takes at its start, shape ``(kinds, stages)``."""
-        stored, more = self.table.footprint(self.recomputed)
+        stored, more = self.footprint
         return np.array([stored, more, np.zeros_like(more)][: len(self.kinds)])
 
     @cached_property
@@ -202,30 +148,19 @@ class Problem:
         return self.per_rank(self.times.sum(axis=0))
 
     @cached_property
-    def filled(self) -> NDArray[np.float64]:
-        """What one microbatch takes on all stages of every rank, recomputed or not."""
-        return self.per_rank(self.added.sum(axis=0))
+    def microbatch_memory(self) -> NDArray[np.float64]:
+        """Memory one microbatch takes on all stages of every rank, recomputed or not."""
+        return self.per_rank(self.taken.sum(axis=0))
 
     @cached_property
-    def stored(self) -> NDArray[np.float64]:
-        """What forwards of one microbatch leave on all stages of every rank."""
-        return self.per_rank(self.added[0])
-
-    @cached_property
-    def smallest(self) -> NDArray[np.float64]:
-        """The smallest limit of every rank that works, shape ``(ranks,)``."""
-        return smallest_memory(self.placement, self.table, self.recomputed)
+    def microbatch_stored(self) -> NDArray[np.float64]:
+        """Memory the forwards of one microbatch leave on all stages of every rank."""
+        return self.per_rank(self.taken[0])
 
     @property
-    def roof(self) -> NDArray[np.float64]:
+    def limits_with_slack(self) -> NDArray[np.float64]:
         """Memory limits with the slack that sums of fractions need."""
-        return np.asarray(self.limits * (1 + TOLERANCE) + TOLERANCE * self.filled.max())
-
-    def per_rank(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sums of values per stage over the stages of each rank."""
-        sums = np.zeros(self.ranks)
-        np.add.at(sums, self.homes, values)
-        return sums
+        return np.asarray(self.limits * (1 + TOLERANCE) + TOLERANCE * self.microbatch_memory.max())
 
     def actions(self, programs: Sequence[Program]) -> NDArray[np.int64]:
         """Numbers of packed actions, rank after rank."""
@@ -247,7 +182,7 @@ class Problem:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where the actions of every rank begin, shape ``(ranks + 1,)``."""
+        """Number of the first action of every rank, and of all; shape ``(ranks + 1,)``."""
         held = np.bincount(self.homes, minlength=self.ranks)
         return np.concatenate([[0], np.cumsum(held * len(self.kinds) * self.microbatches)])
 
@@ -263,9 +198,9 @@ class Problem:
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
         """Start times of a simulated order, each R delayed as far as its successors allow."""
         packed = timeline.schedule.actions
-        redo = np.zeros((len(Kind), self.stages))
-        redo[[Kind.I, Kind.B]] = self.redo
-        start = timeline.start - redo[kinds_of(packed), stages_of(packed)]
+        ahead = np.zeros((len(Kind), self.stages))
+        ahead[[Kind.I, Kind.B]] = self.recompute_time
+        start = timeline.start - ahead[kinds_of(packed), stages_of(packed)]
         return np.asarray(start[kinds_of(packed) != Kind.R])
 
     def timeline(self, schedule: Schedule) -> Timeline:
@@ -280,5 +215,5 @@ class Problem:
         Where activations leave their ranks the times of copies decide.
         """
         if np.any(kinds_of(schedule.actions) == Kind.OFFLOAD):
-            return bool(np.all(self.timeline(schedule).peak_activation <= self.roof))
-        return bool(np.all(measure_memory(schedule, self.table).peak <= self.roof))
+            return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))
+        return bool(np.all(measure_memory(schedule, self.table).peak <= self.limits_with_slack))

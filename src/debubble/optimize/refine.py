@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
+from debubble.listing import TOLERANCE
 from debubble.optimize._refine_kernel import COUNTERS
 from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 TEMPERATURES = ((0.06, 0.01), (0.5, 0.03), (1.0, 0.05), (0.2, 0.02))
@@ -81,7 +82,7 @@ class Annealer:
         else:
             begin, end = (problem.offsets[:-1] + places for places in fixed)
         n = problem.size
-        self._fixed = (*_arrays(problem, self._fused), problem.roof, begin, end)
+        self._fixed = (*_arrays(problem, self._fused), problem.limits_with_slack, begin, end)
         self._scratch = tuple(
             np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
         )
@@ -172,11 +173,11 @@ def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.gene
     grids = (needs, lag, consumer, other)
     times, added, freed = (
         np.repeat(values[:, :, None], m, axis=2)
-        for values in (problem.times, problem.added, problem.freed)
+        for values in (problem.times, problem.taken, problem.freed)
     )
     chains = number // m
     if fused.any():
-        together = problem.table.duration[Kind.B] + problem.redo
+        together = problem.table.duration[Kind.B] + problem.recompute_time
         times[1] = np.where(fused, together[:, None], times[1])
         freed[1] += np.where(fused, freed[2], 0.0)
         times[2, fused] = freed[2, fused] = 0.0

@@ -1,4 +1,4 @@
-"""What an optimisation comes to."""
+"""Result of an optimisation."""
 
 from __future__ import annotations
 

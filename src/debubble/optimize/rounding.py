@@ -25,7 +25,7 @@ FRACTIONS = 1000
 
 
 def factor_for(times: NDArray[np.float64], horizon: float) -> float:
-    """What times are multiplied by: their common denominator if it is small, over any divisor."""
+    """Factor that makes times whole: their common denominator if it is small, over any divisor."""
     values = np.unique(times[times > 0])
     if len(values) == 0:
         return 1.0
@@ -48,16 +48,24 @@ def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float6
 def all_times(problem: Problem) -> NDArray[np.float64]:
     """All durations and delays of the problem."""
     fused = together(problem)[fusable(problem)]
-    return np.concatenate([problem.times.ravel(), problem.redo, problem.up, problem.down, fused])
+    return np.concatenate(
+        [
+            problem.times.ravel(),
+            problem.recompute_time,
+            problem.forward_link,
+            problem.backward_link,
+            fused,
+        ]
+    )
 
 
 def together(problem: Problem) -> NDArray[np.float64]:
     """Time of a fused backward of every stage, R before it included."""
-    return np.asarray(problem.table.duration[Kind.B] + problem.redo)
+    return np.asarray(problem.table.duration[Kind.B] + problem.recompute_time)
 
 
 def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What actions take at their start, and how memory has changed when they are over.
+    """Memory actions take at their start, and the change when they are over.
 
     What is there between them is rounded down, so that nothing that fits is refused.
 
@@ -66,8 +74,8 @@ def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArr
     taken, changes
         In whole units, shape ``(kinds, stages)``.
     """
-    before = np.cumsum(problem.added - problem.freed, axis=0) - problem.added + problem.freed
-    during, after = before + problem.added, before + problem.added - problem.freed
+    before = np.cumsum(problem.taken - problem.freed, axis=0) - problem.taken + problem.freed
+    during, after = before + problem.taken, before + problem.taken - problem.freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
     low, high, left = levels
     return high - low, left - low

@@ -15,7 +15,6 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import memory_limits
-from debubble.listing import check_memory
 from debubble.optimize.cache import Entry, read_entry, write_entry
 from debubble.optimize.choices import (
     Recompute,
@@ -237,17 +236,20 @@ def problems_of(
         table = costs.resolve(place)
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
-        problem = Problem(place, table, microbatches, limits, mode, backward, layers or 0)
+        problem = Problem(
+            place, table, microbatches, limits,
+            mode=mode, backward=backward, layers=layers or 0,
+        )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
             model = eased(asked)
             try:
                 if layers is None:
-                    check_memory(place, model.table, limits, model.recomputed)
+                    model.check_limits()
                 else:
                     Cutting(problem).check()
             except ParameterError as error:
-                refusals.append((float(model.smallest.max()), with_way_out(error, asked)))
+                refusals.append((float(model.smallest_limits.max()), with_way_out(error, asked)))
             else:
                 problems.append(asked)
     if not problems:

@@ -1,4 +1,4 @@
-"""Variants by what stages do: which of them recompute, or have activations wait on the host.
+"""Variants by choices of stages: which of them recompute or offload activations to the host.
 
 Every choice for all stages is a variant of its own. Few of them are looked at: the same for every
 stage; something else for the first chunks of the first or last ranks, which hold the most or the
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cache import Entry
@@ -40,7 +41,7 @@ from debubble.optimize.choices import (
 )
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import eased, tighter
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import SMALL, begin, listed, pairs
 from debubble.optimize.variants import Variants
@@ -65,7 +66,7 @@ RANK_STEPS = 8
 
 
 def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> Problem:
-    """What no choice is faster than that agrees with what is decided; None leaves a stage open."""
+    """Relaxation of all choices that agree with what is decided; None leaves a stage open."""
     duration = problem.table.duration.copy()
     spared = [
         way is None and not all(some & RECOMPUTE for some in open_to)
@@ -82,7 +83,7 @@ def relaxation(problem: Problem, decided: Sequence[int | None], ways: Ways) -> P
 
 def fits(problem: Problem) -> bool:
     """Whether there is any order within the limits, if copies take no time."""
-    return bool(np.all(eased(problem).smallest <= problem.roof))
+    return bool(np.all(eased(problem).smallest_limits <= problem.limits_with_slack))
 
 
 def bound_of_all(
@@ -159,7 +160,7 @@ def _needed(
     chosen = np.zeros(problem.stages, dtype=bool)
     for stage in range(problem.stages):
         asked = with_choice(problem, np.where(chosen, other, plain).tolist())
-        short = eased(asked).smallest > problem.roof
+        short = eased(asked).smallest_limits > problem.limits_with_slack
         if not short.any():
             break
         chosen[stage] = short[problem.homes[stage]]
@@ -194,7 +195,7 @@ class Choices:
         return self._first
 
     def group(self, problem: Problem) -> Hashable:
-        """Which of the choices for all stages it is, or the variant itself."""
+        """Number of the choice that all stages share, or the variant itself."""
         uniform = same_for_all(self.ways)
         chosen = choice_of(problem)
         return uniform.index(chosen) if chosen in uniform else problem.variant

@@ -1,4 +1,4 @@
-"""How much to do: a fixed amount of work, some time, or until somebody asks to stop."""
+"""Limits of a search: a fixed amount of work, a time limit, or a request to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """What a search may use.
+    """Effort, seed and threads of a search.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is tried for one problem, in which order and for how long.
+"""Strategies for one problem, in their order, with the work each may use.
 
 :data:`STRATEGIES` is the whole list. Each takes a problem, its incumbent, and when to stop; it
 offers the incumbent orders, which the engine measures in the problem's own transfer mode, and may
@@ -30,12 +30,13 @@ import numpy as np
 from debubble import listing
 from debubble.core.actions import Kind, Program, kinds_of, stages_of
 from debubble.engine.graph import MEETING
+from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import tighter
 from debubble.optimize.pattern import find_pattern
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.published import published_orders
 from debubble.optimize.refine import TEMPERATURES, refine
 from debubble.optimize.stop import Stop
@@ -341,7 +342,9 @@ def listed(
         duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
         table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
         candidates = ()
-    limits = np.minimum(problem.limits, 4.0 * problem.microbatches * problem.filled.max() + 1.0)
+    limits = np.minimum(
+        problem.limits, 4.0 * problem.microbatches * problem.microbatch_memory.max() + 1.0
+    )
     order = listing.schedule(
         problem.placement, table, problem.microbatches, limits,
         recompute=problem.recomputed if problem.recompute else None, published=candidates,
@@ -351,7 +354,7 @@ def listed(
 
 
 def pairs(problem: Problem) -> int:
-    """How many pairs of actions the exact solver has to order."""
+    """Number of pairs of actions that the exact solver has to order."""
     chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
     return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
 

@@ -20,9 +20,10 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
+from debubble.listing import TOLERANCE
 from debubble.optimize.cache import Entry
 from debubble.optimize.incumbent import Incumbent, Known
-from debubble.optimize.problem import TOLERANCE, Problem
+from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import begin, improve
 
@@ -65,7 +66,7 @@ class Space(Protocol):
         """Variants to begin with."""
 
     def group(self, problem: Problem) -> Hashable:
-        """What a variant has in common with those on other placements that stand for it."""
+        """Key shared by the variants on other placements that stand for this one."""
 
     def again(self, known: Entry) -> Problem:
         """The variant of an earlier result."""

@@ -20,6 +20,9 @@ in the middle, which is an array operation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,6 +43,9 @@ from debubble.engine.timeline import simulate
 
 IDLE, WEIGHT, FORWARD, INPUT = range(4)
 """Contents of a slot of a rank."""
+
+MOST_KEPT = 50_000
+"""Passes of a grid up to which its order is kept for later calls: up to 64 ranks on a V."""
 
 
 def repeat_block(
@@ -63,18 +69,26 @@ def repeat_block(
     """
     # Both ends are about a round trip long, and no longer than this in any block that is used.
     few = min(microbatches, 3 * placement.ranks + 4)
-    programs = _laid_out(placement, block, few)
+    small = len(block) * few <= MOST_KEPT
+    lay_out = _laid_out_once if small else _laid_out
+    programs = lay_out(placement, tuple(block.tolist()), few)
     return [_stretched(program, microbatches - few, 3 * placement.chunks) for program in programs]
 
 
-def _laid_out(placement: Placement, block: NDArray[np.int64], microbatches: int) -> list[Program]:
-    """The order with all passes in a grid of slots."""
-    slots = block[:, None] + 3 * placement.chunks * np.arange(microbatches)
+def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
+    """The order with all passes in a grid of slots; its programs cannot be written to."""
+    slots = np.array(block)[:, None] + 3 * placement.chunks * np.arange(microbatches)
     grid = _Grid(placement, slots)
     grid.fill(0, slots[-1, 0] - 1)
     grid = _Grid(placement, grid.squeezed())
     grid.fill(grid.slots[0, -1] + 1, grid.width, displace=True)
-    return grid.programs()
+    programs = grid.programs()
+    for program in programs:
+        program.setflags(write=False)
+    return programs
+
+
+_laid_out_once = lru_cache(maxsize=16)(_laid_out)
 
 
 def _stretched(program: Program, more: int, period: int) -> Program:

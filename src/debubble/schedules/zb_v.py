@@ -153,6 +153,8 @@ def zb_v(
     terms = Terms.of(Placement.v(ranks), costs, storage)
     orders = [list(published_order(ranks, microbatches))]
     limit = terms.limit_of(2 * ranks, orders[0], microbatches) if memory is None else memory
-    if block := largest_block(terms, limit):
+    # In the published memory the block is no faster once the pipeline is full.
+    published_memory = memory is None and microbatches >= 2 * ranks
+    if not published_memory and (block := largest_block(terms, limit)):
         orders.append(block.programs(ranks, microbatches))
     return terms.schedule(microbatches, limit, objective, orders)

@@ -1,0 +1,173 @@
+"""Passes of the list scheduler over a workload, and the measure of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind, Program
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import compile_graph
+from debubble.engine.memory import measure_memory
+from debubble.engine.timeline import Timeline
+from debubble.listing.kernel import NEVER, SCORES, list_schedule
+from debubble.listing.policies import Policy
+from debubble.listing.workload import TOLERANCE, Workload
+from debubble.lowering.recompute import RecomputeAt, add_recompute
+
+GIVE_UP = 0.02
+"""How much worse than the best a pass may be before it is dropped."""
+
+
+class Candidate(NamedTuple):
+    """A result; `programs` is empty while policies are only compared."""
+
+    key: tuple[float, float, float]
+    """The objective, the other time and the largest share of a memory limit, to be minimised in
+    this order. Times are rounded, so that rounding errors do not decide."""
+    time: float
+    programs: list[Program]
+
+
+def key_of(candidate: Candidate) -> tuple[float, float, float]:
+    """The key of a candidate."""
+    return candidate.key
+
+
+class Passes:
+    """A workload as the arrays of the kernel, with scratch space.
+
+    Parameters
+    ----------
+    work
+        What is ordered.
+    objective
+        ``"makespan"`` or ``"stage-time"``.
+    late
+        Whether recomputes wait for the gradient, too.
+    """
+
+    def __init__(self, work: Workload, objective: str, late: bool = False) -> None:
+        self.work, self.objective, self.late = work, objective, late
+        self.microbatches = work.microbatches
+        ranks, stages, homes, table = work.ranks, work.stages, work.homes, work.table
+        self.offsets = np.concatenate([[0], np.cumsum(np.bincount(homes, minlength=ranks))])
+        F, I, W = (np.array(table.duration[kind]) for kind in (Kind.F, Kind.I, Kind.W))
+        I += work.recompute_time
+        self._busy = work.per_rank(F + I + W)
+        self.period = float(self._busy.max())
+
+        # When a microbatch that is alone gets everywhere.
+        to_backward = work.backward_link if late else work.backward_lag
+        forward_at = np.append(0.0, np.cumsum(F[:-1] + work.forward_link[1:]))
+        way_back = np.append(0.0, np.cumsum((I[1:] + to_backward[:-1])[::-1]))[::-1]
+        input_at = forward_at[-1] + F[-1] + way_back
+        lifespan = input_at + I - forward_at
+        self._alone = float(input_at[0] + I[0] + W[0])
+        self._first = np.full(ranks, -np.inf)
+        self._first[homes[::-1]] = forward_at[::-1]
+
+        stored, more = work.footprint
+        filled = work.per_rank(stored)
+        # What the backwards of a microbatch take beside what it leaves on all stages.
+        extra = work.smallest_limits - filled
+        unlimited = np.full(ranks, np.inf)
+        self.in_flight = np.divide(work.limits - extra, filled, where=filled > 0, out=unlimited)
+        self._most = work.per_rank(stored + more).max()
+        self._stages = (
+            homes, self.offsets, np.argsort(homes, kind="stable"), F, I, W, work.forward_link,
+            to_backward, stored, more, np.array(table.kept), forward_at, input_at, lifespan,
+        )  # fmt: skip
+        self._ranks = (filled, extra, work.per_rank(stored * lifespan))
+        cells = stages * (self.microbatches + 1)
+        self._scratch = (
+            *_arrays("f8", cells, 2), *_arrays("i8", stages, 4), *_arrays("f8", stages, 6),
+            *_arrays("f8", ranks, 3), *_arrays("i8", ranks), *_arrays("f8", ranks),
+            *_arrays("i8", ranks),
+        )  # fmt: skip
+        self.order = np.zeros(self.size, dtype=np.int64)
+
+    @property
+    def size(self) -> int:
+        """Actions of an order."""
+        return 3 * self.work.stages * self.microbatches
+
+    @property
+    def bound(self) -> float:
+        """A lower bound of the objective."""
+        busy = self.microbatches * self._busy
+        if self.objective == "stage-time":
+            return float(busy.max())
+        return max(self._alone, float((self._first + busy).max()))
+
+    def shortened(self, microbatches: int) -> Passes:
+        """The same with fewer microbatches, in the same arrays."""
+        other = copy(self)
+        other.microbatches = microbatches
+        return other
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What the kernel takes between the options of a call and its results."""
+        # Beyond everything at once a limit means nothing, and infinity has no shares.
+        most = 1e6 * self.microbatches * self._most
+        memory = np.minimum(self.work.limits, most) * (1 + TOLERANCE)
+        busy = self.microbatches * self._busy
+        return (*self._stages, memory, *self._ranks, busy, *self._scratch)
+
+    def run(
+        self, policies: Sequence[Policy], give_up: float = NEVER, tolerance: float = GIVE_UP
+    ) -> tuple[list[Candidate], int]:
+        """Times of some policies, and how many actions were placed to find them."""
+        scores = np.zeros(SCORES * len(policies))
+        list_schedule.run(
+            len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
+            self.microbatches, self.period, give_up, tolerance, self.objective == "stage-time",
+            *self.arguments(), scores, self.order,
+        )  # fmt: skip
+        makespans, stage_times, shares, steps = scores.reshape(-1, SCORES).T.tolist()
+        return list(map(self._candidate, makespans, stage_times, shares)), int(sum(steps))
+
+    def solved(self, policy: Policy) -> Candidate:
+        """The complete order one policy leads to."""
+        (candidate,), _ = self.run([policy])
+        ends = 3 * self.microbatches * self.offsets
+        programs = [self.order[a:b].copy() for a, b in pairwise(ends.tolist())]
+        return candidate._replace(programs=programs)
+
+    def measured(self, programs: Sequence[Program]) -> Candidate | None:
+        """An order from elsewhere, simulated; None when it does not fit into the memory."""
+        work = self.work
+        order = Schedule.from_programs("order", work.placement, self.microbatches, programs)
+        if work.recompute:
+            at: RecomputeAt = "with-backward" if self.late else "just-in-time"
+            order = add_recompute(order, np.flatnonzero(work.recomputed).tolist(), at=at)
+        peak = measure_memory(order, work.table).peak
+        if np.any(peak > work.limits * (1 + TOLERANCE)):
+            return None
+        graph = compile_graph(order)
+        vector = graph.cost_vector(work.table)
+        timeline = Timeline(graph, work.table, vector, graph.evaluate(vector))
+        share = float(np.max(peak / np.maximum(work.limits, np.finfo(float).tiny)))
+        found = self._candidate(timeline.makespan, float(timeline.stage_time.max()), share)
+        return found._replace(programs=list(programs))
+
+    def meets_bound(self, candidate: Candidate) -> bool:
+        """Whether nothing can be better, except where times are equal."""
+        return candidate.time <= self.bound * (1 + TOLERANCE)
+
+    def _candidate(self, makespan: float, stage_time: float, share: float) -> Candidate:
+        times = (makespan, stage_time)
+        if self.objective == "stage-time":
+            times = (stage_time, makespan)
+        scale = self.microbatches * self.period or 1.0
+        key = (round(times[0] / scale, 9), round(times[1] / scale, 9), round(share, 6))
+        return Candidate(key, times[0], [])
+
+
+def _arrays(dtype: str, size: int, count: int = 1) -> list[NDArray[Any]]:
+    return [np.zeros(size, dtype) for _ in range(count)]
