@@ -24,7 +24,7 @@ def test_figures_are_small_and_listed(script):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {path.stem for path in ROOT.glob("*.svg")} == {e.schedule for e in script.EXAMPLES}
     for example in script.EXAMPLES:
-        assert f"![{example.schedule}.svg]({example.file}.svg)" in page
+        assert f"![{example.schedule}.svg]({example.schedule}.svg)" in page
         assert (ROOT / f"{example.schedule}.svg").stat().st_size < 150_000
 
 
