@@ -22,16 +22,16 @@ def script(monkeypatch):
 
 def test_figures_are_small_and_listed(script):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {path.stem for path in ROOT.glob("*.svg")} == {e.file for e in script.EXAMPLES}
+    assert {path.stem for path in ROOT.glob("*.svg")} == {e.schedule for e in script.EXAMPLES}
     for example in script.EXAMPLES:
-        assert f"![{example.file}.svg]({example.file}.svg)" in page
-        assert (ROOT / f"{example.file}.svg").stat().st_size < 150_000
+        assert f"![{example.schedule}.svg]({example.schedule}.svg)" in page
+        assert (ROOT / f"{example.schedule}.svg").stat().st_size < 150_000
 
 
 def test_figures_are_vectors_that_hold_text(script):
     assert script.EXAMPLES
     for example in script.EXAMPLES:
-        text = (ROOT / f"{example.file}.svg").read_text(encoding="utf-8")
+        text = (ROOT / f"{example.schedule}.svg").read_text(encoding="utf-8")
         assert "<image" not in text
         assert f">{example.schedule}<" in text
 
@@ -41,5 +41,5 @@ def test_drawing_again_gives_the_same_bytes(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "EXAMPLES", script.EXAMPLES[:2])
     script.main()
     for example in script.EXAMPLES[:2]:
-        name = f"{example.file}.svg"
+        name = f"{example.schedule}.svg"
         assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes()

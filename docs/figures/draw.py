@@ -14,9 +14,8 @@ PAPER = {"width": 7.0, "numbers_from": 1, "memory": False, "notes": False}
 
 @dataclass(frozen=True)
 class Example:
-    """One figure: which schedule, in the setting of the paper, and which figure it is."""
+    """A schedule in the setting of a paper, and the figure of that paper."""
 
-    file: str
     schedule: str
     source: str
     costs: db.Costs
@@ -30,48 +29,48 @@ OVERLAPPED = db.Costs(F=1, I=1, W=1, O=2.5)
 
 EXAMPLES = (
     Example(
-        "gpipe", "gpipe",
+        "gpipe",
         "Huang et al., GPipe, arXiv 1811.06965, Figure 2(c): 4 partitions, 4 microbatches",
         BACKWARD_TWICE, {"ranks": 4, "microbatches": 4},
     ),
     Example(
-        "1f1b", "1f1b",
+        "1f1b",
         "Narayanan et al., Megatron-LM, arXiv 2104.04473, Figure 4 (top): 4 ranks, 8 microbatches",
         BACKWARD_TWICE, {"ranks": 4, "microbatches": 8},
     ),
     Example(
-        "interleaved-1f1b", "interleaved-1f1b",
+        "interleaved-1f1b",
         "Narayanan et al., Megatron-LM, arXiv 2104.04473, Figure 4 (bottom): 2 chunks per rank",
         db.Costs.per_rank(F=1, B=2), {"ranks": 4, "microbatches": 8, "chunks": 2},
     ),
     Example(
-        "pipedream-2bw", "pipedream-2bw",
+        "pipedream-2bw",
         "Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, arXiv 2006.09503, "
         "the double-buffered updates of its timeline: no flush between batches of 4",
         BACKWARD_TWICE, {"ranks": 4, "microbatches": 4, "iterations": 3},
     ),
     Example(
-        "zb-h1", "zb-h1",
+        "zb-h1",
         "Qi et al., Zero Bubble, arXiv 2401.10241, Figure 3 (top): ZB-H1, 4 ranks, 8 microbatches",
         EQUAL, {"ranks": 4, "microbatches": 8},
     ),
     Example(
-        "zb-h2", "zb-h2",
+        "zb-h2",
         "Qi et al., Zero Bubble, arXiv 2401.10241, Figure 3 (bottom): ZB-H2",
         EQUAL, {"ranks": 4, "microbatches": 8},
     ),
     Example(
-        "zb-v", "zb-v",
+        "zb-v",
         "Qi et al., Zero Bubble, arXiv 2401.10241, the section on ZB-V: 4 ranks, 8 microbatches",
         EQUAL, {"ranks": 4, "microbatches": 8},
     ),
     Example(
-        "dualpipe", "dualpipe",
+        "dualpipe",
         "DeepSeek-AI, DeepSeek-V3, arXiv 2412.19437, Figure 5: 8 ranks, 20 microbatches",
         OVERLAPPED, {"ranks": 8, "microbatches": 20}, {"width": 11},
     ),
     Example(
-        "chimera", "chimera",
+        "chimera",
         "Li and Hoefler, Chimera, arXiv 2107.06925, its bidirectional pipelines: 4 ranks, "
         "4 microbatches",
         BACKWARD_TWICE, {"ranks": 4, "microbatches": 4},
@@ -90,7 +89,7 @@ def main() -> None:
     for example in EXAMPLES:
         schedule = db.make(example.schedule, costs=example.costs, **example.size)
         timeline = db.simulate(schedule, example.costs)
-        name = f"{example.file}.svg"
+        name = f"{example.schedule}.svg"
         timeline.save(HERE / name, **PAPER | example.look)
         lines += [f"## {example.schedule}", "", f"{example.source}.", "", f"![{name}]({name})", ""]
     (HERE / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")

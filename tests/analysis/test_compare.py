@@ -251,8 +251,21 @@ def test_orders_that_are_handed_in_are_checked_first() -> None:
     assert "optimizer step ahead of its backward" in db.compare([stale]).skipped[0][1]
     reasons = dict(result.skipped)
     assert "a deadlock" in reasons["stuck"]
-    assert reasons["short"].startswith("0F1 and 0B1 are missing; add them on rank 0")
+    wrong = "its order is wrong: 0F1 and 0B1 are missing; add them on rank 0"
+    assert reasons["short"].startswith(wrong)
     assert reasons["short"].endswith("(and 1 more)")
+
+
+def test_offloaded_activations_are_a_convention() -> None:
+    costs = db.Costs(F=1, B=2, host_bandwidth=2)
+    sizes: dict[str, Any] = {"ranks": 2, "microbatches": 4, "costs": costs}
+    result = db.compare(["1f1b", "gpipe"], offload="full", **sizes)
+    assert result.conventions()["offload"].startswith("activations go to the host and back")
+    assert "offload: activations go to the host" in str(result)
+    kept = db.make("gpipe", ranks=2, microbatches=4)
+    some = db.make("1f1b", ranks=2, microbatches=4, costs=costs, offload="full")
+    assert db.compare([kept, some], costs=costs).conventions()["offload"].startswith("1f1b: ")
+    assert "offload" not in db.compare(["1f1b"], **sizes).conventions()
 
 
 def test_costs_that_do_not_fit_a_schedule_skip_it() -> None:

@@ -44,3 +44,20 @@ def test_stages_on_a_rank_by_copy() -> None:
 def test_impossible_tables_are_refused(table: list[int], ranks: int, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Placement.explicit(table, ranks)
+
+
+@pytest.mark.parametrize("shape", [Placement.loop, Placement.block, Placement.wave])
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "message"),
+    [
+        ("x", 2, "ranks is 'x'; give a whole number from 1 up"),
+        (2, 0, "chunks is 0; give a whole number from 1 up"),
+        (2.5, 1, "ranks is 2.5; give a whole number"),
+        (True, 1, "ranks is True; give a whole number"),
+        (10**9, 4, "4000000000 stages; the limit is"),
+    ],
+)
+def test_impossible_sizes_are_refused(shape, ranks, chunks, message) -> None:
+    with pytest.raises(ParameterError) as refused:
+        shape(ranks, chunks)
+    assert str(refused.value).startswith(message)

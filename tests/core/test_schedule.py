@@ -58,6 +58,21 @@ def test_bad_text_says_where() -> None:
         Schedule.from_text([["0F0"], ["1G0"]], Placement.linear(2), 1)
 
 
+@pytest.mark.parametrize(
+    ("programs", "placement", "message"),
+    [
+        (3, Placement.linear(2), "programs is 3; give one list of actions per rank"),
+        ([3], Placement.linear(2), "programs[0] is 3; give one list of actions per rank"),
+        ([["0F0"], [4]], Placement.linear(2), "programs[1][0] is 4; give an action as text"),
+        ([["0F0"]], 1, "placement is 1; give debubble.Placement.loop"),
+    ],
+)
+def test_values_of_wrong_types_are_refused(programs, placement, message) -> None:
+    with pytest.raises(db.ParameterError) as refused:
+        Schedule.from_text(programs, placement, 1)
+    assert str(refused.value).startswith(message)
+
+
 def test_programs_must_match_the_ranks() -> None:
     with pytest.raises(db.ParameterError, match="1 programs for 2 ranks"):
         Schedule.from_programs("x", Placement.linear(2), 1, [np.array([0])])

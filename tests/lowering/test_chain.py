@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -26,8 +27,9 @@ def read(flag, text):
         raise chain.ParameterError(f"{flag} is '{text}'; give red or blue")
     return text
 
+choice = chain.Choice("colour", {"red": "in red"}, none="plain", hint="Ink.")
 chain.LOWERINGS.append(
-    chain.Lowering("stamp", "COLOUR", "Stamp it red or blue.", read, apply, on_page=("red",))
+    chain.Lowering("stamp", "COLOUR", "Stamp it red or blue.", read, apply, on_page=choice)
 )
 """
 
@@ -61,13 +63,20 @@ def test_flags_and_json_have_it() -> None:
 def test_comparisons_and_the_playground_have_it() -> None:
     found = run("""
 import debubble as db
-from debubble.playground.state import State, Wanted
+from debubble.playground.controls import choices
+from debubble.playground.state import State
 for row in db.compare(["1f1b", "gpipe"], ranks=2, microbatches=2, stamp="blue").rows:
     print(row.schedule.options)
 state = State.model_validate({"schedules": [{"name": "1f1b"}], "stamp": "red"})
 print(state.lowering["stamp"])
+print(choices()[-1])
 """)
-    assert found.stdout.splitlines() == ["{'stamp': 'blue'}", "{'stamp': 'blue'}", "red"]
+    *lines, control = found.stdout.splitlines()
+    assert lines == ["{'stamp': 'blue'}", "{'stamp': 'blue'}", "red"]
+    assert ast.literal_eval(control) == {
+        "name": "stamp", "label": "colour", "hint": "Ink.", "needs": None,
+        "values": [("", "plain"), ("red", "in red")],
+    }  # fmt: skip
 
 
 def test_nothing_asked_for_is_nothing_done() -> None:

@@ -8,8 +8,11 @@ import sys
 import pytest
 
 import debubble as db
+from debubble.core.costs import COST_FIELDS
+from debubble.engine.modes import P2P_MODES
 from debubble.interchange.chrome_trace import trace_text
 from debubble.interchange.schedule_json import to_json
+from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import Cache
 from debubble.schedules import registry
@@ -44,6 +47,28 @@ def test_a_schedule_that_a_user_registers_is_offered(ask):
         ]
     finally:
         registry._ENTRIES.pop("tried")
+
+
+def test_controls_are_those_of_the_lists(ask):
+    lists = ask("/api/schedules").json()
+    assert set(lists["modes"]) == set(P2P_MODES)
+    offered = [row.name for row in LOWERINGS if row.on_page]
+    assert [choice["name"] for choice in lists["choices"]] == offered
+    for control in lists["costs"]:
+        assert control["hint"] == COST_FIELDS[control["name"]].text
+    for choice in lists["choices"]:
+        values = [value for value, _ in choice["values"]]
+        # A parameter of another lowering always has a value.
+        assert bool(values[0]) == bool(choice["needs"])
+        assert ask("/api/simulate", STATE | {choice["name"]: values[-1]}).is_success
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, spec in COST_FIELDS.items() if spec.shape not in ("part", "sharing")]
+)
+def test_every_cost_that_is_a_number_is_taken(ask, name):
+    answer = ask("/api/simulate", STATE | {"costs": {"basis": "rank", name: 0.5}})
+    assert answer.is_success, answer.text
 
 
 def test_numbers_are_those_of_the_library(ask):

@@ -376,6 +376,17 @@ def test_menus_close(page, how):
     assert menu.get_attribute("open") is None
 
 
+@pytest.mark.parametrize("width", [1366, 1440, 1920])
+def test_no_column_is_cut(visit, server, width):
+    page = visit(server, viewport={"width": width, "height": 900})
+    settle(page, f"{HOST}.data.runs.length === 4")
+    wide, seen = page.evaluate(
+        "(({ scrollWidth, clientWidth }) => [scrollWidth, clientWidth])("
+        "document.querySelector('.numbers .scroll'))"
+    )
+    assert wide <= seen
+
+
 def test_details_of_a_click_are_in_view(visit, server):
     page = visit(server, viewport={"width": 1440, "height": 900})
     settle(page, f"{HOST}.data.runs.length === 4")

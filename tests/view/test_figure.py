@@ -474,6 +474,7 @@ def test_sizes_may_be_lengths_of_any_unit():
         ({"range": (9, 12)}, "range begins at 9; the timeline ends at 9"),
         ({"numbers_from": -1}, "numbers from is '-1'; give a whole number"),
         ({"palette": "sepia"}, "palette is 'sepia'"),
+        ({"palette": 3}, "palette is 3; give 'color', 'grey'"),
     ],
 )
 def test_options_that_cannot_be_used(options, message):

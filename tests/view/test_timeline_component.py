@@ -624,7 +624,7 @@ def test_crowded_columns_show_the_share_of_every_kind(visit, pages, share):
             }}
           }}
           const area = (right - left) * view.rows.bar;
-          return run.classes.map((k) => (counts[t.painter.colors(run).kinds[k]] ?? 0) / area);
+          return run.classes.map((k) => (counts[run.colors.kinds[k]] ?? 0) / area);
         }}""",
         share,
     )

@@ -253,7 +253,7 @@ def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
     found = check(schedule, p2p_mode=mode)
     if not found:
         more = f" (and {found.count - 1:,} more)" if found.count > 1 else ""
-        raise ParameterError(f"{found.problems[0]}{more}")
+        raise ParameterError(f"its order is wrong: {found.problems[0]}{more}")
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:

@@ -16,6 +16,7 @@ from debubble.analysis.metrics import (
     amount_text,
     measure_words,
     memory_text,
+    offload_text,
     recompute_text,
     recompute_words,
     replicas_words,
@@ -224,6 +225,15 @@ class Comparison:
         found = [recompute_words(row.schedule).get("recompute", "") for row in self.rows]
         if any(found):
             words["recompute"] = " / ".join(dict.fromkeys(text or "none" for text in found))
+        copied: dict[str, list[str]] = {}
+        for row in self.rows:
+            if text := offload_text(row.timeline):
+                copied.setdefault(text, []).append(row.name)
+        if copied:
+            every = len(next(iter(copied.values()))) == len(self.rows)
+            words["offload"] = "; ".join(
+                text if every else f"{', '.join(names)}: {text}" for text, names in copied.items()
+            )
         for row in self.rows:
             words |= replicas_words(row.schedule)
         return words
@@ -309,7 +319,8 @@ class Comparison:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute", "replicas")
+        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute", "offload",
+                 "replicas")  # fmt: skip
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
     def _limit(self) -> str:

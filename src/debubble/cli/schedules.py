@@ -69,14 +69,8 @@ def describe(entry: Entry) -> dict[str, Any]:
     """Description of a schedule as plain data."""
     glance = at_a_glance(entry)
     return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "title": entry.title,
-        "year": entry.year,
-        "source": entry.source,
+        **entry.to_dict(),
         "placement": _placement(entry),
-        "chunks": entry.chunks,
-        "default_chunks": entry.chunks or entry.default_chunks,
         "constraints": [constraint.text for constraint in entry.constraints],
         "options": [
             {"name": option.name, "type": option.type, "default": option.default}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,23 +57,27 @@ class Placement:
     @classmethod
     def linear(cls, ranks: int) -> Placement:
         """One stage per rank: stage s on rank s."""
+        check_sizes(ranks)
         return cls((tuple(range(ranks)),), "one stage per rank", ranks)
 
     @classmethod
     def block(cls, ranks: int, chunks: int) -> Placement:
         """Neighbouring stages together: stage s on rank s // chunks."""
+        check_sizes(ranks, chunks)
         table = tuple(stage // chunks for stage in range(ranks * chunks))
         return cls((table,), "block", ranks)
 
     @classmethod
     def loop(cls, ranks: int, chunks: int) -> Placement:
         """Round and round: stage s on rank s mod ranks."""
+        check_sizes(ranks, chunks)
         table = tuple(stage % ranks for stage in range(ranks * chunks))
         return cls((table,), "loop" if chunks > 1 else "one stage per rank", ranks)
 
     @classmethod
     def wave(cls, ranks: int, chunks: int) -> Placement:
         """Down and up again, `chunks` times across all ranks; two chunks make a V."""
+        check_sizes(ranks, chunks)
         table = tuple(
             stage % ranks if stage // ranks % 2 == 0 else ranks - 1 - stage % ranks
             for stage in range(ranks * chunks)
@@ -131,3 +136,20 @@ class Placement:
 
     def __str__(self) -> str:
         return f"{self.name}, {self.stages} stages on {self.ranks} ranks"
+
+
+def check_sizes(ranks: int, chunks: int = 1) -> None:
+    """Refuse numbers of ranks and chunks that no placement has.
+
+    Raises
+    ------
+    ParameterError
+        When one is no whole number from 1 up, or there are too many stages.
+    """
+    for name, value in (("ranks", ranks), ("chunks", chunks)):
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < 1:
+            shown = reprlib.repr(value)
+            raise ParameterError(f"{name} is {shown}; give a whole number from 1 up")
+    if int(ranks) * int(chunks) > MAX_STAGES:
+        raise ParameterError(f"{ranks * chunks} stages; the limit is {MAX_STAGES}")

@@ -24,7 +24,7 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import FormatError, ParameterError, check_type
 from debubble.core.placement import Placement
 from debubble.core.schedule_fields import Saved, Sizes, checked, saved
 from debubble.core.slicing import Slicing
@@ -188,6 +188,7 @@ class Schedule:
         **fields: Any,
     ) -> Schedule:
         """Build a schedule from one program per rank; further fields as in the class."""
+        check_type("placement", placement, Placement, "give debubble.Placement.loop(ranks, chunks)")
         parts = list(programs)
         offsets = np.cumsum([0, *(len(part) for part in parts)])
         actions = np.concatenate(parts) if parts else np.empty(0, np.int64)
@@ -206,10 +207,14 @@ class Schedule:
     ) -> Schedule:
         """Build a schedule from cells of text, for instance ``[["0F0", "0B0"]]``."""
         slices = fields.get("slices", 1)
+        advice = 'give one list of actions per rank: [["0F0", "0B0"]]'
+        check_type("programs", programs, Iterable, advice)
         arrays = []
         for rank, texts in enumerate(programs):
+            check_type(f"programs[{rank}]", texts, Iterable, advice)
             codes: list[int] = []
             for index, text in enumerate(texts):
+                check_type(f"programs[{rank}][{index}]", text, str, "give an action as text: '0F0'")
                 try:
                     codes.extend(parse_cell(text, slices))
                 except FormatError as error:

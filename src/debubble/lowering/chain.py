@@ -34,6 +34,29 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The control of a lowering in the playground: a list of values.
+
+    Parameters
+    ----------
+    label
+        Label of the control.
+    values
+        Label of every value.
+    none
+        Label of no such actions; unused for a parameter of another lowering, which always has a
+        value.
+    hint
+        Further explanation.
+    """
+
+    label: str
+    values: Mapping[str, str]
+    none: str = "none"
+    hint: str = ""
+
+
+@dataclass(frozen=True)
 class Lowering:
     """A pass that adds actions to a schedule, or a parameter of one.
 
@@ -55,7 +78,7 @@ class Lowering:
     in_order
         Whether orders may depend on it, so that :func:`debubble.make` takes it, too.
     on_page
-        Values that the playground offers.
+        Control in the playground; None for none.
     check
         Refuses values that do not go together, where that can be said before there is a schedule.
     """
@@ -68,7 +91,7 @@ class Lowering:
     part_of: str = ""
     example: str = ""
     in_order: bool = False
-    on_page: tuple[str, ...] = ()
+    on_page: Choice | None = None
     check: Callable[[Values], object] | None = None
 
     @property
@@ -159,12 +182,20 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        _stages, _recompute, example="full", in_order=True, on_page=("full",), check=_check_place,
+        _stages, _recompute, example="full", in_order=True, check=_check_place,
+        on_page=Choice(
+            "recompute", {"full": "all stages"}, "nothing",
+            "Run forwards again before their backwards instead of keeping activations",
+        ),
     ),
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
         _place, part_of="recompute", in_order=True,
-        on_page=("just-in-time", "bubbles", "with-backward"),
+        on_page=Choice("where", {
+            "just-in-time": "just in time", "bubbles": "in bubbles",
+            "with-backward": "with the backward",
+        }, hint="Right before the backward, where the rank would be idle, or as a part of the"
+           " backward"),
     ),
     Lowering(
         "offload", "STAGES",
@@ -179,7 +210,10 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
-        _one_of(_sharding_modes), _sharding, on_page=("ddp", "fsdp"),
+        _one_of(_sharding_modes), _sharding,
+        on_page=Choice("replicas", {
+            "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
+        }, hint="What data-parallel replicas of a stage exchange"),
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""

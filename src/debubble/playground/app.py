@@ -23,12 +23,15 @@ from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, work
 from debubble.playground.catalogue import catalogue
+from debubble.playground.controls import choices, cost_controls
 from debubble.playground.limits import Cache, Guard, RefusedError
 from debubble.playground.state import Export, File, State, read
 from debubble.playground.uploads import upload
 from debubble.view import component
 
-SCRIPTS = ("main", "dom", "state", "link", "picker", "files", "answer", "plot", "cards")
+SCRIPTS = (
+    "main", "dom", "state", "controls", "link", "picker", "files", "answer", "plot", "cards"
+)  # fmt: skip
 ASSETS = {
     "/": ("index.html", "text/html"),
     "/playground.css": ("playground.css", "text/css"),
@@ -46,6 +49,7 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
         Route("/timeline.js", _component),
+        Route("/shared.js", _shared),
         Route("/api/schedules", answering(service.schedules)),
         Route("/api/simulate", answering(service.simulate), methods=["POST"]),
         Route("/api/upload", answering(service.upload), methods=["POST"]),
@@ -91,6 +95,10 @@ async def _component(request: Request) -> Response:  # noqa: ARG001
     return Response(component.script(), media_type="text/javascript")
 
 
+async def _shared(request: Request) -> Response:  # noqa: ARG001
+    return Response(component.asset("timeline/shared.js"), media_type="text/javascript")
+
+
 class Service:
     """Answers requests: a few at a time in threads, the others wait for their turn."""
 
@@ -103,9 +111,17 @@ class Service:
         self.pool.submit(work.warm_up)
 
     async def schedules(self, request: Request) -> Response:  # noqa: ARG002
-        """The registry, and what modes of transfers mean."""
+        """The registry, the p2p modes, and the controls of costs and lowerings."""
         return await self._answer(
-            b"schedules", lambda: _encoded({"schedules": catalogue(), "modes": MODES})
+            b"schedules",
+            lambda: _encoded(
+                {
+                    "schedules": catalogue(),
+                    "modes": MODES,
+                    "costs": cost_controls(),
+                    "choices": choices(),
+                }
+            ),
         )
 
     async def simulate(self, request: Request) -> Response:

@@ -14,28 +14,17 @@ _ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """Every registered schedule by name: what it is, what it needs, its formulas and its figure."""
+    """Every registered schedule by name: what it is, what it needs, and its figure."""
     return [_described(entry) for entry in sorted(registry.schedules(), key=lambda e: e.name)]
 
 
 def _described(entry: Entry) -> dict[str, Any]:
     return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "title": entry.title,
-        "year": entry.year,
-        "source": entry.source,
-        "chunks": entry.chunks,
-        "default_chunks": entry.chunks or entry.default_chunks,
+        **entry.to_dict(),
         "constraints": [{"field": c.parameter, "text": c.text} for c in entry.constraints],
         "options": [_option(option) for option in entry.options],
-        "forms": [
-            {"quantity": form.quantity, "text": form.text, "accuracy": form.accuracy,
-             "condition": form.condition}
-            for form in entry.forms
-        ],
         "about": prose(entry.text),
-    }  # fmt: skip
+    }
 
 
 def _option(option: Option) -> dict[str, Any]:

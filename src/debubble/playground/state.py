@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from debubble.core.costs import Costs
+from debubble.core.costs import COST_FIELDS, Costs
 from debubble.core.errors import DebubbleError
 from debubble.engine.graph import P2PMode
 from debubble.interchange.cost_files import CostFile, parse_costs
@@ -47,23 +47,25 @@ Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MAX_RANKS)
 """A memory limit for each rank."""
 
 
+_NUMBERS: dict[str, Any] = {
+    **dict.fromkeys(("stage", "rank", "pair"), Times),
+    **dict.fromkeys(("link", "number", "rate"), Time),
+}
+"""Values of a cost, by its shape."""
+
+
 class CostValues(_Strict):
     """Costs as typed; None is the default."""
 
     basis: Literal["action", "rank"] = "rank"
-    F: Times | None = None
-    I: Times | None = None
-    W: Times | None = None
-    B: Times | None = None
-    O: Times | None = None
-    R: Times | None = None
-    OPT: Times | None = None
-    unshard: Times | None = None
-    reduce_grad: Times | None = None
-    p2p: Time | None = None
-    activation: Times | None = None
-    kept_for_weight: Annotated[float, Field(ge=0, le=1)] | None = None
     file: File | None = None
+
+    # Every cost that numbers can give is a field, too.
+    __annotations__ |= {
+        name: Annotated[_NUMBERS[spec.shape] | None, Field(default=None)]
+        for name, spec in COST_FIELDS.items()
+        if spec.shape in _NUMBERS
+    }
 
 
 class State(_Strict):
@@ -80,7 +82,7 @@ class State(_Strict):
 
     # Every lowering that the page offers is a field, too.
     __annotations__ |= {
-        row.name: Annotated[Literal[row.on_page] | None, Field(default=None)]
+        row.name: Annotated[Literal[tuple(row.on_page.values)] | None, Field(default=None)]
         for row in LOWERINGS
         if row.on_page
     }

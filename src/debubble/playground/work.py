@@ -83,7 +83,9 @@ def simulate(state: State) -> dict[str, Any]:
     result, labels = _compared(items, state, file)
     by_label = dict(zip(labels, places, strict=True))
     for label, reason in result.skipped:
-        refused = RefusedError(reason, cost_named(reason))
+        # A problem of a field stands beside it and is about the value; others name the schedule.
+        field = cost_named(reason)
+        refused = RefusedError(reason if field else f"{label}: {reason}", field)
         problems.append({"index": by_label[label][0], **refused.to_dict()})
     rows = _ordered(result.rows, by_label)
     if not rows:

@@ -226,6 +226,18 @@ class Entry:
         """Names of all parameters its function takes."""
         return tuple(inspect.signature(self.order).parameters)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Name, source and chunks as plain data."""
+        return {
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "title": self.title,
+            "year": self.year,
+            "source": self.source,
+            "chunks": self.chunks,
+            "default_chunks": self.chunks or self.default_chunks,
+        }
+
     @property
     def uses_costs(self) -> bool:
         """Whether the order depends on the costs."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError, check_type, did_you_mean
 from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
 
 NAMES = {kind: KINDS[kind].title for kind in COMPUTE_KINDS}
@@ -144,6 +144,7 @@ def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
     """
     if isinstance(wanted, Palette):
         return wanted
+    check_type("palette", wanted, (str, Mapping), "give 'color', 'grey' or {'F': '#4169e1'}")
     if isinstance(wanted, str) and "=" not in wanted:
         if wanted not in PALETTES:
             raise ParameterError(

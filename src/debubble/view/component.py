@@ -7,13 +7,14 @@ build, and nothing is fetched: the script carries its style.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib import resources
 from typing import Any
 
 PARTS = (
-    "model", "waits", "theme", "strip", "glyphs", "painter", "view", "input", "output", "vector",
-    "element", "overlay", "panel",
+    "shared", "payload", "model", "waits", "theme", "strip", "glyphs", "painter", "view", "input",
+    "output", "vector", "element", "overlay", "panel",
 )  # fmt: skip
 
 TAG = "debubble-timeline"
@@ -29,6 +30,8 @@ def script() -> str:
     """The component as one script; running it twice in a document does no harm."""
     style = json.dumps(asset("timeline/timeline.css"))
     parts = "\n".join(asset(f"timeline/{name}.js") for name in PARTS)
+    # Parts that are modules elsewhere, too, share the scope of the others here.
+    parts = re.sub(r"^export ", "", parts, flags=re.MULTILINE)
     return f'(() => {{\n"use strict";\nconst STYLE = {style};\n\n{parts}}})();\n'
 
 

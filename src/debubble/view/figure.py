@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.bars import Bars, bars_of
@@ -100,6 +100,7 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
     a pixel, each column of a row is a stack of what fills that part of the time.
     """
     look = FigureOptions(**{"memory": False} | options)
+    check_type("ax", ax, (Axes, type(None)), "give axes of matplotlib, or leave it out")
     if ax is not None and (look.width is not None or look.height is not None):
         raise ParameterError("axes have their size already; leave width and height out")
     with style() if ax is None else nullcontext():

@@ -1,17 +1,10 @@
 // Elements, numbers and units.
 
-export const $ = (id) => document.getElementById(id);
+import { make, number, tickSpacing } from "./shared.js";
 
-export function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value != null) element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
+export { make, number, tickSpacing };
+
+export const $ = (id) => document.getElementById(id);
 
 export function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -20,12 +13,11 @@ export function svg(tag, attributes, ...children) {
   return element;
 }
 
-export const number = (value) => (Math.abs(value) >= 1e6 ? Math.round(value) : Number(value.toPrecision(6))).toLocaleString("en-US", { maximumFractionDigits: 12 });
 export const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(1)} MB` : `${Math.max(1, Math.round(bytes / 1e3))} kB`);
 
 /** An amount of memory in the unit of a cost file; bytes as GiB. */
 export function amount(value, unit = "") {
   if (!/^(b|bytes?)$/i.test(unit)) return `${number(value)}${unit ? ` ${unit}` : ""}`;
-  const step = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
-  return `${Number((value / 1024 ** step).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][step]}`;
+  const power = value > 0 ? Math.min(4, Math.floor(Math.log2(value) / 10)) : 0;
+  return `${Number((value / 1024 ** power).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }

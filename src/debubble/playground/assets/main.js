@@ -3,15 +3,15 @@
 import { $, make, size } from "./dom.js";
 import { clearProblems, showProblems, showTable } from "./answer.js";
 import { showCards } from "./cards.js";
+import { followNeeds, makeControls } from "./controls.js";
 import { listenForDrops, open, showCosts } from "./files.js";
 import { MOST } from "./link.js";
 import { Picker } from "./picker.js";
 import { showPlot } from "./plot.js";
-import { FIELDS, address, form, repack, request, restore } from "./state.js";
+import { address, defaults, form, offered, repack, request, restore } from "./state.js";
 
 const timeline = $("timeline");
 const BUSY = 400; // milliseconds after which a page says that it computes
-let modes = {};
 
 // ---- talking to the server
 
@@ -71,7 +71,7 @@ async function show(state, data) {
   showCards(state, data, save);
   if (!data.timelines) { hide(true); say(data.headline, "stale"); return; }
   hide(false);
-  $("mode-note").textContent = modes[state.mode] ?? "";
+  $("mode-note").textContent = offered.modes[state.mode] ?? "";
   await timeline.load(data.timelines, true);
   say(data.headline, "");
   remember();
@@ -161,17 +161,17 @@ function follow() {
     while (value > Number(slider.max) && Number(slider.max) < most) slider.max = Math.min(most, 2 * Number(slider.max));
     slider.value = field.value === "" ? (slider.min || 0) : value;
   }
-  const needs = { recompute_at: $("recompute").value, OPT: $("iterations").value, unshard: $("sharding").value === "fsdp", reduce_grad: $("sharding").value };
-  for (const [name, wanted] of Object.entries(needs)) document.querySelector(`[data-field="${name}"]`).hidden = !wanted;
-  $("mode-note").textContent = modes[$("mode").value] ?? "";
+  followNeeds();
+  $("mode-note").textContent = offered.modes[$("mode").value] ?? "";
 }
 
 function listen() {
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   for (const slider of document.querySelectorAll("[data-for]")) {
     slider.addEventListener("input", () => {
-      const empty = slider.value === slider.min && ["memory", "O", "iterations"].includes(slider.dataset.for);
-      $(slider.dataset.for).value = empty ? "" : slider.value;
+      // A placeholder says what an empty field means.
+      const field = $(slider.dataset.for), empty = slider.value === slider.min && field.placeholder;
+      field.value = empty ? "" : slider.value;
       ask();
     });
     slider.addEventListener("change", () => {
@@ -180,7 +180,7 @@ function listen() {
       follow();
     });
   }
-  for (const id of FIELDS) $(id).addEventListener("input", () => { follow(); ask(); });
+  for (const id of Object.keys(defaults())) $(id).addEventListener("input", () => { follow(); ask(); });
   document.querySelectorAll('input[name="basis"]').forEach((box) => box.addEventListener("change", ask));
   $("upload").addEventListener("change", async () => { const picked = [...$("upload").files]; if (picked.length) await take(picked); $("upload").value = ""; });
   listenForDrops(take);
@@ -217,8 +217,9 @@ async function begin() {
     try { localStorage.setItem("debubble-theme", next); } catch { /* as above */ }
     applyTheme();
   });
-  ({ schedules: form.catalogue, modes } = await (await fetch("/api/schedules")).json());
-  $("mode").replaceChildren(...Object.entries(modes).map(([name, text]) => make("option", { value: name, title: text }, name)));
+  const lists = await (await fetch("/api/schedules")).json();
+  form.catalogue = lists.schedules;
+  makeControls(lists);
   listen();
   await back();
 }

@@ -1,6 +1,6 @@
 // Time against memory: what a faster schedule costs.
 
-import { $, amount, number, svg } from "./dom.js";
+import { $, amount, number, svg, tickSpacing } from "./dom.js";
 
 /** Makespan over the memory of the fullest rank; the dashed line joins those that nothing else beats. */
 export function showPlot({ table }) {
@@ -13,8 +13,8 @@ export function showPlot({ table }) {
   const x = (value) => left + (value / mostX) * (width - left - right), y = (value) => top + ((highY - value) / (highY - lowY)) * (height - top - bottom);
   const items = [];
   const ticks = (low, high) => {
-    const raw = (high - low) / 5, power = 10 ** Math.floor(Math.log10(raw)), step = power * [1, 2, 5, 10].find((f) => f * power >= raw);
-    return Array.from({ length: Math.floor(high / step) - Math.ceil(low / step) + 1 }, (_, k) => (Math.ceil(low / step) + k) * step);
+    const spacing = tickSpacing(high - low, 5), first = Math.ceil(low / spacing);
+    return Array.from({ length: Math.floor(high / spacing) - first + 1 }, (_, k) => (first + k) * spacing);
   };
   for (const value of ticks(0, mostX)) items.push(svg("line", { x1: x(value), x2: x(value), y1: top, y2: height - bottom }), svg("text", { x: x(value), y: height - bottom + 15, "text-anchor": "middle" }, bytes ? amount(value, memoryUnit) : number(value)));
   for (const value of ticks(lowY, highY)) items.push(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value)));

@@ -4,14 +4,18 @@ import { $ } from "./dom.js";
 import { pack, unpack } from "./link.js";
 
 export const WHOLE = ["ranks", "microbatches", "chunks", "iterations"];
-export const TIMES = ["F", "I", "W", "O", "p2p", "OPT", "unshard", "reduce_grad"];
-export const CHOICES = ["mode", "recompute", "recompute_at", "sharding"];
-export const FIELDS = [...WHOLE, ...TIMES, "memory", ...CHOICES];
 const OPTIONAL = ["chunks", "iterations"];
-const DEFAULTS = {
-  ranks: "4", microbatches: "8", chunks: "2", iterations: "", F: "1", I: "1", W: "1", O: "", p2p: "0.05", OPT: "", unshard: "", reduce_grad: "",
-  memory: "", mode: "overlapped", recompute: "", recompute_at: "just-in-time", sharding: "", basis: "rank",
-};
+const BASIS = "rank";
+
+/** The lists of the server: fields of costs, choices of lowerings, and p2p modes with their words. */
+export const offered = { costs: [], choices: [], modes: {} };
+
+/** The value of every field at the start. */
+export const defaults = () => ({
+  ranks: "4", microbatches: "8", chunks: "2", iterations: "", memory: "", mode: Object.keys(offered.modes)[0],
+  ...Object.fromEntries(offered.costs.map(({ name, value }) => [name, value])),
+  ...Object.fromEntries(offered.choices.map(({ name, values }) => [name, values[0][0]])),
+});
 const FIRST = ["1f1b", "interleaved-1f1b", "zb-h1", "zb-v"];
 
 /** What is not in a field: schedules by name, each with chunks and options of its own, and opened files. */
@@ -38,7 +42,7 @@ function parseWhole(field, text, title = field) {
 
 /** The request the form stands for; throws {field, message} when a text is no number. */
 export function request() {
-  const state = { schedules: [], mode: $("mode").value || "overlapped", costs: { basis: basis() } };
+  const state = { schedules: [], mode: $("mode").value, costs: { basis: basis() } };
   for (const { name, chunks, options } of form.chosen) {
     const wanted = { name, options: typed(name, options) };
     if (chunks.trim()) wanted.chunks = parseWhole("chosen", chunks, `chunks of ${name}`);
@@ -46,10 +50,9 @@ export function request() {
   }
   for (const { file } of form.files) state.schedules.push({ file });
   for (const id of WHOLE) if ($(id).value !== "" || !OPTIONAL.includes(id)) state[id] = parseWhole(id, $(id).value);
-  for (const id of ["recompute", "sharding"]) if ($(id).value) state[id] = $(id).value;
-  if (state.recompute) state.recompute_at = $("recompute_at").value;
+  for (const { name, needs } of offered.choices) if ($(name).value && (!needs || $(needs.field).value)) state[name] = $(name).value;
   if (form.costs) state.costs.file = form.costs;
-  else for (const id of TIMES) { const value = parseTimes(id); if (value !== null) state.costs[id] = value; }
+  else for (const { name } of offered.costs) { const value = parseTimes(name); if (value !== null) state.costs[name] = value; }
   const memory = parseTimes("memory");
   if (memory !== null) state.memory = memory;
   return state;
@@ -85,8 +88,8 @@ export function address(view) {
     values.append("s", own.length ? `${name}(${own.join(";")})` : name);
   }
   if (!form.chosen.length) values.set("s", "");
-  for (const id of FIELDS) if ($(id).value !== DEFAULTS[id]) values.set(id, $(id).value);
-  if (basis() !== DEFAULTS.basis) values.set("basis", basis());
+  for (const [id, value] of Object.entries(defaults())) if ($(id).value !== value) values.set(id, $(id).value);
+  if (basis() !== BASIS) values.set("basis", basis());
   if (form.packed) values.set("files", form.packed);
   for (const name of form.missing) values.append("missing", name);
   if (view) values.set("view", view);
@@ -105,7 +108,9 @@ export async function restore(hash) {
     form.chosen.push({ name, chunks, options });
   }
   if (!values.has("s")) FIRST.filter(entryOf).forEach(choose);
-  for (const id of FIELDS) $(id).value = values.get(id) ?? DEFAULTS[id];
+  for (const [id, value] of Object.entries(defaults())) $(id).value = values.get(id) ?? value;
+  // A link may name a mode or a lowering that there is not.
+  for (const id of ["mode", ...offered.choices.map(({ name }) => name)]) if ($(id).selectedIndex < 0) $(id).value = defaults()[id];
   const wanted = values.get("basis") === "action" ? "action" : "rank";
   document.querySelector(`input[name="basis"][value="${wanted}"]`).checked = true;
   const lost = values.getAll("missing");

@@ -20,7 +20,7 @@ class Painter {
     this.glyphs = this.strip = null;
   }
 
-  /** Colours of a theme as pixels; styles of a run get theirs on first use. */
+  /** Colours of a theme as pixels. */
   setTheme(theme) {
     this.paper = pixel(theme.paper);
     this.ink = pixel(theme.ink);
@@ -29,20 +29,6 @@ class Painter {
     this.memory = pixel(theme.memory);
     this.limit = pixel(theme.limit);
     this.iterations = theme.iterations.map(pixel);
-  }
-
-  colors(run) {
-    if (!run.colors) {
-      const { kind, shade } = run.styles;
-      const pick = (tone) => Uint32Array.from(kind, (k, s) => pixel(run.palette[k][shade[s]][tone]));
-      const stripe = (edge) => Uint32Array.from(kind, (k) => (run.kinds[k].edge === edge ? pixel(run.kinds[k].stripe) : 0));
-      run.colors = {
-        fill: pick(0), dark: Uint8Array.from(kind, (k, s) => run.palette[k][shade[s]][1] === "#000000"),
-        top: stripe("top"), bottom: stripe("bottom"),
-        classes: run.classes.map((k) => pixel(run.kinds[k].color)), kinds: run.kinds.map((k) => pixel(k.color)),
-      };
-    }
-    return run.colors;
   }
 
   clear() { this.pixels.fill(this.paper); }
@@ -76,7 +62,7 @@ class Painter {
       this.after = new Float64Array(run.width);
       this.tones = new Uint32Array(run.width);
     }
-    this.tones.set([...this.colors(run).classes, ...gaps]);
+    this.tones.set([...colorsOf(run).classes, ...gaps]);
   }
 
   /** One rank, from a line of the picture on. */
@@ -307,7 +293,7 @@ class Painter {
   /** Microbatch numbers, with the kind where all have room for it. */
   #labels(i, last, y) {
     const { run, scale, box: { bar }, span: { from, perPixel, left, right } } = this;
-    const { start, style, halfOf, durationOf, kindOf } = run, { dark, fill } = this.colors(run);
+    const { start, style, halfOf, durationOf, kindOf } = run, { dark, fill } = colorsOf(run);
     const glyphs = (this.glyphs ??= new Glyphs(scale, this.image.width, run.kinds.map((kind) => (kind.letter ? kind.name : "")).join("")));
     const into = { pixels: this.pixels, canvasHeight: this.image.height, fill: 0, tone: 0, left, right };
     const widest = Math.max(...run.kinds.map(({ letter }) => glyphs.measure(letter)));

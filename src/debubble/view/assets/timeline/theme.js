@@ -1,4 +1,4 @@
-// Colours and texts. Idle time differs by pattern as well as by colour.
+// Colours, and titles of causes. Idle time differs by pattern as well as by colour.
 
 const THEMES = {
   light: {
@@ -30,30 +30,17 @@ const CAUSE_TITLES = {
   memory: "waiting for memory",
 };
 
-const DIGITS = new Intl.NumberFormat("en-US", { maximumFractionDigits: 12 });
-
-/** A number for people: six digits, no trailing zeros. */
-function number(value) {
-  if (!Number.isFinite(value)) return "–";
-  return DIGITS.format(Math.abs(value) >= 1e6 ? Math.round(value) : Number(value.toPrecision(6)));
-}
-
-function percent(share) { return `${(100 * share).toFixed(share > 0 && share < 0.001 ? 3 : 1)} %`; }
-
-/** Round distance of about `wanted` marks on a span. */
-function tickSpacing(span, wanted) {
-  const raw = span / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(raw));
-  return power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.999);
-}
-
-/** An element with attributes, listeners (on…) and children. */
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value != null) element.setAttribute(name, value);
+/** Colours of a run's styles as pixels, worked out on first use. */
+function colorsOf(run) {
+  if (!run.colors) {
+    const { kind, shade } = run.styles;
+    const pick = (tone) => Uint32Array.from(kind, (k, s) => pixel(run.palette[k][shade[s]][tone]));
+    const stripe = (edge) => Uint32Array.from(kind, (k) => (run.kinds[k].edge === edge ? pixel(run.kinds[k].stripe) : 0));
+    run.colors = {
+      fill: pick(0), dark: Uint8Array.from(kind, (k, s) => run.palette[k][shade[s]][1] === "#000000"),
+      top: stripe("top"), bottom: stripe("bottom"),
+      classes: run.classes.map((k) => pixel(run.kinds[k].color)), kinds: run.kinds.map((k) => pixel(k.color)),
+    };
   }
-  element.append(...children);
-  return element;
+  return run.colors;
 }
