@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 
+# Bytecode is kept even where the environment says no: every process of a test, and every worker,
+# would compile the same files again.
+test quick: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick explore browser lint format fuzz figures bench clean
 
@@ -37,10 +41,10 @@ browser:  ## Chromium for the tests of pages, where apt has it
 	|| echo "Chromium could not be installed: tests of pages are skipped"
 
 test: $(VENV)/.dev browser  ## run every test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow
-	$(BIN)/python -m pytest -n 2 -m "not browser and not processes and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
 
 MINUTES ?= 10
 explore: $(VENV)/.dev  ## property tests with new random cases, over and over: make explore MINUTES=60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,28 @@ QUICK = pytest.StashKey[dict[Path, bool]]()
 """Whether a file that was collected has tests without any marker."""
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Workers share the compiling of kernels, which takes a minute where none are compiled yet."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        from tests.kernels import compile_once
+
+        compile_once(Path(tempfile.gettempdir(), f"debubble-kernels-{worker['testrunuid']}"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what takes a browser or processes, so that ``make quick`` can leave it out."""
+    """Mark what takes a browser or processes, so that ``make quick`` can leave it out.
+
+    Tests of one file that share a browser or processes go to the same worker.
+    """
     quick = config.stash.setdefault(QUICK, {})
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures.intersection(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
+                if config.pluginmanager.hasplugin("xdist"):
+                    item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.path.parent.name == "torch":
             item.add_marker("processes")
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 def test_the_examples_run_one_after_the_other() -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     code = "\n".join(blocks)
@@ -37,6 +38,7 @@ def test_the_files_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
+@pytest.mark.processes
 def test_every_mode_of_transfers_has_words_and_is_in_the_help() -> None:
     assert tuple(MODES) == P2P_MODES == get_args(P2PMode)
     command = [sys.executable, "-m", "debubble", "compare", "--help"]

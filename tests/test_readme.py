@@ -37,6 +37,7 @@ def test_the_recipes_are_found() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.processes
 def test_commands_run_in_order(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

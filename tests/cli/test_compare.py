@@ -95,6 +95,7 @@ def test_files_alone_need_no_sizes(run: Run, tmp_path: Path) -> None:
     assert [row["makespan"] for row in data["rows"]] == [33.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf", ".html", ".txt"])
 def test_pictures_are_written_beside_the_table(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"x{ending}"

@@ -17,6 +17,7 @@ Run = Callable[..., Any]
 SMALL = ["optimize", "-p", 2, "-m", 4, "-v", 2, "--no-cache"]
 
 
+@pytest.mark.slow
 def test_result_bound_and_published_schedules(run: Run) -> None:
     out = run(*SMALL, "--memory", 2, "--times", "F=5,I=6,W=4").out
     assert "proven optimal\nfound by " in out
@@ -33,6 +34,7 @@ def test_json(run: Run) -> None:
     assert data["published"]["rows"]
 
 
+@pytest.mark.slow
 def test_files_are_schedules_and_pictures(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "best.csv"
     data = run(*SMALL, "--memory", 2, "--json", "-o", path).data
@@ -54,6 +56,7 @@ def test_a_cost_file_has_sizes_and_the_limit(run: Run, tmp_path: Path) -> None:
     assert data["published"]["memory"] == 2
 
 
+@pytest.mark.slow
 def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) -> None:
     path, best = tmp_path / "x.yaml", tmp_path / "best.csv"
     path.write_text(
@@ -74,6 +77,7 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])
 
 
+@pytest.mark.slow
 def test_stages_that_recompute(run: Run, tmp_path: Path) -> None:
     words = [*SMALL, "--memory", 0.75, "--times", "F=5,I=6,W=4"]
     data = run(*words, "--recompute", "free", "--json").data
@@ -84,6 +88,7 @@ def test_stages_that_recompute(run: Run, tmp_path: Path) -> None:
     assert db.simulate(db.load(path), db.Costs(F=5, I=6, W=4)).peak_activation.max() <= 0.75
 
 
+@pytest.mark.slow
 def test_sweep(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "frontier.svg"
     words = ["optimize", "-p", 2, "-m", 3, "-v", 2, "--memory", "sweep", "--no-cache"]
@@ -127,6 +132,7 @@ def test_what_cannot_be_used_is_refused(refused: Run, words: list[Any], message:
     assert message in refused("optimize", *words)
 
 
+@pytest.mark.slow
 def test_without_the_solver_it_says_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +174,7 @@ def test_a_result_is_printed_before_it_is_written(
     assert "No space left" in result.err
 
 
+@pytest.mark.processes
 def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start(
         "optimize", "-p", 8, "-m", 16, "-v", 2, "--memory", 4, "--times", "F=5,I=6,W=4",

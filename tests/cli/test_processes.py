@@ -19,6 +19,7 @@ LONG = ("export", "1f1b", "-p", 16, "-m", 2000, "--to", "chrome-trace")
 """More output than a pipe holds: the process still runs when its first line is read."""
 
 
+@pytest.mark.processes
 def test_a_simulation_from_start_to_end(start: Start) -> None:
     process = start("simulate", "1f1b", "-p", 8, "-m", 64)
     out, err = process.communicate()
@@ -26,6 +27,7 @@ def test_a_simulation_from_start_to_end(start: Start) -> None:
     assert "makespan           213" in out
 
 
+@pytest.mark.processes
 def test_an_error_is_one_line(start: Start) -> None:
     process = start("simulate", "1f1b", "-p", 0, "-m", 64)
     out, err = process.communicate()
@@ -33,6 +35,7 @@ def test_an_error_is_one_line(start: Start) -> None:
     assert err == "debubble: ranks is 0; it goes from 1 to 4,096\n"
 
 
+@pytest.mark.processes
 def test_a_reader_that_goes_away_is_no_error(start: Start) -> None:
     process = start(*LONG)
     assert process.stdout is not None
@@ -43,6 +46,7 @@ def test_a_reader_that_goes_away_is_no_error(start: Start) -> None:
     assert (process.returncode, err) == (141, "")
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_it_quietly(start: Start) -> None:
     process = start(*LONG)
     assert process.stdout is not None
@@ -53,6 +57,7 @@ def test_ctrl_c_ends_it_quietly(start: Start) -> None:
     assert err == "debubble: interrupted\n"
 
 
+@pytest.mark.processes
 def test_a_terminal_without_unicode_gets_question_marks(start: Start) -> None:
     process = start("simulate", "1f1b", "-p", 2, "-m", 4, env={"PYTHONIOENCODING": "ascii"})
     out, err = process.communicate()
@@ -60,6 +65,7 @@ def test_a_terminal_without_unicode_gets_question_marks(start: Start) -> None:
     assert "(m + p ? 1)(F + B)" in out
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_reported(start: Start) -> None:
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
@@ -70,6 +76,7 @@ def test_a_full_disk_is_reported(start: Start) -> None:
     assert err == "debubble: No space left on device\n"
 
 
+@pytest.mark.processes
 def test_a_small_simulation_imports_nothing_slow() -> None:
     code = (
         "import sys\n"

@@ -25,6 +25,7 @@ Run = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.processes
 def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.json.gz"
     result = run(
@@ -55,6 +56,7 @@ def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
     assert all(event["dur"] >= 10_000 for event in slices)
 
 
+@pytest.mark.processes
 def test_a_model_of_the_user(run: Run) -> None:
     model = f"{ROOT / 'examples' / 'model.py'}:build"
     result = run("run", "dualpipe", "-p", 2, "-m", 4, "--model", model, "--steps", 0)
@@ -64,6 +66,7 @@ def test_a_model_of_the_user(run: Run) -> None:
     assert "predicted" not in result.out
 
 
+@pytest.mark.processes
 def test_wrong_gradients_are_found(run: Run, tmp_path: Path) -> None:
     """A stage that computes something else in another process."""
     path = tmp_path / "model.py"
@@ -139,6 +142,7 @@ def children(pid: int) -> list[Path]:
     return [Path("/proc", child) for child in found]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(start: Run, how: signal.Signals) -> None:
     if not Path("/proc/self/task").exists():
@@ -178,6 +182,7 @@ def joined(tmp_path: Path, *words: object, size: int = 2) -> list[tuple[int, str
     return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.processes
 def test_a_world_of_torchrun(tmp_path: Path) -> None:
     first, second = joined(tmp_path, "dualpipe", "-p", 2, "-m", 4, "--steps", 2)
     assert first[0] == 0, first[2]
@@ -186,6 +191,7 @@ def test_a_world_of_torchrun(tmp_path: Path) -> None:
     assert second[:2] == (0, "")
 
 
+@pytest.mark.processes
 def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import os, torch\n"
@@ -206,6 +212,7 @@ def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
     assert "rank 1 failed: ValueError: no (model.py, line 5); it was at action 1: 1F0" in errors
 
 
+@pytest.mark.processes
 def test_a_world_of_another_size(tmp_path: Path) -> None:
     for code, out, err in joined(tmp_path, "1f1b", "-p", 3, "-m", 2):
         assert (code, out) == (2, "")

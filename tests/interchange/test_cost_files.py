@@ -280,6 +280,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_any_data_is_valid_or_refused(data: dict[str, Any]) -> None:
     with suppress(FormatError):
@@ -292,6 +293,7 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
         assert read(tmp_path_factory.getbasetemp(), text).costs.F != -1
 
 
+@pytest.mark.processes
 def test_reading_imports_nothing_slow_before_a_file_is_there() -> None:
     import subprocess
     import sys

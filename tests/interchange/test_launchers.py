@@ -31,6 +31,7 @@ def test_torchtitan_places_stages_by_a_schedules_name(
     assert any(line.startswith("local_batch_size = 8") for line in lines)
 
 
+@pytest.mark.slow
 def test_the_placement_is_what_pytorch_makes_of_that_name() -> None:
     torch = pytest.importorskip("torch.distributed.pipelining.schedules")
     for name, style in (("PipelineScheduleMulti", "loop"), ("ZBVZeroBubble", "v")):

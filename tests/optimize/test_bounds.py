@@ -24,6 +24,7 @@ from tests.optimize.problems import fastest, problem
 TIMES = st.integers(0, 8).map(lambda n: n / 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_never_above_the_fastest_of_all_orders(data: st.DataObject) -> None:
@@ -43,6 +44,7 @@ def test_never_above_the_fastest_of_all_orders(data: st.DataObject) -> None:
     assert asked.timeline(asked.schedule(solution.programs)).makespan == pytest.approx(best)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.data())
 def test_fused_backwards_relax_to_a_bound(data: st.DataObject) -> None:
@@ -54,6 +56,7 @@ def test_fused_backwards_relax_to_a_bound(data: st.DataObject) -> None:
     assert lower_bound(relaxed(asked)) <= min(fastest(fused), fastest(split)) + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.data())
 def test_never_above_what_list_scheduling_finds(data: st.DataObject) -> None:
@@ -93,6 +96,7 @@ def with_transfers(draw: st.DrawFn, mode: str) -> Problem:
     return replace(asked, recompute=tuple(chosen) if any(chosen) else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", P2P_MODES)
 @settings(max_examples=8)
 @given(data=st.data())
@@ -115,6 +119,7 @@ def split_in_halves(asked: Problem) -> CostTable:
     return replace(asked.table, duration=duration)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
@@ -151,6 +156,7 @@ def test_ranks_that_send_compute_nothing() -> None:
     assert bound <= order.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", P2P_MODES)
 @settings(max_examples=6)
 @given(data=st.data())

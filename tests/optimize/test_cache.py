@@ -41,6 +41,7 @@ def test_the_second_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) ->
     assert "; read from the cache, nothing was searched now" in str(second)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_when_not_wanted(folder: Path) -> None:
     db.optimize(**ASKED, cache=False)
     assert not folder.exists()
@@ -57,6 +58,7 @@ def test_another_problem_has_another_key() -> None:
     assert len(known) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["text", "order", "bound", "microbatches", "folder"])
 def test_what_is_not_right_is_not_used(folder: Path, damage: str) -> None:
     first = db.optimize(**ASKED)
@@ -78,6 +80,7 @@ def test_what_is_not_right_is_not_used(folder: Path, damage: str) -> None:
     assert again.makespan == first.makespan
 
 
+@pytest.mark.slow
 def test_a_bound_on_disk_is_not_taken_below_the_own(folder: Path) -> None:
     asked = ASKED | {"effort": 0.01, "costs": db.Costs(F=5, I=6, W=4), "ranks": 4, "memory": 2,
                      "microbatches": 16}  # fmt: skip
@@ -89,6 +92,7 @@ def test_a_bound_on_disk_is_not_taken_below_the_own(folder: Path) -> None:
     assert db.optimize(**asked).lower_bound == first.lower_bound
 
 
+@pytest.mark.slow
 def test_more_effort_begins_with_the_earlier_result() -> None:
     asked = ASKED | {"ranks": 4, "memory": 2, "microbatches": 16, "costs": db.Costs(F=5, I=6, W=4)}
     little = db.optimize(**asked, effort=0.05)
@@ -97,6 +101,7 @@ def test_more_effort_begins_with_the_earlier_result() -> None:
     assert more.makespan <= little.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", ["a solver", "other code", "time", "workers"])
 def test_what_another_search_could_better_is_searched_again(
     later: str, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +128,7 @@ def test_what_another_search_could_better_is_searched_again(
         assert db.optimize(**asked).cached
 
 
+@pytest.mark.slow
 def test_what_the_solver_found_is_used_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4)}
     first = db.optimize(**asked, effort=0.01)
@@ -131,6 +137,7 @@ def test_what_the_solver_found_is_used_without_it(monkeypatch: pytest.MonkeyPatc
     assert (second.cached, second.makespan) == (True, first.makespan)
 
 
+@pytest.mark.slow
 def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MOST_ENTRIES", 2)
     for microbatches in (1, 2, 3):
@@ -138,6 +145,7 @@ def test_the_oldest_entries_go(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from debubble.optimize.strategies import listed, pairs
 from tests.optimize.problems import problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "memory", "optimum"),
     [((1, 1, 1), 4, 59), ((1, 1, 1), 5, 56), ((1, 1, 1), 8, 51), ((5, 6, 4), 4, 321)],

@@ -71,6 +71,7 @@ def fastest_of_all_cuts(root: Problem) -> float:
     return min(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", P2P_MODES)
 @settings(max_examples=8)
 @given(data=st.data())
@@ -79,6 +80,7 @@ def test_bounds_hold_for_every_cut(mode: str, data: st.DataObject) -> None:
     assert Cutting(root).bound() <= fastest_of_all_cuts(root) + 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None:
@@ -102,6 +104,7 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
         assert cutting.bound() <= incumbent.makespan * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(st.data())
 def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
@@ -145,6 +148,7 @@ def test_a_head_moves_layers_away_from_the_last_stage() -> None:
     assert str(result).splitlines()[2] == "layers 7 7 6 4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("basis", ["action", "rank"])
 def test_as_many_layers_as_stages_change_nothing(
     basis: str, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +260,7 @@ def test_published_schedules_are_on_even_cuts() -> None:
     assert "the others are cut evenly" in str(result)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "has_solver", lambda: False)
 

@@ -80,6 +80,7 @@ def test_tighter_limits_leave_room_for_copies() -> None:
     assert not any(tight.offload for tight in tighter(asked))
 
 
+@pytest.mark.slow
 def test_what_waits_on_the_host_makes_room() -> None:
     asked: dict[str, Any] = {
         "ranks": 4,
@@ -104,6 +105,7 @@ def test_what_waits_on_the_host_makes_room() -> None:
     assert set(some.offload) <= {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: dict[str, Any] = {

@@ -46,6 +46,7 @@ def test_results_are_right_within_memory_and_never_below_the_bound(data: st.Data
     assert (result.status == "optimal") == (result.gap < 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "chunks", "memory"),
     [("zb-h1", 1, 4), ("1f1b", 1, 4), ("zb-v", 2, 4), ("dualpipe-v", 2, 4.5)],
@@ -69,6 +70,7 @@ def test_other_transfer_modes(mode: Any) -> None:
     assert result.lower_bound <= fastest(asked) <= result.makespan
 
 
+@pytest.mark.slow
 def test_many_microbatches_use_a_pattern() -> None:
     result = db.optimize(
         ranks=4, chunks=2, microbatches=64, memory=2, costs=db.Costs(F=5, I=6, W=4),
@@ -87,6 +89,7 @@ def test_backwards(backward: Any, expected: str) -> None:
     assert {kind.name for kind in kinds(result.schedule)} == set(expected)
 
 
+@pytest.mark.slow
 def test_a_backward_that_is_faster_fused_is_fused() -> None:
     costs = db.Costs(F=4, I=4, W=4, B=5)
     made = {
@@ -170,6 +173,7 @@ def test_the_same_seed_gives_the_same_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert run(3) == run(3)
 
 
+@pytest.mark.slow
 def test_without_the_solver_it_still_anneals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies, "has_solver", lambda: False)
     costs = db.Costs(F=5, I=6, W=4)
@@ -180,6 +184,7 @@ def test_without_the_solver_it_still_anneals(monkeypatch: pytest.MonkeyPatch) ->
     assert result.status == "feasible"
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_kept() -> None:
     began = time.monotonic()
     result = db.optimize(
@@ -218,6 +223,7 @@ def _interrupted_search() -> None:
     assert db.check(result.schedule, memory=4).ok
 
 
+@pytest.mark.slow
 def test_reports_only_get_better() -> None:
     seen: list[tuple[float, float]] = []
     db.optimize(
@@ -256,6 +262,7 @@ def test_stops_follow_their_parents() -> None:
     assert Stop().left == float("inf")
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.data())
 def test_fused_and_split_backwards_are_mixed_action_by_action(data: st.DataObject) -> None:
@@ -276,6 +283,7 @@ def test_fused_and_split_backwards_are_mixed_action_by_action(data: st.DataObjec
     assert result.makespan == pytest.approx(fastest(asked))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [True, False])
 @pytest.mark.parametrize(
     ("memory", "expected", "costs"),

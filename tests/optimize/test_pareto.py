@@ -16,6 +16,7 @@ def frontier() -> Frontier:
     return sweep(ranks=2, microbatches=6, chunks=2, costs=db.Costs(F=5, I=6, W=4), cache=False)
 
 
+@pytest.mark.slow
 def test_more_memory_is_faster(frontier: Frontier) -> None:
     limits = [limit for limit, _ in frontier.points]
     makespans = [result.makespan for _, result in frontier.points]
@@ -34,6 +35,7 @@ def test_published_schedules_are_never_better(frontier: Frontier) -> None:
             assert best.makespan <= row.makespan
 
 
+@pytest.mark.slow
 def test_it_is_a_table_and_a_picture(frontier: Frontier, tmp_path: Path) -> None:
     assert "published" in str(frontier)
     data = frontier.to_dict()

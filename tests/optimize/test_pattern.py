@@ -13,6 +13,7 @@ from debubble.optimize.unroll import few_microbatches, middle_period, repeatable
 from tests.optimize.problems import problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "period"), [(2, 34), (3, 30)])
 def test_known_periods(memory: float, period: int) -> None:
     # V-Min repeats every 36; 30 is the work of a rank, so that nothing idles.
@@ -22,6 +23,7 @@ def test_known_periods(memory: float, period: int) -> None:
     assert pattern.tight == (period == 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_unrolled_patterns_run_within_memory_at_their_pace(width: int) -> None:
     asked = problem(3, 24, 2, F=5, I=6, W=4, p2p=0.5)
@@ -36,6 +38,7 @@ def test_unrolled_patterns_run_within_memory_at_their_pace(width: int) -> None:
     assert makespans[2] - makespans[0] <= 24 * pattern.pace * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2])
 def test_stretching_repeats_the_middle(width: int) -> None:
     asked = problem(3, 60, 2, F=5, I=6, W=4)

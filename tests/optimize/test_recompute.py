@@ -68,6 +68,7 @@ def recomputes_right_before_backwards(schedule: db.Schedule) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.DataObject) -> None:
@@ -114,6 +115,7 @@ def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.data())
 def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
@@ -137,6 +139,7 @@ def test_the_bound_of_all_choices_holds_for_each(data: st.DataObject) -> None:
             assert least == float("inf")
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.data())
 def test_the_free_choice_is_the_best_of_all_sets_and_orders(data: st.DataObject) -> None:
@@ -151,6 +154,7 @@ def test_the_free_choice_is_the_best_of_all_sets_and_orders(data: st.DataObject)
     assert result.status == "optimal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "memory", "mode"),
     [
@@ -192,6 +196,7 @@ def test_results_fit_and_read_back(shape: Any, memory: float, mode: Any, tmp_pat
         assert db.simulate(again, costs, mode).makespan == free.makespan
 
 
+@pytest.mark.slow
 def test_less_memory_than_one_microbatch_is_enough_and_faster_above() -> None:
     costs = db.Costs(F=5, I=6, W=4)
     asked: dict[str, Any] = {
@@ -272,6 +277,7 @@ def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
     assert makespans[1] - makespans[0] <= 24 * pattern.pace * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_many_microbatches_go_through_all_searches() -> None:
     asked: dict[str, Any] = {
         "ranks": 4, "chunks": 2, "microbatches": 64, "memory": 1.5,
@@ -298,6 +304,7 @@ def test_keys_and_values_are_part_of_the_limit() -> None:
         db.optimize(ranks=2, microbatches=4, memory=1.2, costs=costs, **FAST)
 
 
+@pytest.mark.slow
 def test_the_cache_knows_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: dict[str, Any] = {

@@ -54,6 +54,7 @@ def test_compiled_and_interpreted_do_the_same() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_the_seed_decides() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
     start = listed(asked, ())

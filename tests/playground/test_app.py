@@ -16,6 +16,7 @@ from debubble.lowering.chain import LOWERINGS
 from debubble.playground import limits
 from debubble.playground.limits import Cache
 from debubble.schedules import registry
+from tests.pairs import each_family_and
 
 STATE = {
     "schedules": [{"name": "1f1b"}, {"name": "zb-h1"}],
@@ -411,17 +412,16 @@ def test_whatever_multiplies_actions_counts(ask, change):
     assert "the limit is 1,500,000" in ask("/api/simulate", state).json()["message"]
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in registry.schedules()])
-@pytest.mark.parametrize(
+@each_family_and(
     "change", [{}, {"iterations": 3}, {"recompute": "full"}, {"sharding": "ddp"},
                {"sharding": "fsdp"}]
 )  # fmt: skip
-def test_no_schedule_has_more_actions_than_were_counted(name, change):
+def test_no_schedule_has_more_actions_than_were_counted(entry, change):
     from debubble.core.errors import DebubbleError
     from debubble.playground.state import State, Wanted
     from debubble.playground.work import _compared, _items
 
-    state = State(schedules=[Wanted(name=name)], ranks=4, microbatches=8, **change)
+    state = State(schedules=[Wanted(name=entry.name)], ranks=4, microbatches=8, **change)
     file = state.read_costs()
     try:
         items, most = _items(state.schedules[0], state, file.costs)

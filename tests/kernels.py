@@ -1,0 +1,50 @@
+"""Machine code for the kernels, made once for all workers of a test run that has none yet."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import debubble as db
+from debubble.engine import jit
+from debubble.lowering.transfers import add_transfers
+
+
+def _simulated(name: str, transfers: bool) -> Callable[[], object]:
+    """Compile the sweep for one sort of schedules, and what a timeline computes from it."""
+
+    def call() -> object:
+        schedule = db.make(name, ranks=2, microbatches=4)
+        timeline = db.simulate(add_transfers(schedule) if transfers else schedule)
+        return timeline.peak_activation, timeline.slack, timeline.makespan
+
+    return call
+
+
+CASES = {
+    f"{name}{' with transfers' * transfers}": _simulated(name, transfers)
+    for name in ("vocab-1", "1f1b-overlap", "1f1b", "zb-v", "1f1b-v", "v-half")
+    for transfers in (True, False)
+}
+"""What takes seconds to compile, longest first."""
+
+
+def compile_once(folder: Path) -> None:
+    """Compile all cases; of workers that share a folder each compiles some, all wait for all."""
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jit, "INTERPRET_BELOW", 0)
+        patch.setattr(jit, "INTERPRET_WHEN_LOADED", 0)
+        for wait in (fcntl.LOCK_NB, 0):
+            for name, case in CASES.items():
+                with (folder / name).open("a+") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | wait)
+                    except BlockingIOError:
+                        continue
+                    if not file.tell():
+                        case()
+                        file.write("compiled")
