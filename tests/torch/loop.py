@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from debubble.core.schedule import Schedule
 from debubble.runtime.models import ROWS, TOKENS, VOCABULARY, WIDTH, GPTStage
-from torch import Tensor, nn
 
 RATE = 1e-2
 

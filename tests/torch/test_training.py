@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 import debubble as db
 import debubble.torch as dt
-import torch
 from tests.runtime.cases import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
 from tests.torch.world import run

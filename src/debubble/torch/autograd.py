@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients: TypeAlias = Sequence[Tensor | None]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import torch
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from torch import Tensor
 
 if TYPE_CHECKING:
     from debubble.torch.recorder import Recorder

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
-import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
-
 import torch
+import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
+from torch import Tensor
+
 from debubble.core.actions import TRANSFER_KINDS
 from debubble.core.kinds import KINDS, Kind, Need, Of
 from debubble.torch.batch import Batch, Forwarded
@@ -25,7 +26,6 @@ from debubble.torch.stage import Given, Handed, Stage
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import State, Watch
 from debubble.torch.wire import Arrival, Boundary, Wire
-from torch import Tensor
 
 FORWARD, BACKWARD = False, True
 """Which way something goes."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
 from debubble.torch.team import Team
 from debubble.torch.weights import Homes, add_gradient, local
-from torch import Tensor, nn
-from torch import distributed as dist
 
 
 class Gradients:

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-
-from torch import Tensor, nn
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What wrappers put into names of parameters."""

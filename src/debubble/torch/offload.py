@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from debubble.core.actions import COPY_KINDS, Kind
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
 from debubble.torch.team import Team, receive, send
-from torch import Tensor
 
 
 class Activations:

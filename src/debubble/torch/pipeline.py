@@ -10,10 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
 from torch.utils import _pytree as pytree
 
-import torch
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
@@ -39,8 +41,6 @@ from debubble.torch.vocabulary import Shard, take_rows
 from debubble.torch.watch import Watch
 from debubble.torch.weights import Homes, find_shared
 from debubble.torch.wire import Wire
-from torch import Tensor, nn
-from torch import distributed as dist
 
 ENGINES = ("auto", "torch", "debubble")
 SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False: "sum"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from debubble.analysis.check import check
 from debubble.core.actions import kinds_of
@@ -21,7 +22,6 @@ from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.modules import bare, bare_name, why_whole
 from debubble.torch.team import Team
-from torch import Tensor, nn
 
 SPLITS = ("auto", "keep", "fuse")
 
@@ -179,7 +179,7 @@ def _by_number(stages: Any, schedule: Schedule, here: Sequence[int]) -> dict[int
         return {int(name): stages[name] for name in stages}
     if isinstance(stages, list | tuple | nn.ModuleList | nn.Sequential):
         if len(stages) and all(hasattr(stage, "submod") for stage in stages):
-            found = {int(stage.stage_index): stage.submod for stage in stages}
+            found: dict[int, Any] = {one.stage_index: one.submod for one in list[Any](stages)}
             extra = [stage for stage in found if stage not in here]
             if extra:
                 raise ParameterError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from torch.utils import _pytree as pytree
-
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 
 class Signatures:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+
 from debubble.core.errors import ParameterError
 from debubble.torch.autograd import Anchor, Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
@@ -17,7 +19,6 @@ from debubble.torch.offload import Activations
 from debubble.torch.random_state import RandomState
 from debubble.torch.tree import Leaf, Spec, arguments, put_together, take_apart
 from debubble.torch.versions import Versions
-from torch import Tensor, nn
 
 CPU = torch.device("cpu")
 

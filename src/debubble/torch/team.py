@@ -10,9 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from debubble.core.errors import ParameterError
 from torch import Tensor
 from torch import distributed as dist
+
+from debubble.core.errors import ParameterError
 
 PINGS = 20
 """Messages that tell how far apart the clocks of two hosts are."""

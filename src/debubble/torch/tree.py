@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch.utils import _pytree as pytree
-
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 class Leaf(NamedTuple):

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import Kind, Need, Of
 from debubble.core.schedule import Schedule
@@ -28,7 +29,6 @@ from debubble.torch.batch import IGNORED, Batch
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
 from debubble.torch.team import Team, receive, send
-from torch import Tensor, nn
 
 HIDDEN, SUMS, GRADIENT = "hidden states", "sums", "gradients"
 LAYERS = ("output", "lm_head")

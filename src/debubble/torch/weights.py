@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-import torch
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.modules import bare, bare_name
 from debubble.torch.setup import says_tied
 from debubble.torch.team import Team
-from torch import Tensor, nn
-from torch import distributed as dist
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch import distributed as dist
+
 from debubble.torch.errors import RunError
 from debubble.torch.team import Team, receive, send
 from debubble.torch.tree import Leaf, Spec
-from torch import Tensor
-from torch import distributed as dist
 
 
 class Boundary(NamedTuple):
