@@ -130,6 +130,5 @@ def total_norm(
             part = part.full_tensor()
         value = part.detach().to("cpu", torch.float64)
         norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
-    operation = dist.ReduceOp.MAX if kind == float("inf") else dist.ReduceOp.SUM
-    dist.all_reduce(norm, operation, group=team.control)
+    team.link.sum(norm, largest=kind == float("inf"))
     return norm if kind == float("inf") else norm ** (1 / kind)
