@@ -136,6 +136,12 @@ class CostTable:
         duration = ends.copy()
         for kind, values in zip(TIMED_KINDS, times, strict=True):
             duration[kind] += values / divisor
+        if costs.runtime == "torch":
+            first = slice(None, None, placement.stages)
+            for times_of_kind in (duration, ends):
+                times_of_kind[Kind.I, first] = 0.0
+                times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
+            kept[first] = activation[first]
         optimizer = spread.ranks(costs.OPT, "OPT")
         collective = np.array(
             [spread(costs.unshard, "unshard", 0.0), spread(costs.reduce_grad, "reduce_grad", 0.0)]
