@@ -21,7 +21,8 @@ def test_standard_output_is_the_default(run: Run) -> None:
     for words in ([], ["-o", "-"]):
         result = run("export", "1f1b", *SIZES, "--to", "torch-csv", *words)
         assert (result.code, result.out) == (0, wanted)
-        assert result.err.startswith("\ntorchtitan runs it with\n")
+        assert result.err.startswith("\ntorchtitan 0.3.0 runs it with\n")
+        assert "\nNeMo Automodel runs it with\n" in result.err
         quiet = run("export", "1f1b", *SIZES, "--to", "torch-csv", "--no-torchtitan", *words)
         assert (quiet.code, quiet.out, quiet.err) == (0, wanted, "")
 
@@ -77,6 +78,12 @@ def test_traces_have_the_costs_and_their_unit(run: Run, tmp_path: Path) -> None:
          "'dualpipe' has 2 copies of the model, and a CSV gives each stage to one rank"),
         (["1f1b", "-p", "2", "-m", "4", "--iterations", "2", "--to", "torch-csv"],
          "'1f1b' has 2 iterations, and a CSV holds one without optimizer step"),
+        (["1f1b", "-p", "2", "-m", "4", "--to", "torch-csv", "--cut", "3/x"],
+         "--cut is '3/x'; give the layers of every stage, such as 3/4/4/3"),
+        (["1f1b", "-p", "2", "-m", "4", "--to", "torch-csv", "--cut", "3/3/3"],
+         "the cut 3/3/3 is not one of '1f1b'; give each of its 2 stages at least one layer"),
+        (["1f1b", "-p", "2", "-m", "4", "--to", "json", "--cut", "3/3"],
+         "--cut is for the flags that come with --to torch-csv; leave it out"),
         (["1f1b", "-p", "2", "-m", "4", "--to", "json", "-o", "no/x.json"],
          "there is no folder 'no'; make it first"),
         (["1f1b", "-p", "2", "-m", "4", "--to", "chrome-trace", "-o", "no/x.json"],
@@ -92,7 +99,9 @@ def test_export_says_how_torchtitan_runs_the_file_or_why_not(
 ) -> None:
     path = tmp_path / "x.csv"
     result = run("export", "zb-v", "-p", 2, "-m", 4, "--to", "torch-csv", "-o", path)
-    assert f'pipeline_parallel_schedule_csv = "{path}"' in result.err
+    assert f"--parallelism.pipeline_parallel_schedule_csv={path}" in result.err
+    result = run("export", "zb-v", "-p", 2, "-m", 4, "--to", "torch-csv", "--cut", "2/3/3/1")
+    assert '"layers.8", "norm", "lm_head"]' in result.err
     wave = tmp_path / "wave.json"
     placement = db.Placement.wave(2, 3)
     rows = [

@@ -72,6 +72,9 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     costs = tmp_path / "best.costs.json"
     assert json.loads(costs.read_text()) == data["costs"]
     assert data["costs"]["name"].startswith("cut into ")
+    modules = json.loads((tmp_path / "best.modules.json").read_text())
+    assert modules["layers"] == data["layers"]
+    assert sum(len(names) for names in modules["torchtitan"]) == 13 + 3
     again = run("simulate", best, "--costs", costs, "--json").data
     assert again["makespan"] == pytest.approx(data["makespan"])
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])

@@ -287,3 +287,23 @@ def test_forwards_as_late_as_possible(run: Run) -> None:
     assert late["makespan"] == run(*words, "--json").data["makespan"] == 33.0
     assert late["conventions"]["forwards"].startswith("as late as possible")
     assert "forwards: as late as possible" in run(*words, "--as-late-as-possible").out
+
+
+def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
+    words = ["simulate", "zb-h1", "-p", 4, "-m", 8, "--times", "F=1,I=1,W=1"]
+    plain = run(*words, "--json").data
+    theirs = run(*words, "--runtime", "torch", "--json").data
+    assert "stage 0's I does nothing" not in plain["conventions"]["times"]
+    assert "stage 0's I does nothing" in theirs["conventions"]["times"]
+    assert theirs["closed_forms"] == []
+    path = tmp_path / "costs.yaml"
+    path.write_text("runtime: torch\ntimes: {F: 1, I: 1, W: 1}\nmemory: {kept_for_weight: 0.5}\n")
+    words = ["zb-h1", "-p", 4, "-m", 8, "--costs", path]
+    from_file = " ".join(run("simulate", *words).out.split())
+    assert "50 % (on stage 0, in PyTorch's runtime, all) kept from the end of I" in from_file
+    assert "on stage 0" in " ".join(run("check", *words).out.split())
+    assert "on stage 0" not in run("simulate", *words, "--runtime", "any").out
+    for command in ("compare", "check"):
+        assert "torch" not in refused(command, *words, "--runtime", "cuda").split(";")[0]
+    path.write_text("runtime: cuda\ntimes: {F: 1}\n")
+    assert refused("simulate", *words).endswith("runtime is 'cuda'; use 'any' or 'torch'")

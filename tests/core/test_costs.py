@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,3 +240,26 @@ def test_anything_is_refused_or_simulates_to_numbers(
         timeline = db.simulate(schedule, Costs(**values))
         assert math.isfinite(timeline.makespan)
         assert np.isfinite(timeline.peak_activation).all()
+
+
+def test_in_pytorchs_runtime_stage_0_does_its_backward_in_w() -> None:
+    placement = Placement.loop(2, 2)
+    plain = Costs(F=1, I=[2, 3, 4, 5], W=1, kept_for_weight=0.25, embedding={"F": 1, "B": 3})
+    theirs = replace(plain, runtime="torch").resolve(placement)
+    ours = plain.resolve(placement)
+    first = [(Kind.I, 0.0), (Kind.W, 3.0 + 3.0), (Kind.B, 6.0), (Kind.F, 2.0)]
+    for kind, time in first:
+        assert theirs.duration[kind, 0] == time
+    assert np.array_equal(theirs.duration[:, 1:], ours.duration[:, 1:])
+    assert theirs.kept.tolist() == [0.5, 0.125, 0.125, 0.125]
+    assert ours.kept.tolist() == [0.125] * 4
+    assert not replace(plain, embedding=None, I=2, runtime="torch").uniform
+    with pytest.raises(CostError, match="runtime is 'cuda'; use 'any' or 'torch'"):
+        Costs(runtime="cuda")
+
+
+def test_costs_measured_in_pytorchs_runtime_stay_as_they_are() -> None:
+    placement = Placement.linear(3)
+    measured = Costs(F=1, I=[0, 1, 1], W=[2, 1, 1], runtime="torch")
+    plain = replace(measured, runtime="any")
+    assert np.array_equal(measured.resolve(placement).duration, plain.resolve(placement).duration)

@@ -121,7 +121,7 @@ REFUSED = {
     "": "null is no cost file; it needs times: {F: 1, B: 2}",
     "- 1": "a list is no cost file; it needs times: {F: 1, B: 2}",
     "ranks: 2": "times is missing; give times: {F: 1, B: 2}",
-    "timess: {F: 1}": "unknown key 'timess'; did you mean 'times'?",
+    "timess: {F: 1}": "unknown key 'timess'; did you mean 'times' or 'runtime'?",
     "times: {F: 1, f: 2}": "unknown key 'times.f'; did you mean 'F'?",
     "times: {F: 1}\nmemory: {activations: 2}": (
         "unknown key 'memory.activations'; did you mean 'activation'?"

@@ -1,13 +1,22 @@
-"""Settings for torchtitan and Megatron-LM."""
+"""Flags of torchtitan, NeMo Automodel and Megatron-LM."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 import debubble as db
-from debubble.interchange.launchers import megatron, torchtitan
+from debubble.interchange.launchers import (
+    AUTOMODEL,
+    TORCHTITAN,
+    automodel,
+    check_cut,
+    megatron,
+    modules_text,
+    torchtitan,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,11 +33,37 @@ from debubble.interchange.launchers import megatron, torchtitan
 def test_torchtitan_places_stages_by_a_schedules_name(
     name: str, chunks: int | None, placing: str
 ) -> None:
-    lines = torchtitan(db.make(name, ranks=4, microbatches=8, chunks=chunks), "a/b.csv")
-    assert f'pipeline_parallel_schedule = "{placing}"' in lines
-    assert 'pipeline_parallel_schedule_csv = "a/b.csv"' in lines
-    assert "pipeline_parallel_degree = 4" in lines
-    assert any(line.startswith("local_batch_size = 8") for line in lines)
+    schedule = db.make(name, ranks=4, microbatches=8, chunks=chunks)
+    lines = torchtitan(schedule, "a/b.csv")
+    assert f"--parallelism.pipeline_parallel_schedule={placing}" in lines
+    assert "--parallelism.pipeline_parallel_schedule_csv=a/b.csv" in lines
+    assert "--parallelism.pipeline_parallel_degree=4" in lines
+    assert "--training.local_batch_size=8" in lines
+    assert any("layers_per_stage" in line for line in lines) == (chunks == 3)
+    lines = automodel(schedule, "a/b.csv")
+    assert f"--distributed.pipeline.pp_schedule {placing}" in lines
+    assert "--distributed.pipeline.pp_schedule_csv a/b.csv" in lines
+    assert "--distributed.pp_size 4" in lines
+
+
+def test_a_cut_names_the_modules_of_every_stage() -> None:
+    schedule = db.make("interleaved-1f1b", ranks=2, microbatches=4)
+    cut = [1, 2, 1, 1]
+    check_cut(schedule, cut)
+    stages = [["tok_embeddings", "layers.0"], ["layers.1", "layers.2"], ["layers.3"],
+              ["layers.4", "norm", "lm_head"]]  # fmt: skip
+    assert TORCHTITAN.of(cut) == stages
+    assert AUTOMODEL.of([1]) == [
+        ["model.embed_tokens", "model.layers.0", "model.norm", "lm_head", "model.rotary_emb"]
+    ]
+    assert json.loads(modules_text(cut)) == {
+        "layers": cut, "torchtitan": stages, "automodel": AUTOMODEL.of(cut)
+    }  # fmt: skip
+    for lines in (torchtitan(schedule, "x.csv", cut), automodel(schedule, "x.csv", cut)):
+        assert any('"layers.3"' in line or '"model.layers.3"' in line for line in lines)
+    for wrong in ([1, 2], [1, 2, 0, 1]):
+        with pytest.raises(db.ParameterError, match="give each of its 4 stages at least one layer"):
+            check_cut(schedule, wrong)
 
 
 @pytest.mark.slow

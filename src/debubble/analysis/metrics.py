@@ -98,6 +98,8 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     """Basis of the times: per action or per rank; `chunks` of the schedule, when it is one."""
     parts = [name for name in PARTS if getattr(costs, name) is not None]
     more = f"; {', '.join(parts)} on top, at the ends of the model" if parts else ""
+    if costs.runtime == "torch":
+        more += "; as in PyTorch's runtime, stage 0's I does nothing, its W is the whole backward"
     if costs.basis != "rank":
         return f"per action: one stage, one microbatch{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
@@ -185,6 +187,8 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     )
     kept = costs.kept_for_weight
     share = f"{number(100 * kept)} %" if isinstance(kept, float) else "each stage's own share"
+    if costs.runtime == "torch" and kept != 1:
+        share = f"{share} (on stage 0, in PyTorch's runtime, all)"
     text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
     if costs.kv != 0:
         text += "; keys, values and their gradients beside it until I or B ends"

@@ -84,7 +84,7 @@ def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
     chunks = [whole("-v", text) for text in several]
     inputs = replace(setup, chunks=None if several else setup.chunks).read()
     if setup.times is None and setup.rank_times is None and setup.costs is None:
-        inputs = replace(inputs, costs=DEFAULT_COSTS)
+        inputs = replace(inputs, costs=replace(DEFAULT_COSTS, runtime=inputs.costs.runtime))
     return inputs, chunks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -37,18 +38,25 @@ def export(
     ] = False,
     torchtitan: Annotated[
         bool,
-        typer.Option(help="With torch-csv, say how torchtitan runs it, or why it cannot."),
+        typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
+    cut: Annotated[
+        str | None,
+        typer.Option(metavar="N/N/…", help="With torch-csv, layers of every stage: 3/4/4/3."),
+    ] = None,
 ) -> None:
     """Write files for other programs.
 
-    torch-csv has one row per rank with the order of computations and comes with the settings for
-    torchtitan; torch-csv-comms also has sends and receives. A chrome-trace opens in
-    ui.perfetto.dev; a name that ends in .gz compresses it. megatron prints Megatron-LM's arguments.
+    torch-csv has one row per rank with the order of computations and comes with the flags of
+    torchtitan and NeMo Automodel; torch-csv-comms also has sends and receives. A chrome-trace opens
+    in ui.perfetto.dev; a name that ends in .gz compresses it. megatron prints Megatron-LM's
+    arguments.
     """
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
     _check_ending(to, output)
+    if cut is not None and (to != "torch-csv" or not torchtitan):
+        raise ParameterError("--cut is for the flags that come with --to torch-csv; leave it out")
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
@@ -64,13 +72,13 @@ def export(
         else:
             # Settings first: what torchtitan cannot run is not written for it.
             if to == "torch-csv" and torchtitan:
-                settings = _settings(made, output)
+                settings = _settings(made, output, cut)
             phase(f"writing {output}")
             _write(_text(made, to, waits, inputs.mode), output)
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
     if settings:
-        note("\n".join(["", "torchtitan runs it with", "", *settings]))
+        note("\n".join(settings))
 
 
 def _check_ending(to: str, output: str) -> None:
@@ -84,15 +92,32 @@ def _check_ending(to: str, output: str) -> None:
             )
 
 
-def _settings(schedule: Schedule, output: str) -> list[str]:
-    from debubble.interchange.launchers import torchtitan
+def _settings(schedule: Schedule, output: str, cut: str | None) -> list[str]:
+    from debubble.interchange.launchers import automodel, check_cut, torchtitan
     from debubble.interchange.torch_csv import COMPUTE, refuse_inexpressible
 
     refuse_inexpressible(schedule, COMPUTE)
+    path = "schedule.csv" if output == STANDARD_OUTPUT else output
+    layers = None if cut is None else _layers(cut)
+    if layers is not None:
+        check_cut(schedule, layers)
     try:
-        return torchtitan(schedule, "schedule.csv" if output == STANDARD_OUTPUT else output)
+        return [
+            *("", "torchtitan 0.3.0 runs it with", "", *torchtitan(schedule, path, layers)),
+            *("", "NeMo Automodel runs it with", "", *automodel(schedule, path, layers)),
+        ]
     except ParameterError as error:
-        raise ParameterError(f"{error}; --no-torchtitan writes the CSV all the same") from None
+        raise ParameterError(
+            f"{error}; --no-torchtitan writes the CSV all the same, and "
+            "debubble.torch.titan.pipelining_fn runs it there"
+        ) from None
+
+
+def _layers(text: str) -> list[int]:
+    parts = text.split("/")
+    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts):
+        raise ParameterError(f"--cut is '{text}'; give the layers of every stage, such as 3/4/4/3")
+    return [int(part) for part in parts]
 
 
 def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from debubble.core.costs import Costs
+from debubble.core.costs import RUNTIMES, Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.engine.graph import P2PMode
 from debubble.interchange.text import read_number
@@ -81,6 +81,13 @@ class Setup:
         str | None,
         typer.Option(metavar="FILE", help="Cost file: .yaml, .json or .toml; may set -p, -m, -v."),
     ] = None
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Whose split backward: any (the default), or torch, whose stage 0 does it in W.",
+        ),
+    ] = None
     p2p_mode: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +138,8 @@ class Setup:
 
         mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
         costs, file = self._costs()
+        if self.runtime is not None:
+            costs = replace(costs, runtime=_one_of("--runtime", self.runtime, RUNTIMES))
         pairs = list(self.option or [])
         if self.group_size is not None:
             pairs.append(f"group_size={self.group_size}")
@@ -335,15 +344,20 @@ class Inputs:
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :class:`Setup` in place of its parameter ``setup``."""
+    """Give a command the options of :class:`Setup` in place of its parameter ``setup``.
+
+    An option of its own with the same name counts in place of the shared one.
+    """
     hints = get_type_hints(function, include_extras=True)
     shared = get_type_hints(Setup, include_extras=True)
     parameters = []
+    own_names = set(inspect.signature(function).parameters)
+    shared_fields = [spec for spec in fields(Setup) if spec.name not in own_names]
     for name, parameter in inspect.signature(function).parameters.items():
         if name != "setup":
             parameters.append(parameter.replace(annotation=hints[name]))
             continue
-        for spec in fields(Setup):
+        for spec in shared_fields:
             own = [(spec.name, spec.default, shared[spec.name])]
             if spec.name == "lowering":
                 own = [(lowering.name, None, _option(lowering)) for lowering in LOWERINGS]
@@ -356,7 +370,7 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def run(**values: Any) -> None:
         lowering = {row.name: values.pop(row.name) for row in LOWERINGS}
-        given = {spec.name: values.pop(spec.name) for spec in fields(Setup) if spec.name in values}
+        given = {spec.name: values.pop(spec.name) for spec in shared_fields if spec.name in values}
         function(setup=Setup(**given, lowering=lowering), **values)
 
     signature = inspect.Signature(

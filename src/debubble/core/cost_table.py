@@ -144,6 +144,12 @@ class CostTable:
 
         duration = part_duration.copy()
         duration[: len(TIMED_KINDS)] += times / divisor
+        if costs.runtime == "torch":
+            first = slice(None, None, placement.stages)
+            for times_of_kind in (duration, part_duration):
+                times_of_kind[Kind.I, first] = 0.0
+                times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
+            kept[first] = activation[first]
         collective = _rows(
             places,
             spread(costs.unshard, "unshard", 0.0) / divisor,

@@ -24,6 +24,7 @@ PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, 
 """Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 BASES = ("action", "rank")
+RUNTIMES = ("any", "torch")
 LONGEST_UNIT = 200
 
 
@@ -105,6 +106,10 @@ class Costs:
         number of chunks.
     chunks
         With the basis ``"rank"``, the divisor; the default is the schedule's own number of chunks.
+    runtime
+        ``"torch"`` for PyTorch's runtime, whose I of stage 0 does nothing and whose W there is the
+        whole backward, so that nothing of its activation is free before; ``"any"`` for runtimes
+        that split every stage's backward.
     time_unit, memory_unit
         Names of the units of times and of `activation`, for instance ``"ms"`` and ``"bytes"``; for
         display alone, costs that differ only here are equal.
@@ -195,6 +200,7 @@ class Costs:
     )
     basis: str = "action"
     chunks: int | None = None
+    runtime: str = "any"
     time_unit: str = field(default="", compare=False)
     memory_unit: str = field(default="", compare=False)
 
@@ -209,6 +215,8 @@ class Costs:
                 raise CostError(error.text()) from None
         if not isinstance(self.basis, str) or self.basis not in BASES:
             raise CostError(f"basis is {reprlib.repr(self.basis)}; use 'action' or 'rank'")
+        if not isinstance(self.runtime, str) or self.runtime not in RUNTIMES:
+            raise CostError(f"runtime is {reprlib.repr(self.runtime)}; use 'any' or 'torch'")
         for name in ("time_unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or not unit.isprintable() or len(unit) > LONGEST_UNIT:
@@ -236,7 +244,9 @@ class Costs:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
         parts = any(getattr(self, name) is not None for name in PARTS)
-        return not parts and all(value is None or isinstance(value, float) for value in values)
+        if parts or self.runtime != "any":
+            return False
+        return all(value is None or isinstance(value, float) for value in values)
 
     @property
     def transfer(self) -> float:

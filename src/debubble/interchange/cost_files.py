@@ -106,8 +106,8 @@ def parse_costs(text: str, where: str) -> CostFile:
     _check_limit(model, where)
     memory = {key: model.memory[key] for key in _MEMORY if key in model.memory}
     costs = Costs(
-        basis=model.basis, time_unit=model.time_unit, memory_unit=model.memory.get("unit", ""),
-        **{**model.times, **_parts(model), **memory},
+        basis=model.basis, runtime=model.runtime, time_unit=model.time_unit,
+        memory_unit=model.memory.get("unit", ""), **{**model.times, **_parts(model), **memory},
     )  # fmt: skip
     return CostFile(
         costs, model.ranks, model.microbatches, model.chunks, model.memory.get("limit"),
@@ -130,7 +130,7 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     default = Costs()
     values = {
         name: value for name, value in values.items()
-        if name != "basis" and value != getattr(default, name)
+        if name not in ("basis", "runtime") and value != getattr(default, name)
     }  # fmt: skip
     memory = {name: values.pop(name) for name in _MEMORY if name in values}
     for name in PARTS:
@@ -147,6 +147,8 @@ def costs_data(costs: Costs) -> dict[str, Any]:
     if costs.memory_unit:
         memory["unit"] = costs.memory_unit
     labels = {"time_unit": costs.time_unit} if costs.time_unit else {}
+    if costs.runtime != default.runtime:
+        labels["runtime"] = costs.runtime
     # A file needs a time; that of a transfer is what it is by default.
     data = {"basis": costs.basis, **labels, "times": values or {"p2p": 0.0}, "memory": memory}
     plain: dict[str, Any] = json.loads(json.dumps(data))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from debubble.core.cost_fields import check_number
-from debubble.core.costs import BASES, COST_FIELDS, check_cost
+from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import FormatError, WrongValueError, did_you_mean
 from debubble.interchange.text import SHOWN, check_label, shown
@@ -48,6 +48,10 @@ TOP_KEYS = {
     "basis": FileKey(
         "action or rank", "rank", "whether values are per action (one stage, one microbatch), or of"
         " a rank's whole share and divided by its chunks", "action",
+    ),
+    "runtime": FileKey(
+        "any or torch", "torch", "torch: stage 0's I does nothing, and its W is the whole backward,"
+        " as in PyTorch's runtime", "any",
     ),
     "time_unit": FileKey("text", "ms", "unit of all times", ""),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
@@ -106,6 +110,7 @@ class CostModel:
     microbatches: int | None = None
     chunks: int | None = None
     basis: str = "action"
+    runtime: str = "any"
     time_unit: str = ""
     layers: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
@@ -247,7 +252,14 @@ def _basis(value: Any, key: str) -> str:
     return value
 
 
+def _runtime(value: Any, key: str) -> str:
+    if not isinstance(value, str) or value not in RUNTIMES:
+        raise FormatError(f"{key} is {shown(value)}; use 'any' or 'torch'")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "name": _label, "source": _label, "time_unit": _label, "basis": _basis, "ranks": _count,
+    "name": _label, "source": _label, "time_unit": _label, "basis": _basis,
+    "runtime": _runtime, "ranks": _count,
     "microbatches": _count, "chunks": _count,
 }  # fmt: skip

@@ -1,8 +1,10 @@
-"""Settings that make other programs run a schedule: torchtitan and Megatron-LM."""
+"""What makes other programs run a schedule: torchtitan, NeMo Automodel and Megatron-LM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.errors import DebubbleError, ParameterError
@@ -13,9 +15,61 @@ from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"
 
+DEFAULT_CHUNKS = 2
+"""Stages that torchtitan and NeMo Automodel give a rank where they give it several."""
 
-def torchtitan(schedule: Schedule, path: str) -> list[str]:
-    """The settings with which torchtitan runs a compute-only CSV, one per line.
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """What a program calls the modules of a decoder model.
+
+    Parameters
+    ----------
+    first, last
+        What only the first and the last stage have.
+    layer
+        A layer by number.
+    every
+        What every stage has.
+    """
+
+    first: tuple[str, ...]
+    layer: str
+    last: tuple[str, ...]
+    every: tuple[str, ...] = ()
+
+    def of(self, cut: Sequence[int]) -> list[list[str]]:
+        """The modules of every stage, for a cut that says how many layers each has.
+
+        Examples
+        --------
+        >>> TORCHTITAN.of([1, 2])
+        [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
+        """
+        stages, layer = [], 0
+        for stage, count in enumerate(cut):
+            names = [self.layer.format(number) for number in range(layer, layer + count)]
+            layer += count
+            names = [*self.first, *names] if stage == 0 else names
+            stages.append([*names, *(self.last if stage == len(cut) - 1 else ()), *self.every])
+        return stages
+
+
+TORCHTITAN = ModuleNames(("tok_embeddings",), "layers.{}", ("norm", "lm_head"))
+AUTOMODEL = ModuleNames(
+    ("model.embed_tokens",), "model.layers.{}", ("model.norm", "lm_head"), ("model.rotary_emb",)
+)
+
+
+def modules_text(cut: Sequence[int]) -> str:
+    """The content of a file that says which modules the stages of a cut have, by program."""
+    programs = {"torchtitan": TORCHTITAN, "automodel": AUTOMODEL}
+    content = {program: names.of(cut) for program, names in programs.items()}
+    return json.dumps({"layers": list(cut)} | content, indent=1) + "\n"
+
+
+def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
+    """The flags with which torchtitan runs a compute-only CSV, one per line.
 
     Parameters
     ----------
@@ -23,6 +77,8 @@ def torchtitan(schedule: Schedule, path: str) -> list[str]:
         The schedule in the CSV.
     path
         The CSV as the training job sees it.
+    cut
+        How many layers every stage has, see :func:`check_cut`; None leaves it to torchtitan.
 
     Raises
     ------
@@ -32,30 +88,70 @@ def torchtitan(schedule: Schedule, path: str) -> list[str]:
     Notes
     -----
     torchtitan takes the order from the file and the placement from the *name* of a schedule: one
-    stage per rank, stage s on rank s mod p, or the V of two chunks.
+    stage per rank, stage s on rank s mod p, or the V of two chunks. Flags are those of version
+    0.3.0.
     """
-    ranks, stages = schedule.ranks, schedule.stages
+    name = _placing_name(schedule, "torchtitan")
     lines = [
-        "[parallelism]",
-        f"pipeline_parallel_degree = {ranks}",
-        f'pipeline_parallel_schedule = "{_placing_name(schedule)}"',
-        f'pipeline_parallel_schedule_csv = "{path}"',
-        "pipeline_parallel_microbatch_size = 1",
+        f"--parallelism.pipeline_parallel_degree={schedule.ranks}",
+        f"--parallelism.pipeline_parallel_schedule={name}",
+        f"--parallelism.pipeline_parallel_schedule_csv={path}",
+        "--parallelism.pipeline_parallel_microbatch_size=1",
+        f"--training.local_batch_size={schedule.microbatches}",
+        "# local batch size = microbatches × microbatch size; where there is a flag",
+        f"# --parallelism.num_pp_microbatches={schedule.microbatches}, it is in place of both",
     ]
-    if stages > ranks:
-        lines.append(f"# set pipeline_parallel_layers_per_stage so that there are {stages} stages")
-    lines += ["", "[training]"]
-    lines.append(f"local_batch_size = {schedule.microbatches}  # microbatches × microbatch size")
+    if cut is not None:
+        modules = json.dumps(TORCHTITAN.of(cut))
+        lines += ["# in the config, since no flag takes lists of lists:"]
+        lines += [f"# parallelism.module_fqns_per_model_part = {modules}"]
+    elif schedule.chunks > DEFAULT_CHUNKS:
+        lines += [
+            "# and --parallelism.pipeline_parallel_layers_per_stage=N, where (layers + 2) / N,",
+            f"# rounded up, is {schedule.stages} stages",
+        ]
     return lines
 
 
-def _placing_name(schedule: Schedule) -> str:
-    """The name by which torchtitan places stages as the schedule has them."""
+def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
+    """The flags with which NeMo Automodel runs a compute-only CSV, one per line.
+
+    Parameters, errors and placement are those of :func:`torchtitan`.
+    """
+    lines = [
+        f"--distributed.pp_size {schedule.ranks}",
+        f"--distributed.pipeline.pp_schedule {_placing_name(schedule, 'NeMo Automodel')}",
+        f"--distributed.pipeline.pp_schedule_csv {path}",
+        "--distributed.pipeline.pp_microbatch_size 1",
+        f"--step_scheduler.local_batch_size {schedule.microbatches}",
+    ]
+    if cut is not None:
+        modules = json.dumps(AUTOMODEL.of(cut))
+        lines += [f"# in the YAML: module_fqns_per_model_part: {modules}"]
+    elif schedule.chunks > DEFAULT_CHUNKS:
+        lines += [
+            "# and --distributed.pipeline.layers_per_stage N, where layers / N, rounded up,",
+            f"# is {schedule.stages} stages",
+        ]
+    return lines
+
+
+def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
+    """Refuse a cut into another number of stages, or a stage without layers."""
+    if len(cut) != schedule.stages or min(cut) < 1:
+        raise ParameterError(
+            f"the cut {'/'.join(map(str, cut))} is not one of '{schedule.name}'; give each of its "
+            f"{schedule.stages} stages at least one layer"
+        )
+
+
+def _placing_name(schedule: Schedule, program: str) -> str:
+    """The name by which a program places stages as the schedule has them."""
     placement = schedule.placement
-    where = f"torchtitan cannot run '{schedule.name}':"
+    where = f"{program} cannot run '{schedule.name}':"
     if placement.copies > 1:
         raise ParameterError(
-            f"{where} it has {placement.copies} copies of the model, and torchtitan gives each "
+            f"{where} it has {placement.copies} copies of the model, and {program} gives each "
             "stage to one rank"
         )
     ranks, chunks = placement.ranks, placement.chunks
@@ -65,7 +161,7 @@ def _placing_name(schedule: Schedule) -> str:
         if chunks == 2 and placement.table == Placement.v(ranks).table:
             return V_SCHEDULE
     raise ParameterError(
-        f"{where} its placement is '{placement.name}', and torchtitan places stage s on rank "
+        f"{where} its placement is '{placement.name}', and {program} places stage s on rank "
         f"s mod {ranks}, or two stages a rank in a V"
     )
 

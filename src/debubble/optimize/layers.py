@@ -242,8 +242,10 @@ class Cutting:
     def bound(self) -> float:
         """A lower bound of the makespan under every cut."""
         root = self.root
-        ends, layer = relaxed(self.ends).times, relaxed(self.layer).times[:, 0]
-        f, i, work = float(layer[0]), float(layer[1]), float(layer.sum())
+        ends, layer = relaxed(self.ends).times, relaxed(self.layer).times
+        # In PyTorch's runtime the first stage's backward is one piece, unlike the last one's.
+        f, work = float(layer[0, 0]), float(layer.sum(axis=0).min())
+        i = min(float(layer[1, -1]), work - f)
         first = np.full(root.ranks, root.stages)
         np.minimum.at(first, root.homes, np.arange(root.stages))
         before = [np.append(0.0, np.cumsum(column)) for column in (ends[0], ends[1])]

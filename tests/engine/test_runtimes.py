@@ -1,0 +1,90 @@
+"""PyTorch's runtime, whose first stage leaves its backward to W, against costs written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble import Costs, Kind, Schedule
+from debubble.core.actions import kinds_of, stages_of
+from tests import oracle
+
+SPLIT = ["zb-h1", "zb-v", "v-min", "interleaved-zb", "zb-2p", "gis"]
+
+
+def written_out(schedule: Schedule, costs: Costs) -> Costs:
+    """The same costs, a number for each stage, as PyTorch's runtime has them."""
+    values = {name: [getattr(costs, name)] * schedule.stages for name in ("I", "W")}
+    values["I"][0], values["W"][0] = 0.0, costs.I + costs.W  # type: ignore[operator]
+    values["kept_for_weight"] = [1.0] + [costs.kept_for_weight] * (schedule.stages - 1)
+    return replace(costs, **values, runtime="any")
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@given(
+    I=st.floats(0.5, 2), W=st.floats(0.5, 2), kept=st.floats(0, 1), p2p=st.floats(0, 0.5),
+    microbatches=st.sampled_from([4, 6, 8]),
+)  # fmt: skip
+def test_times_and_memory_are_those_of_the_costs_written_out(
+    name: str, I: float, W: float, kept: float, p2p: float, microbatches: int
+) -> None:
+    schedule = db.make(name, ranks=2, microbatches=microbatches)
+    costs = Costs(F=1, I=I, W=W, p2p=p2p, kept_for_weight=kept, runtime="torch")
+    expected = oracle.simulate(schedule, written_out(schedule, costs))
+    timeline = db.simulate(schedule, costs)
+    assert timeline.makespan == expected.makespan
+    of_first = stages_of(schedule.actions) == 0
+    nothing = of_first & (kinds_of(schedule.actions) == Kind.I)
+    assert np.all(timeline.end[nothing] == timeline.start[nothing])
+    assert timeline.peak_activation.tolist() == pytest.approx(
+        [oracle_peak(schedule, rank, kept) for rank in range(schedule.ranks)]
+    )
+
+
+def oracle_peak(schedule: Schedule, rank: int, kept: float) -> float:
+    """Activations held after every action, added up one by one."""
+    unit = schedule.ranks / schedule.stages
+    held = peak = 0.0
+    for cell in schedule.rows()[rank]:
+        action = db.Action.parse(cell)
+        stays = 1.0 if action.stage == 0 else kept
+        held += unit if action.kind == Kind.F else 0.0
+        peak = max(peak, held)
+        freed = {Kind.I: 1 - stays, Kind.W: stays, Kind.B: 1.0}
+        held -= unit * freed.get(action.kind, 0.0)
+    return peak
+
+
+def test_full_backwards_are_the_same_everywhere() -> None:
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+    costs = Costs(F=1, B=3, kept_for_weight=0.5)
+    theirs = db.simulate(schedule, replace(costs, runtime="torch"))
+    ours = db.simulate(schedule, costs)
+    assert theirs.makespan == ours.makespan
+    assert theirs.peak_activation.tolist() == ours.peak_activation.tolist()
+
+
+def test_the_optimizer_knows_it() -> None:
+    given = {"ranks": 2, "chunks": 2, "microbatches": 4, "memory": 2, "cache": False}
+    costs = Costs(F=5, I=6, W=4, kept_for_weight=0.5, runtime="torch")
+    found = db.optimize(**given, costs=costs, placement="wave")  # type: ignore[arg-type]
+    out = written_out(found.schedule, costs)
+    assert found.makespan == oracle.simulate(found.schedule, out).makespan
+    same = db.optimize(**given, costs=out, placement="wave")  # type: ignore[arg-type]
+    assert found.makespan == pytest.approx(same.makespan)
+    assert found.lower_bound <= found.makespan * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("B", [None, 5.0, 12.0])
+def test_cuts_of_layers_are_bounded(B: float | None) -> None:
+    costs = Costs(F=5, I=6, W=4, B=B, runtime="torch")
+    found = db.optimize(
+        ranks=2, chunks=1, microbatches=4, layers=5, costs=costs, cache=False, placement="loop"
+    )
+    assert found.lower_bound <= found.makespan * (1 + 1e-9)
+    assert sum(found.layers) == 5
