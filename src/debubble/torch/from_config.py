@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.interchange.schedule_json import parse_json
 from debubble.interchange.text import read_text
 from debubble.torch.split import FAMILIES, split
+from torch import Tensor, nn
 
 MAX_BYTES = 1 << 20
 TOKENS = 1024
@@ -74,8 +73,8 @@ def from_config(
         value: Tensor = model.loss_function(logits, labels, config.vocab_size)
         return value
 
-    billions = sum(p.numel() for p in model.parameters()) / 1e9
-    name = f"{config.model_type} {billions:.3g}B, {rows} x {tokens} tokens, {kind}"
+    count = sum(p.numel() for p in model.parameters())
+    name = f"{config.model_type}, {count:,} parameters, {rows} x {tokens} tokens, {kind}"
     return Model(split(model, stages), loss, x, x, name.replace("torch.", ""))
 
 

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import torch
 from debubble.runtime.autograd import Branches, backward_input, first_activation
 from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,15 @@ class Part:
     loss: Callable[[Any], Tensor] | None = None
 
     def forward(self, split: bool = False, own: bool = False) -> Forward:
-        """F. For a `split` backward, inputs without gradients are replaced by what I ends at.
+        """F. Where no input wants a gradient, I of a `split` backward gets something to end at.
 
-        `own` copies the tensors of this call, as every microbatch has its own.
+        That is an input of floating-point numbers, else the first activation. `own` copies the
+        tensors of this call, as every microbatch has its own.
         """
         args, kwargs = mapped((self.args, self.kwargs), _copy if own else leaf_of)
         inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
+        if split and not inputs:
+            inputs = [t.requires_grad_() for t in tensors_of(args) if t.is_floating_point()]
         anchored = split and not inputs
         with ExitStack() as stack:
             anchor = stack.enter_context(first_activation(self.module)) if anchored else []

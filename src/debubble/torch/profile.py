@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
@@ -26,6 +24,7 @@ from debubble.torch.measured import Spread, StageMeasures, costs_of, table
 from debubble.torch.meters import Flops, Stopwatch
 from debubble.torch.part import Part, layer_parts, mapped, tensors_of
 from debubble.torch.saved import Saved, held_by, storages
+from torch import Tensor, nn
 
 STEPS, WARM_UP = 20, 3
 
@@ -237,15 +236,16 @@ def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
 
 
 def _flops(part: Part, split: bool) -> dict[str, int]:
+    """FLOPs of every kind; those of B with the gradients that I computes, too."""
     with Flops() as counter:
-        done = part.forward()
+        done = part.forward(split)
         marks = [counter.total]
         gradients = done.gradients()
         done.backward(gradients)
         marks.append(counter.total)
         found = {"F": marks[0], "B": marks[1] - marks[0]}
         if split:
-            done = part.forward(split=True)
+            done = part.forward(split)
             marks = [counter.total]
             rest = done.backward_input(gradients)
             marks.append(counter.total)
