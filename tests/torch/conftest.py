@@ -1,19 +1,21 @@
-"""Training with PyTorch; one thread, as many tests run at once."""
+"""Pipelines in forked processes; every test ends with none of them left."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("torch", reason="trains with PyTorch; install torch")
+pytest.importorskip("torch", reason="runs pipelines on PyTorch; install torch")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def nothing_is_left() -> Iterator[None]:
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+    assert multiprocessing.active_children() == []

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-
 import torch
+from torch import Tensor, nn
+
 from debubble.core.errors import ParameterError
 from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
 from debubble.torch.split import split
-from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers", reason="cuts models of transformers")
 

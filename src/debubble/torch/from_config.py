@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.interchange.schedule_json import parse_json
 from debubble.interchange.text import read_text
 from debubble.torch.split import FAMILIES, split
-from torch import Tensor, nn
 
 MAX_BYTES = 1 << 20
 TOKENS = 1024

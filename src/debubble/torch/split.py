@@ -15,11 +15,12 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.optimize.layers import even_cut
 from debubble.torch.absent import Absent, NoPositions
 from debubble.torch.losses import add_loss
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
