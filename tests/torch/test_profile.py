@@ -61,9 +61,9 @@ class Sleeping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.clock.take(self.F)
-        return Taking.apply(x, self.clock, self.I) * Taking.apply(
-            self.weight * 1, self.clock, self.W
-        )
+        weight = Taking.apply(self.weight.view(-1), self.clock, self.W)
+        y: Tensor = Taking.apply(x, self.clock, self.I) * weight
+        return y
 
 
 def mean_square(output: Tensor, target: Tensor) -> Tensor:
