@@ -58,10 +58,11 @@ def profile(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure time and memory of a model's stages, one after the other, in this process.
+    """Measure the stages of a model: time and memory.
 
-    Says what F, I, W and B take, what stays in memory, and whether splitting the backward pays. The
-    file is what --costs takes everywhere.
+    They run one after the other in this process, as a pipeline would run them. Says what F, I,
+    W and B take, what stays in memory, and whether splitting the backward pays. The file is what
+    --costs takes everywhere.
     """
     p, v = _count("-p", ranks), _count("-v", chunks)
     sizes: dict[str, Any] = {"ranks": p, "chunks": v}

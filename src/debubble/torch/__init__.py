@@ -17,5 +17,7 @@ if importlib.util.find_spec("torch") is None:
 from debubble.torch.errors import RunError
 from debubble.torch.losses import add_loss
 from debubble.torch.pipeline import Pipeline
+from debubble.torch.profile import Profile, profile
+from debubble.torch.split import split
 
-__all__ = ["Pipeline", "RunError", "add_loss"]
+__all__ = ["Pipeline", "Profile", "RunError", "add_loss", "profile", "split"]

@@ -74,8 +74,8 @@ def from_config(
         value: Tensor = model.loss_function(logits, labels, config.vocab_size)
         return value
 
-    billions = sum(p.numel() for p in model.parameters()) / 1e9
-    name = f"{config.model_type} {billions:.3g}B, {rows} x {tokens} tokens, {kind}"
+    count = sum(p.numel() for p in model.parameters())
+    name = f"{config.model_type}, {count:,} parameters, {rows} x {tokens} tokens, {kind}"
     return Model(split(model, stages), loss, x, x, name.replace("torch.", ""))
 
 

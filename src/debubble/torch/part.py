@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from debubble.runtime.autograd import Branches, backward_input, first_activation
+from debubble.torch.autograd import Anchor, Branches, Splitter
 from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
 
@@ -28,23 +28,29 @@ class Part:
         Its arguments; those tensors that require a gradient get one in the backward.
     loss
         On the last stage, the loss of its output.
+    splitter
+        Splits its backwards.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor] | None = None
+    splitter: Splitter = field(default_factory=Splitter)
 
     def forward(self, split: bool = False, own: bool = False) -> Forward:
-        """F. For a `split` backward, inputs without gradients are replaced by what I ends at.
+        """F. Where no input wants a gradient, I of a `split` backward gets something to end at.
 
-        `own` copies the tensors of this call, as every microbatch has its own.
+        That is an input of floating-point numbers, else the first activation. `own` copies the
+        tensors of this call, as every microbatch has its own.
         """
         args, kwargs = mapped((self.args, self.kwargs), _copy if own else leaf_of)
         inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
+        if split and not inputs:
+            inputs = [t.requires_grad_() for t in tensors_of(args) if t.is_floating_point()]
         anchored = split and not inputs
         with ExitStack() as stack:
-            anchor = stack.enter_context(first_activation(self.module)) if anchored else []
+            anchor = stack.enter_context(Anchor(self.module).found()) if anchored else []
             added = stack.enter_context(added_losses())
             output = self.module(*args, **kwargs)
             if self.loss is not None:
@@ -52,38 +58,41 @@ class Part:
         outputs = [t for t in tensors_of(output) if t.requires_grad]
         roots = outputs + [value for value in added if value.requires_grad]
         alone = len(outputs) if self.loss is None else 0
-        return Forward(roots, alone, inputs or anchor[:1], list(tensors_of(args)), output)
+        return Forward(
+            self.splitter, roots, alone, inputs or anchor[:1], list(tensors_of(args)), output
+        )
 
 
 @dataclass
 class Forward:
     """What an F leaves: the roots of its backward, of which the first `outputs` want gradients."""
 
+    splitter: Splitter
     roots: list[Tensor]
     outputs: int
     inputs: list[Tensor]
     args: list[Tensor]
     result: Any
 
-    def gradients(self) -> list[Tensor | None]:
+    def gradients(self) -> list[Tensor]:
         """Some gradient of every root."""
         return [
-            torch.randn_like(root) if index < self.outputs else None
+            torch.randn_like(root) if index < self.outputs else torch.ones_like(root)
             for index, root in enumerate(self.roots)
         ]
 
-    def backward(self, gradients: Sequence[Tensor | None]) -> None:
+    def backward(self, gradients: Sequence[Tensor]) -> None:
         """B."""
         if self.roots:
             torch.autograd.backward(self.roots, list(gradients))
         self.roots.clear()
         self.result = None
 
-    def backward_input(self, gradients: Sequence[Tensor | None]) -> list[Branches]:
+    def backward_input(self, gradients: Sequence[Tensor]) -> list[Branches]:
         """I: what is left for the weights."""
         rest: list[Branches] = []
         if self.roots:
-            _, rest = backward_input(self.roots, gradients, self.inputs)
+            _, rest = self.splitter.backward_input(self.roots, gradients, self.inputs)
         self.roots.clear()
         self.result = None
         return rest

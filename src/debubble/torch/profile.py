@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,14 +21,16 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
-from debubble.runtime.autograd import backward_weight
-from debubble.torch.fusing import why_fused, why_fused_graph
+from debubble.torch.autograd import backward_weight
 from debubble.torch.measured import Spread, StageMeasures, costs_of, table
 from debubble.torch.meters import Flops, Stopwatch
+from debubble.torch.modules import custom_function, saving_seen, why_whole
 from debubble.torch.part import Part, layer_parts, mapped, tensors_of
 from debubble.torch.saved import Saved, held_by, storages
 
 STEPS, WARM_UP = 20, 3
+
+CHECKPOINTED = "it is checkpointed, and I and W would each compute the forward again"
 
 TWICE = 1.05
 """Times the FLOPs of B from which on I and W do some work twice."""
@@ -129,7 +132,7 @@ def profile(
                 args = mapped(args, lambda t: t.detach().requires_grad_(t.is_floating_point()))
             part = Part(module, args, given, _loss(loss_fn, target) if last else None)
             measures = _measured(part, steps, place)
-            if layers and not measures.fused.startswith("it is compiled"):
+            if layers and "compiled" not in measures.fused:
                 inner = tuple(
                     _measured(one, steps, place, measures.fused) for one in layer_parts(part)
                 )
@@ -160,11 +163,10 @@ def _measured(
     part: Part, steps: int, device: torch.device, fused: str | None = None
 ) -> StageMeasures:
     """Everything about a stage, or a layer of one whose backward is known to be fused or not."""
-    compiled = why_fused(part.module)
-    fused = compiled or _fused(part) if fused is None else fused
-    flops = {} if compiled else _flops(part, not fused)
-    if not fused:
-        fused = _work_twice(flops)
+    if fused is None:
+        fused = why_whole(part.module) or _fused(part)
+    flops = _flops(part) if fused in ("", CHECKPOINTED) else {}
+    fused = _with_flops(fused, flops)
     times = _times(part, steps, device, not fused).spreads()
     measures = StageMeasures(
         times, fused=fused, peak=_peak(part, device), **_bytes(part, not fused)
@@ -173,28 +175,32 @@ def _measured(
 
 
 def _fused(part: Part) -> str:
-    """Why the backward is one piece, by autograd's graph or by trying."""
-    done = part.forward(split=True)
+    """Why the backward is one piece, by the first forward or by trying."""
+    with saving_seen() as seen:
+        done = part.forward(split=True)
+    custom = custom_function(done.roots)
+    if custom:
+        return f"the autograd.Function {custom} computes gradients of weights whenever it runs"
     gradients = done.gradients()
-    reason = why_fused_graph(done.roots, done.inputs)
-    if reason:
-        return reason
     try:
         rest = done.backward_input(gradients)
         backward_weight(rest)
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
+    if seen:
+        return CHECKPOINTED
     return "" if rest else "it has no weights to train"
 
 
-def _work_twice(flops: Mapping[str, int]) -> str:
-    once, twice = flops["B"], flops["I"] + flops["W"]
-    if twice <= TWICE * once:
-        return ""
-    more = f"they do {twice / once:.2f} times the FLOPs of B"
-    if twice - once >= 0.9 * flops["F"]:
-        return f"{more}, as each computes the forward again that is checkpointed"
-    return more
+def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
+    """Why the backward is one piece, by what I and W do twice as well."""
+    if not flops.get("B"):
+        return fused
+    ratio = (flops["I"] + flops["W"]) / flops["B"]
+    if ratio <= TWICE:
+        return fused
+    words = f"{ratio:.2f} times the FLOPs of B"
+    return f"{fused}, {words}" if fused else f"they do {words}"
 
 
 def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) -> str:
@@ -236,22 +242,22 @@ def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
     return found
 
 
-def _flops(part: Part, split: bool) -> dict[str, int]:
+def _flops(part: Part) -> dict[str, int]:
+    """FLOPs of B, I and W; those of B with the gradients that I computes, too."""
     with Flops() as counter:
-        done = part.forward()
-        marks = [counter.total]
+        done = part.forward(split=True)
         gradients = done.gradients()
+        marks = [counter.total]
         done.backward(gradients)
         marks.append(counter.total)
-        found = {"F": marks[0], "B": marks[1] - marks[0]}
-        if split:
-            done = part.forward(split=True)
-            marks = [counter.total]
-            rest = done.backward_input(gradients)
-            marks.append(counter.total)
-            backward_weight(rest)
-            found |= {"I": marks[1] - marks[0], "W": counter.total - marks[1]}
-    return found
+        done = part.forward(split=True)
+        marks.append(counter.total)
+        rest = done.backward_input(gradients)
+        marks.append(counter.total)
+        backward_weight(rest)
+        marks.append(counter.total)
+    B, _, I, W = (end - start for start, end in pairwise(marks))
+    return {"B": B, "I": I, "W": W}
 
 
 def _bytes(part: Part, split: bool) -> dict[str, Any]:
@@ -273,7 +279,7 @@ def _bytes(part: Part, split: bool) -> dict[str, Any]:
     gradients = done.gradients()
     if split:
         rest = done.backward_input(gradients)
-        reached = [t for one in rest for row in one.reached.values() for t in row if t is not None]
+        reached = [gradient for branches in rest for gradient in branches.gradients]
         del gradients
         sizes["kept_for_weight"] = saved.bytes([*reached, *done.args])
     return sizes

@@ -146,7 +146,7 @@ class DecoderStage(nn.Module):
             for part in layer.modules()
             if router and isinstance(part, router)
         ]
-        self._layers = len(layers)
+        self._count = sum(isinstance(part, router) for part in body.modules()) if router else 0
 
     def forward(
         self,
@@ -178,11 +178,11 @@ class DecoderStage(nn.Module):
         output = getattr(self, self._head)(hidden) if self.is_last else hidden
         if self._router is None:
             return output
-        balance = _add(balance, logits, self.config, attention_mask)
+        balance = _add(balance, logits, self.config, attention_mask, x)
         if not self.is_last:
             return output, balance
         rows = x.shape[0] * x.shape[1] if attention_mask is None else attention_mask.sum()
-        add_loss(self.config.router_aux_loss_coef * _imbalance(balance, rows * self._layers))
+        add_loss(self.config.router_aux_loss_coef * _imbalance(balance, rows * self._count))
         return output
 
 
@@ -219,25 +219,25 @@ def _recorded(routers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def _add(
-    balance: Tensor | None, logits: Sequence[Tensor], config: Any, mask: Tensor | None
+    balance: Tensor | None, logits: Sequence[Tensor], config: Any, mask: Tensor | None, x: Tensor
 ) -> Tensor:
     """How often routers chose every expert, and the sum of its probabilities, shape ``(2, n)``.
 
-    One row after the other of all layers so far; padding does not count.
+    Over all layers so far, to whose sums those of `logits` are added; padding does not count.
     """
+    if balance is None:
+        experts = getattr(config, "num_experts", None) or config.num_local_experts
+        balance = torch.zeros(2, experts, device=x.device)
     for layer in logits:
         chances = torch.softmax(layer, dim=-1)
-        experts = chances.shape[-1]
         chosen = torch.topk(chances, config.num_experts_per_tok, dim=-1).indices
-        weight = chances.new_ones(len(chances), dtype=torch.float32)
+        weight = torch.ones(len(chances), device=chances.device)
         if mask is not None:
-            weight = mask.reshape(-1).to(chances.device, torch.float32)
-        count = weight.new_zeros(experts).index_add(
+            weight = mask.reshape(-1).to(weight)
+        count = torch.zeros_like(balance[0]).index_add(
             0, chosen.reshape(-1), weight.repeat_interleave(chosen.shape[-1])
         )
-        added = torch.stack([count, (chances.float() * weight[:, None]).sum(0)])
-        balance = added if balance is None else balance + added
-    assert balance is not None, "the first stage has a layer"
+        balance = balance + torch.stack([count, (chances.float() * weight[:, None]).sum(0)])
     return balance
 
 
@@ -294,16 +294,17 @@ def _by_name(
         if name not in known:
             raise ParameterError(f"the model has no part '{name}'; {did_you_mean(name, known)}")
     ends, position = [], 0
+    order = list(known)
     for number, stage in enumerate(given):
-        here = sorted(known[name] for name in stage)
-        if here != list(range(position, position + len(here))):
-            wanted = list(known)[position]
+        start = position
+        while position < len(order) and order[position] in stage:
+            position += 1
+        if position - start < len(set(stage)):
             raise ParameterError(
                 f"stage {number} has {', '.join(stage)}; stages follow one another without a gap, "
-                f"and {wanted} is next"
+                f"and the next part is {order[min(position, len(order) - 1)]}"
             )
-        ends.append((position, position + len(here)))
-        position += len(here)
+        ends.append((start, position))
     if position < len(known):
-        raise ParameterError(f"no stage has {list(known)[position]}; name every part once")
+        raise ParameterError(f"no stage has {order[position]}; name every part once")
     return ends

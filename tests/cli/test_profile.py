@@ -1,0 +1,112 @@
+"""``debubble profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from debubble.interchange.cost_files import load_costs
+
+pytest.importorskip("torch", reason="profiles stages with PyTorch; install torch")
+
+MODEL = f"{Path(__file__).parents[2] / 'examples' / 'model.py'}:build"
+
+
+def test_the_file_is_what_other_commands_take(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    result = run(
+        "profile", "--model", MODEL, "-p", 2, "-v", 2, "-m", 4, "--steps", 1, "-o", path
+    )  # fmt: skip
+    assert result.code == 0
+    assert result.err == f"wrote {path}; try: debubble optimize --costs {path}\n"
+    lines = result.out.splitlines()
+    assert lines[0].split() == [
+        "stage", "F", "ms", "I", "ms", "W", "ms", "B", "ms", "after", "F", "after", "I", "inputs",
+        "weights",
+    ]  # fmt: skip
+    assert len(lines) == 1 + 4 + 4
+    file = load_costs(path)
+    assert (file.ranks, file.chunks, file.microbatches, file.name) == (2, 2, 4, "build")
+    assert len(file.layers["F"]) == 10
+    assert run("costs", path).code == 0
+    simulated = run("simulate", "zb-v", "--costs", path, "--json")
+    assert simulated.data["stages"] == 4
+    compared = run("compare", "zb-v", "interleaved-1f1b", "--costs", path, "--json")
+    assert compared.code == 0
+    best = tmp_path / "best.json"
+    words = ("--effort", 0.01, "--no-cache", "-o", best)
+    assert run("optimize", "--costs", path, *words).code == 0
+    assert run("simulate", best, "--costs", path).code == 0
+
+
+def test_json_and_layers_left_out(run: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    words = ("--steps", 1, "--no-layers", "--json", "-o", path)
+    result = run("profile", "--model", MODEL, "-p", 2, *words)
+    assert result.data["ranks"] == 2
+    assert "layers" not in result.data
+    assert tuple(result.data["times"]["F"]) == load_costs(path).costs.F
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "gpt-tiny"), "--model is 'gpt-tiny'; give file.py:function, or a config.json"),
+        (("--model", MODEL, "--steps", "0"), "--steps is '0'; give a whole number from 1"),
+        (("--model", MODEL, "-o", "costs.csv"), "-o 'costs.csv': a cost file is written as .yaml"),
+        (("--model", MODEL, "--device", "tpu"), "--device is 'tpu'; use auto, cpu, cuda"),
+        (("--model", "nowhere/config.json"), "there is no file 'nowhere/config.json'"),
+    ],
+)
+def test_what_is_refused(
+    refused: Callable[..., str], words: tuple[object, ...], message: str
+) -> None:
+    assert refused("profile", "-p", 2, *words).startswith(message)
+
+
+def test_an_error_of_the_model_is_its_own(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\n"
+        "class Stage(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        raise RuntimeError('my layer does not like this input')\n"
+        "def build(stages):\n"
+        "    modules = [Stage() for _ in range(stages)]\n"
+        "    return modules, torch.nn.functional.mse_loss, lambda i: (torch.ones(2),) * 2\n"
+    )
+    message = refused("profile", "--model", f"{path}:build", "-p", 2)
+    assert message == (
+        f"{path}:build failed: RuntimeError: my layer does not like this input (line 4)"
+    )
+
+
+def test_a_config_without_a_decoder_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "bert"}')
+    message = refused("profile", "--model", path, "-p", 2)
+    assert message.startswith(f"{path}: model_type is 'bert'; models that can be cut are gpt2, ")
+
+
+def test_a_hugging_face_config(run: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="builds a model of transformers")
+    path, costs = tmp_path / "config.json", tmp_path / "costs.yaml"
+    path.write_text(
+        '{"model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,'
+        ' "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,'
+        ' "max_position_embeddings": 32, "dtype": "bfloat16"}'
+    )
+    words = ("--steps", 1, "--rows", 2, "--tokens", 8, "-o", costs)
+    result = run("profile", "--model", path, "-p", 2, *words)
+    assert result.code == 0
+    file = load_costs(costs)
+    assert file.name == "llama, 9,072 parameters, 2 x 8 tokens, bfloat16"
+    # The hidden states of two sequences of eight tokens in bfloat16.
+    assert file.costs.message == 2 * 8 * 16 * 2
+    assert [len(file.layers[kind]) for kind in "FIWB"] == [3, 3, 3, 3]
+    assert run("simulate", "zb-h1", "--costs", costs, "-m", 4).code == 0
+    float32 = run("profile", "--model", path, "-p", 2, *words[:-2], "--dtype", "float32", "--json")
+    assert float32.data["times"]["message"] == 2 * 8 * 16 * 4

@@ -1,0 +1,203 @@
+"""Stages of decoder models compute what the whole models do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from debubble.core.errors import ParameterError
+from debubble.torch.layers import layers_of
+from debubble.torch.losses import added_losses
+from debubble.torch.split import split
+
+transformers = pytest.importorskip("transformers", reason="cuts models of transformers")
+
+VOCABULARY, LAYERS, ROWS, TOKENS = 61, 4, 3, 10
+LLAMA = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 32, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.1,
+    "experts_implementation": "eager",
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": VOCABULARY, "n_embd": 16, "n_layer": LAYERS, "n_head": 4, "n_positions": 32,
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+QUIET = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", GPT2 | QUIET),
+    "gpt2-untied": ("gpt2", GPT2 | QUIET | {"tie_word_embeddings": False}),
+    "llama": ("llama", LLAMA),
+    "llama-tied": ("llama", LLAMA | {"tie_word_embeddings": True}),
+    "mistral": ("mistral", LLAMA | {"sliding_window": 4}),
+    "qwen2": ("qwen2", LLAMA | WINDOW),
+    "qwen3": ("qwen3", LLAMA | {"head_dim": 8}),
+    "qwen3_moe": (
+        "qwen3_moe", LLAMA | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 8,
+                                        "head_dim": 8, "decoder_sparse_step": 2},
+    ),
+    "mixtral": ("mixtral", LLAMA | EXPERTS | {"num_local_experts": 4}),
+    "mixtral-without-loss": (
+        "mixtral", LLAMA | EXPERTS | {"num_local_experts": 4, "output_router_logits": False},
+    ),
+}  # fmt: skip
+
+
+def built(name: str, **more: Any) -> Any:
+    kind, values = CONFIGS[name]
+    config = transformers.AutoConfig.for_model(kind, **values | more)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> Iterator[Any]:
+    return built(request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "padded"])
+def mask(request: pytest.FixtureRequest) -> Tensor | None:
+    if not request.param:
+        return None
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.long)
+    mask[0, 7:] = 0
+    mask[1, :3] = 0
+    return mask
+
+
+def tokens() -> Tensor:
+    source = torch.Generator().manual_seed(1)
+    return torch.randint(VOCABULARY, (ROWS, TOKENS), generator=source)
+
+
+def composed(stages: Sequence[nn.Module], x: Any, **kwargs: Any) -> Any:
+    for stage in stages:
+        x = stage(*(x if isinstance(x, tuple) else (x,)), **kwargs)
+    return x
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    found = {name: weight.grad for name, weight in model.named_parameters()}
+    model.zero_grad()
+    assert all(gradient is not None for gradient in found.values())
+    return found
+
+
+@pytest.mark.parametrize("cut", [1, 3, LAYERS, [1, 0, 3]])
+def test_stages_together_are_the_model(model: Any, mask: Tensor | None, cut: Any) -> None:
+    x = tokens()
+    labels = x if mask is None else x.masked_fill(mask == 0, -100)
+    whole = model(x, attention_mask=mask, labels=labels)
+    whole.loss.backward()
+    wanted = gradients(model)
+    stages = split(model, cut)
+    with added_losses() as added:
+        logits = composed(stages, x, attention_mask=mask)
+    loss = model.loss_function(logits, labels, VOCABULARY) + sum(added)
+    loss.backward()
+    torch.testing.assert_close(logits, whole.logits, rtol=0, atol=1e-12)
+    torch.testing.assert_close(loss, whole.loss, rtol=0, atol=1e-12)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-12, msg=name)
+    assert len(added) == model.config.__dict__.get("output_router_logits", False)
+
+
+def test_weights_are_the_models_own(model: Any) -> None:
+    stages = split(model, 3)
+    found = {name: weight for stage in stages for name, weight in stage.named_parameters()}
+    own = dict(model.named_parameters(remove_duplicate=False))
+    assert found.keys() == own.keys()
+    assert all(found[name] is own[name] for name in own)
+    assert [stage.config for stage in stages] == [model.config] * 3
+    tied = {id(p) for p in stages[0].parameters()} & {id(p) for p in stages[-1].parameters()}
+    assert bool(tied) == model.config.tie_word_embeddings
+
+
+def test_layers_of_a_stage_are_its_own() -> None:
+    stages = split(built("llama"), [1, 3])
+    assert [len(layers_of(stage)) for stage in stages] == [1, 3]
+    assert stages[1].training
+
+
+def test_positions_and_packed_sequences() -> None:
+    model = built("llama")
+    x = tokens()
+    positions = torch.arange(TOKENS).repeat(ROWS, 1)
+    positions[:, 6:] -= 6
+    wanted = model(x, position_ids=positions, use_cache=False).logits
+    found = composed(split(model, 2), x, position_ids=positions)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    assert not torch.allclose(found, composed(split(model, 2), x))
+
+
+def test_dropout_and_checkpointing_are_the_models() -> None:
+    kind, values = "gpt2", GPT2
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, **values), dtype=torch.float64
+    )
+    model.activation_checkpointing_enable()
+    model.train()
+    x = tokens()
+    torch.manual_seed(3)
+    wanted = model(x, use_cache=False).logits
+    wanted.square().mean().backward()
+    of_model = gradients(model)
+    torch.manual_seed(3)
+    composed(split(model, 2), x).square().mean().backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, of_model[name], rtol=0, atol=1e-12, msg=name)
+
+
+def names(*groups: Sequence[int]) -> list[list[str]]:
+    return [[f"model.layers.{layer}" for layer in group] for group in groups]
+
+
+def test_stages_by_names_of_modules() -> None:
+    model = built("llama")
+    first, second = names([0], [1, 2, 3])
+    stages = split(
+        model,
+        [
+            ["model.embed_tokens"],
+            [*first, "model.rotary_emb"],
+            [*second, "model.norm"],
+            ["lm_head"],
+        ],
+    )
+    assert [stage.is_last for stage in stages] == [False, False, False, True]
+    x = tokens()
+    torch.testing.assert_close(composed(stages, x), model(x).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (0, "stages is 0; the model has 4 layers, give a number from 1 to 4"),
+        (5, "stages is 5; the model has 4 layers"),
+        ([2, 3], r"stages have 2\+3 = 5 layers; the model has 4"),
+        ("two", "stages is 'two'; give their number"),
+        ([["model.embed_tokens", "model.layer.0"]], "the model has no part 'model.layer.0'; did"),
+        ([["model.embed_tokens", "model.layers.1"]], "the next part is model.layers.0"),
+        ([["model.embed_tokens"], *names([0, 1])], "no stage has model.layers.2"),
+    ],
+)
+def test_what_is_no_cut(cut: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        split(built("llama"), cut)
+
+
+def test_models_that_are_not_known_are_refused() -> None:
+    with pytest.raises(ParameterError, match="a model of type 'Linear' cannot be cut"):
+        split(nn.Linear(2, 2), 2)
+    body = built("llama").model
+    with pytest.raises(ParameterError, match="LlamaModel has no lm_head"):
+        split(body, 2)
