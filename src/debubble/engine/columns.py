@@ -25,19 +25,19 @@ from debubble.core.kinds import (
     always,
 )
 from debubble.core.schedule import Schedule
-from debubble.engine.kernels import sweep
+from debubble.engine.kernels import layout
 
 KIND_NUMBERS = 32
 """Kinds that five bits of an action can name."""
 
 SORTS = {
-    (Stream.COMPUTE, Per.UNIT): sweep.WORK,
-    (Stream.COMPUTE, Per.SHARD): sweep.SHARD,
-    (Stream.COMPUTE, Per.RANK_STEP): sweep.STEP,
-    (Stream.TRANSFER, Per.UNIT): sweep.TRANSFER,
-    (Stream.COPY, Per.UNIT): sweep.COPY,
-    (Stream.COLLECTIVE, Per.STAGE): sweep.COLLECTIVE,
-    (Stream.COLLECTIVE, Per.STAGE_STEP): sweep.COLLECTIVE,
+    (Stream.COMPUTE, Per.UNIT): layout.WORK,
+    (Stream.COMPUTE, Per.SHARD): layout.SHARD,
+    (Stream.COMPUTE, Per.RANK_STEP): layout.STEP,
+    (Stream.TRANSFER, Per.UNIT): layout.TRANSFER,
+    (Stream.COPY, Per.UNIT): layout.COPY,
+    (Stream.COLLECTIVE, Per.STAGE): layout.COLLECTIVE,
+    (Stream.COLLECTIVE, Per.STAGE_STEP): layout.COLLECTIVE,
 }
 """What the kernel does with the kinds of a stream."""
 
@@ -76,8 +76,8 @@ def columns(schedule: Schedule) -> NDArray[np.int64]:
 def _columns(holds: tuple[bool, ...]) -> NDArray[np.int64]:
     told = iter(holds)
     needs = [[need for need in spec.needs if need.when is always or next(told)] for spec in KINDS]
-    table = np.zeros((KIND_NUMBERS, sweep.WIDTH), dtype=np.int64)
-    table[:, sweep.SORT] = sweep.UNKNOWN
+    table = np.zeros((KIND_NUMBERS, layout.WIDTH), dtype=np.int64)
+    table[:, layout.SORT] = layout.UNKNOWN
     for spec in KINDS:
         for column, value in _row(spec, needs).items():
             table[spec.kind, column] = value
@@ -88,33 +88,33 @@ def _columns(holds: tuple[bool, ...]) -> NDArray[np.int64]:
 
 def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     kind, own = spec.kind, needs[spec.kind]
-    row = {sweep.SORT: SORTS[spec.stream, spec.per], sweep.BIT: _BITS.get(kind, 0)}
-    row[sweep.NEVER] = row[sweep.BIT] | _bits(spec.instead_of)
+    row = {layout.SORT: SORTS[spec.stream, spec.per], layout.BIT: _BITS.get(kind, 0)}
+    row[layout.NEVER] = row[layout.BIT] | _bits(spec.instead_of)
     here = [need for need in own if need.of is Of.STAGE and not need.stage and not need.slice]
     required = [need for need in here if not need.optional]
     assert len(required) <= 1, f"{kind.name} needs several results of its own stage"
     before = _bits(kind for need in required for kind in need.kinds)
-    row[sweep.BEFORE] = before or sweep.ALWAYS
-    row[sweep.NOT] = row[sweep.NEVER] | _bits(_users(kind, needs))
+    row[layout.BEFORE] = before or layout.ALWAYS
+    row[layout.NOT] = row[layout.NEVER] | _bits(_users(kind, needs))
     for need in own:
         if need.of is Of.STAGE and need.stage:
-            row[sweep.TOWARDS] = need.stage
+            row[layout.TOWARDS] = need.stage
             if spec.stream is Stream.COMPUTE:
-                row[sweep.RESULT] = _result(need.kinds)
-                row[sweep.THROUGH] = _bits([need.through] if need.through is not None else [])
+                row[layout.RESULT] = _result(need.kinds)
+                row[layout.THROUGH] = _bits([need.through] if need.through is not None else [])
         elif need.of is Of.STAGE and need.slice:
-            row[sweep.SLICE] = need.slice
-            row[sweep.SLICE_BITS] = _bits(need.kinds)
+            row[layout.SLICE] = need.slice
+            row[layout.SLICE_BITS] = _bits(need.kinds)
         elif need.of is Of.EVERY_SHARD:
-            row[sweep.EDGE] = 1
+            row[layout.EDGE] = 1
         elif need.of is Of.ITERATION:
-            row[sweep.REDUCES] = 1
+            row[layout.REDUCES] = 1
         if Kind.UNSHARD in need.kinds:
-            row[sweep.WEIGHTS] = 1
+            row[layout.WEIGHTS] = 1
         back = [kind for kind in need.kinds if KINDS[kind].stream is Stream.COPY]
         if back and spec.stream is Stream.COMPUTE:
-            row[sweep.BACK] = _bits(back)
-            row[sweep.AWAY] = _bits(
+            row[layout.BACK] = _bits(back)
+            row[layout.AWAY] = _bits(
                 kind for there in back for n in needs[there] for kind in n.kinds
             )
     return row | _gives(spec, needs)
@@ -126,26 +126,26 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     row: dict[int, int] = {}
     if spec.other_end is not None:
         sender, receiver = (kind, spec.other_end) if spec.sends else (spec.other_end, kind)
-        row[sweep.SENDS] = int(spec.sends)
-        row[sweep.RESULT] = _result(needs[sender][0].kinds)
-        row[sweep.TOWARDS] = needs[receiver][0].stage * (-1 if spec.sends else 1)
+        row[layout.SENDS] = int(spec.sends)
+        row[layout.RESULT] = _result(needs[sender][0].kinds)
+        row[layout.TOWARDS] = needs[receiver][0].stage * (-1 if spec.sends else 1)
     for number, (made_by, step) in enumerate(_RESULTS):
         if kind in made_by:
-            row[sweep.GIVES] = step
-            row[sweep.RESULT] = number
+            row[layout.GIVES] = step
+            row[layout.RESULT] = number
     if spec.stream is Stream.COPY:
-        row[sweep.BACK] = _bits([kind] if _users(kind, needs) else [])
+        row[layout.BACK] = _bits([kind] if _users(kind, needs) else [])
     if kind in WORK_KINDS:
-        row[sweep.COST] = WORK_KINDS.index(kind)
-        row[sweep.HALF] = {Kind.F: 1, Kind.I: 2, Kind.W: 2, Kind.B: 2}.get(kind, 0)
+        row[layout.COST] = WORK_KINDS.index(kind)
+        row[layout.HALF] = {Kind.F: 1, Kind.I: 2, Kind.W: 2, Kind.B: 2}.get(kind, 0)
     elif spec.time is not Time.NONE:
-        row[sweep.COST] = 1
+        row[layout.COST] = 1
     for other in KINDS:
         for need in needs[other.kind]:
             if need.of is Of.ITERATION and kind in need.kinds:
-                row[sweep.REDUCES] = row[sweep.COMPLETES] = 1
+                row[layout.REDUCES] = row[layout.COMPLETES] = 1
             if need.last_stage_only and kind in need.kinds:
-                row[sweep.GIVEN] = 1
+                row[layout.GIVEN] = 1
     return row
 
 

@@ -17,7 +17,8 @@ from debubble.engine.columns import columns
 from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, link_times_of
 from debubble.engine.exist import survey_of
 from debubble.engine.explain import explain as explain_refusal
-from debubble.engine.kernels import sweep
+from debubble.engine.kernels import layout, sweep
+from debubble.engine.kernels.queues import ROW
 from debubble.engine.modes import MODE, P2PMode
 from debubble.engine.recompute import recompute_share
 
@@ -77,57 +78,49 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
     cells = stages * units
     places = schedule.slices * copies * stages
     chained = schedule.sync == "post-validation"
-    one_by_one = spec.one_by_one
-
-    def zeros(size: int) -> NDArray[np.int32]:
-        return np.zeros(size, dtype=np.int32)
 
     size = 1 + count + min(ranks * schedule.iterations, count)
     if rare:
         # Beside an action two joins; passes of the output layer have as many.
         size += 2 * count
-    elif explicit or one_by_one:
+    elif explicit or spec.one_by_one:
         size += count
     costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
     costs += (count if grouped else 0) + (6 * places if rare else 0)
-    first, second, lag, cost = (np.zeros(size, dtype=np.uint32) for _ in range(4))
-    node = zeros(count)
-    sent = zeros(0 if mode == "overlapped" else count)
-    dynamic = [np.empty(costs, dtype=np.int32) for _ in range(3)]
+    first, second, lag, cost = np.zeros((4, size), dtype=np.uint32)
+    node = _zeros(count)
+    sent = _zeros(0 if mode == "overlapped" else count)
+    dynamic = np.zeros((3, costs), dtype=np.int32)
     next_action = np.zeros(ranks, dtype=np.int64)
-    state = np.zeros(sweep.STATES, dtype=np.int64)
-    homes = schedule.homes
-    homes.setflags(write=False)
-    groups: list[Any] = [None] * 3
-    if grouped or rare:
-        slots = min(1 << count.bit_length(), _GROUP_SLOTS)
-        groups = [zeros(sweep.MOST_MEMBERS), np.zeros(slots, dtype=np.int64), zeros(slots)]
+    state = np.zeros(layout.STATES, dtype=np.int64)
+    links = ranks * ranks
+    work = _arrays(
+        links, ranks, 1 << (ranks - 1).bit_length(), ranks,
+        ranks * schedule.iterations if chained else 0, links if spec.one_by_one else 0,
+    )  # fmt: skip
     sweep.sweep.run(
         5 * count,
         schedule.actions,
         schedule.offsets,
-        homes,
+        schedule.homes,
         _offsets(schedule),
         columns(schedule),
         stages,
-        units,
         schedule.microbatches,
         schedule.slices,
-        lanes,
         copies,
-        SYNCS.index(schedule.sync),
         schedule.iterations,
+        lanes,
+        SYNCS.index(schedule.sync),
         schedule.vocabulary,
         TIMED_KINDS,
-        one_by_one,
+        spec.one_by_one,
         spec.blocks,
         spec.queued,
-        ranks if spec.by_peer else 1,
-        2 if spec.by_direction else 1,
-        zeros(2 * cells),
+        spec.by_peer,
+        spec.by_direction,
         np.zeros(cells, dtype=np.uint16 if explicit or rare else np.uint8),
-        zeros(ranks * ranks),
-        zeros(ranks * ranks if one_by_one else 0),
+        _zeros(2 * cells),
         first,
         second,
         lag,
@@ -136,23 +129,20 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         sent,
         *dynamic,
         next_action,
-        zeros(ranks),
-        zeros(1 << (ranks - 1).bit_length()),
-        zeros(ranks),
-        zeros(ranks * schedule.iterations if chained else 0),
-        *groups,
-        *(_transfers(schedule, mode) if explicit else [None] * 11),
-        *(_beside(schedule, mode, kinds, shared, explain) if rare else [None] * 10),
         state,
+        work,
+        _grouping(count) if grouped or rare else None,
+        _transfers(schedule, mode) if explicit else None,
+        _aside(schedule, mode, kinds, shared, explain) if rare else None,
     )
-    outcome = int(state[sweep.OUTCOME])
+    outcome = int(state[layout.OUTCOME])
     if outcome == sweep.DONE and kinds & _COPIES and _recomputed_in_part(schedule):
         outcome = sweep.MIXED
     if outcome != sweep.DONE:
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
-    nodes, used = int(state[sweep.NODES]), int(state[sweep.DYNAMIC])
+    nodes, used = int(state[layout.NODES]), int(state[layout.DYNAMIC])
     return EventGraph(
         schedule,
         mode,
@@ -165,10 +155,37 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         dynamic[0][:used],
         dynamic[1][:used],
         dynamic[2][:used],
-        int(state[sweep.COMPLETED]),
-        bool(state[sweep.OVERTAKEN]),
+        int(state[layout.COMPLETED]),
+        bool(state[layout.OVERTAKEN]),
         shared,
     )
+
+
+def _zeros(size: int) -> NDArray[np.int32]:
+    return np.zeros(size, dtype=np.int32)
+
+
+def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
+    return tuple(map(_zeros, sizes))
+
+
+def _grouping(count: int) -> tuple[NDArray[Any], ...]:
+    """Arrays for the group at hand, and a hash table of times of groups."""
+    slots = min(1 << count.bit_length(), _GROUP_SLOTS)
+    members = _arrays(*[sweep.MOST_MEMBERS] * 4)
+    return (*members, np.zeros(slots, dtype=np.int64), _zeros(slots))
+
+
+def _transfers(schedule: Schedule, mode: P2PMode) -> tuple[NDArray[Any], ...]:
+    """Arrays for sends and receives that are actions: those of ``Ends``, then of ``Queues``."""
+    spec, ranks = MODE[mode], schedule.ranks
+    cells = schedule.stages * schedule.units
+    queues = ranks * (ranks if spec.by_peer else 1) * (2 if spec.by_direction else 1)
+    queues, posted = (queues, ROW * len(schedule)) if spec.queued else (0, 0)
+    return _arrays(
+        2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks, ranks,
+        posted, queues, queues, queues, 2 * ranks,
+    )  # fmt: skip
 
 
 def _offsets(schedule: Schedule) -> NDArray[np.int32]:
@@ -191,27 +208,13 @@ def _recomputed_in_part(schedule: Schedule) -> bool:
     return bool(mixed[schedule.places_of(out)].any())
 
 
-def _transfers(schedule: Schedule, mode: P2PMode) -> list[NDArray[Any]]:
-    """Arrays for sends and receives that are actions, from ``ends`` to ``ready``."""
-    spec = MODE[mode]
-    ranks, count = schedule.ranks, len(schedule)
-    cells = schedule.stages * schedule.units
-    queues = ranks * (ranks if spec.by_peer else 1) * (2 if spec.by_direction else 1)
-    queues, ends = (queues, sweep.ENDS * count) if spec.queued else (0, 0)
-    sizes = (
-        2 * cells, 0 if mode == "overlapped" else 2 * cells, 2 * ranks * ranks, ranks, ranks, ranks,
-        ends, queues, queues, queues, 2 * ranks,
-    )  # fmt: skip
-    return [np.zeros(size, dtype=np.int32) for size in sizes]
-
-
-def _beside(
+def _aside(
     schedule: Schedule, mode: P2PMode, kinds: int, shared: int, explain: bool
-) -> list[NDArray[Any]]:
-    """Arrays for copies, collectives and shards, from ``streams`` to ``shards``."""
+) -> tuple[NDArray[Any], ...]:
+    """Arrays of ``Beside``, those first that are zeros."""
     placement = schedule.placement
-    ranks, stages, copies = placement.ranks, placement.stages, placement.copies
-    cells = stages * schedule.units
+    ranks = placement.ranks
+    stages, copies = placement.stages, placement.copies
     copied = bool(kinds & _COPIES)
     # A rank may hold a stage of several copies of the model; the first stands for all.
     table = np.asarray(placement.table)
@@ -221,18 +224,17 @@ def _beside(
             same = table[copy] == table[earlier]
             owner[copy, same] = np.minimum(owner[copy, same], owner[earlier, same])
     order = _shared_order(schedule, mode, shared, explain) if copied and shared > 1 else None
-    return [
-        np.zeros(3 * ranks, dtype=np.int32),
-        np.zeros(len(KINDS) * copies * stages * schedule.slices, dtype=np.int32),
+    own = _arrays(
+        ranks, ranks, ranks, len(KINDS) * copies * stages * schedule.slices, copies * stages,
+        copies * stages * schedule.iterations, stages * schedule.units if copied else 0,
+        6 * schedule.units if schedule.vocabulary else 0, ranks,
+    )  # fmt: skip
+    return (
+        *own,
         np.tile(owner.ravel().astype(np.int32), schedule.slices),
-        np.zeros(copies * stages, dtype=np.int32),
-        np.zeros(copies * stages * schedule.iterations, dtype=np.uint8),
-        np.zeros(cells if copied else 0, dtype=np.int32),
-        np.zeros(0, dtype=np.int32) if order is None else order,
+        _zeros(0) if order is None else order,
         first_stages(placement).astype(np.int32),
-        np.zeros(ranks, dtype=np.int32),
-        np.zeros(6 * schedule.units if schedule.vocabulary else 0, dtype=np.int32),
-    ]
+    )
 
 
 def _shared_order(

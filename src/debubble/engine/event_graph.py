@@ -27,12 +27,12 @@ from debubble.core.cost_table import CostTable
 from debubble.core.kinds import COPY_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import evaluate as walk
-from debubble.engine.kernels import sweep
+from debubble.engine.kernels import layout
 from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
 
 TIMED_KINDS = len(WORK_KINDS)
-LINK, SUM = sweep.LINK, sweep.SUM
+LINK, SUM = layout.LINK, layout.SUM
 """``dynamic_kind`` of a link, and of two costs that are added; other values are the kind of a
 pair's backward half, of a copy, of a collective, or of a pass of the output layer's shard."""
 

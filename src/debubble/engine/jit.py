@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,8 +28,8 @@ INTERPRET_AT_MOST = 400_000
 INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
-HELPER = "called_by_kernels"
-"""Attribute of functions that are compiled together with the kernels that call them."""
+HELPER = "compiled_form"
+"""Attribute of functions that kernels call: the function that compiled code calls instead."""
 
 _interpreted = 0
 
@@ -41,10 +43,16 @@ class Kernel(Generic[R]):
         The function, in the subset of Python that numba compiles.
     writes
         Names of the one-dimensional array parameters the function writes to.
+    allocates
+        Whether it makes arrays. Else compiled code need not count who uses an array, which takes
+        ten times as long as all else where tuples of arrays are handed to helpers.
     """
 
-    def __init__(self, py_func: Callable[..., R], writes: tuple[str, ...]) -> None:
+    def __init__(
+        self, py_func: Callable[..., R], writes: tuple[str, ...], allocates: bool = True
+    ) -> None:
         self.py_func = py_func
+        self._allocates = allocates
         self.__doc__ = py_func.__doc__
         names = list(inspect.signature(py_func).parameters)
         self._writes = [names.index(name) for name in writes]
@@ -56,15 +64,14 @@ class Kernel(Generic[R]):
         if self._compiled is None:
             import numba
 
-            scope = {
-                name: numba.njit(value) if getattr(value, HELPER, False) else value
-                for name, value in self.py_func.__globals__.items()
-            }
-            function = types.FunctionType(
-                self.py_func.__code__, scope, self.py_func.__name__, self.py_func.__defaults__
-            )
-            function.__qualname__ = self.py_func.__qualname__
-            self._compiled = numba.njit(cache=True, nogil=True)(function)
+            found: dict[Any, Any] = {}
+            # Without numba's runtime arrays are not counted, and cannot be made.
+            options: Any = {} if self._allocates else {"_nrt": False}
+            function = _linked(self.py_func, found, **options)
+            # Compiled code is kept on disk by this name, until the file of the kernel changes.
+            # Where helpers are of other files, those have a say in the name.
+            function.__qualname__ = f"{self.py_func.__qualname__}{_digest(found)}"
+            self._compiled = numba.njit(cache=True, nogil=True, **options)(function)
         return self._compiled
 
     def run(self, work: int, *args: Any) -> R:
@@ -82,11 +89,9 @@ class Kernel(Generic[R]):
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
 
-        Arrays of two dimensions stay arrays.
+        Arrays of two dimensions stay arrays; what is written to arrays in tuples is lost.
         """
-        lists: list[Any] = [
-            a.tolist() if isinstance(a, np.ndarray) and a.ndim == 1 else a for a in args
-        ]
+        lists = [_as_list(argument) for argument in args]
         result: R = self.py_func(*lists)
         for index in self._writes:
             target: Any = args[index]
@@ -94,19 +99,55 @@ class Kernel(Generic[R]):
         return result
 
 
-def helper(function: F) -> F:
-    """Mark a function that kernels of the same file call.
+def _as_list(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(_as_list, argument))
+    if isinstance(argument, np.ndarray) and argument.ndim == 1:
+        return argument.tolist()
+    return argument
 
-    Of the same file, because compiled code is kept on disk until the file of its kernel changes.
-    """
-    setattr(function, HELPER, True)
+
+def helper(function: F) -> F:
+    """Mark a function that kernels, and other helpers, call: compiled code has it inlined."""
+    setattr(function, HELPER, function)
     return function
 
 
-def kernel(*, writes: tuple[str, ...] = ()) -> Callable[[Callable[..., R]], Kernel[R]]:
-    """Mark a function as a :class:`Kernel`; `writes` names the arrays it fills."""
+def _linked(
+    function: Callable[..., Any], found: dict[Any, Any], **options: Any
+) -> types.FunctionType:
+    """The same function, calling compiled helpers; `found` gathers these."""
+    import numba
+
+    scope = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        used = getattr(scope.get(name), HELPER, None)
+        if used is not None:
+            if used not in found:
+                inner = _linked(used, found, **options)
+                found[used] = numba.njit(forceinline=True, **options)(inner)
+            scope[name] = found[used]
+    return types.FunctionType(
+        function.__code__,
+        scope,
+        function.__name__,
+        function.__defaults__,
+    )
+
+
+def _digest(functions: Iterable[Callable[..., Any]]) -> str:
+    """What changes with the files of some functions; empty for none."""
+    files = sorted({function.__code__.co_filename for function in functions})
+    content = b"".join(Path(file).read_bytes() for file in files)
+    return f"_{zlib.crc32(content):08x}" if files else ""
+
+
+def kernel(
+    *, writes: tuple[str, ...] = (), allocates: bool = True
+) -> Callable[[Callable[..., R]], Kernel[R]]:
+    """Mark a function as a :class:`Kernel`, which has the parameters."""
 
     def wrap(function: Callable[..., R]) -> Kernel[R]:
-        return Kernel(function, writes)
+        return Kernel(function, writes, allocates)
 
     return wrap

@@ -16,13 +16,11 @@ from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
     TRANSFER_KINDS,
-    Action,
     Kind,
     computes,
     ends_group,
     kinds_of,
     pairs_of,
-    unpack,
 )
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
@@ -30,28 +28,10 @@ from debubble.core.errors import ScheduleError, check_type
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
+from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
-
-
-@dataclass(frozen=True)
-class CriticalAction:
-    """One action of a critical path."""
-
-    action: Action
-    rank: int
-    start: float
-    end: float
-    waited_for: str
-    """``"rank"`` when the rank's previous action was the last to end, ``"data"`` when the input
-    from another rank was, ``"start"`` for the first action."""
-    slices: int = 1
-    """Slices that microbatches are cut into."""
-
-    def __str__(self) -> str:
-        text = self.action.text(self.slices)
-        return f"{text} on rank {self.rank} [{self.start:g}, {self.end:g}]"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -283,34 +263,7 @@ class Timeline:
 
     def critical_path(self) -> list[CriticalAction]:
         """One longest chain of actions, first to last: its length is the makespan."""
-        graph, schedule = self.graph, self.schedule
-        order = graph.order.copy()
-        # A transfer has one node for both its ends: it is shown as its send.
-        sends = np.flatnonzero(np.isin(kinds_of(schedule.actions), (Kind.SEND_F, Kind.SEND_B)))
-        order[graph.node[sends]] = sends
-        path: list[CriticalAction] = []
-        previous_rank, previous_end = -1, 0.0
-        for node in self._critical_nodes.tolist():
-            position = int(order[node])
-            if position < 0:
-                continue
-            rank = schedule.rank_of(position)
-            # Shards of the output layer may wait for others in between two of their passes.
-            own = rank == previous_rank and self._begin[position] == previous_end
-            waited_for = "start" if not path else "rank" if own else "data"
-            end = float(self.node_end[node])
-            path.append(
-                CriticalAction(
-                    unpack(int(schedule.actions[position])),
-                    rank,
-                    end - float(self.costs[graph.cost[node]]),
-                    end,
-                    waited_for,
-                    schedule.slices,
-                )
-            )
-            previous_rank, previous_end = rank, end
-        return path
+        return critical_actions(self, self._critical_nodes, self._begin)
 
     def sensitivity(self) -> dict[str, int]:
         """Number of times each cost is paid along the critical path.
@@ -318,17 +271,7 @@ class Timeline:
         This is the derivative of the makespan with respect to that cost: a cost that is paid k
         times makes the iteration k times as much longer as itself.
         """
-        graph = self.graph
-        nodes = self._critical_nodes
-        counts = np.bincount(graph.cost[nodes], minlength=len(self.costs))
-        previous = np.concatenate([[0], nodes[:-1]])
-        by_data = (graph.second[nodes] == previous) & (
-            self.node_end[graph.second[nodes]] + self.costs[graph.lag[nodes]]
-            > self.node_end[graph.first[nodes]]
-        )
-        counts += np.bincount(graph.lag[nodes][by_data], minlength=len(self.costs))
-        names = graph.cost_names()
-        return {names[i]: int(counts[i]) for i in np.flatnonzero(counts) if i > 0}
+        return times_paid(self, self._critical_nodes)
 
     def as_late_as_possible(self) -> Timeline:
         """The same timeline with every forward as late as it can be without delaying anything else.

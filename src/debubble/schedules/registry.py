@@ -27,6 +27,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
+from debubble.schedules._constraints import LIMITS, check_constraints, check_count, nearest
 from debubble.schedules._entry import (
     OPTIONS,
     ClosedForm,
@@ -43,22 +44,15 @@ if TYPE_CHECKING:
     from debubble.lowering.recompute import RecomputeAt, Stages
 
 __all__ = [
-    "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
+    "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
     "closed_forms", "entries", "find", "make", "nearest", "optimizer_step", "register",
     "schedules",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
-LIMITS = {
-    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
-}  # fmt: skip
 MAX_ACTIONS = 200_000_000
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
-
-NEAREST_SEARCH = 5000
-"""Search radius for the valid value nearest to a refused one."""
-
 
 _ENTRIES: dict[str, Entry] = {}
 _ALIASES: dict[str, str] = {}
@@ -245,7 +239,7 @@ def make(
         ("iterations", iterations), ("slices", options.get("slices")),
     ):  # fmt: skip
         if value is not None or key in ("ranks", "microbatches"):
-            _check_count(key, value)
+            check_count(key, value)
     memory_limits(memory, ranks)
     check_costs(costs)
     if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
@@ -274,43 +268,6 @@ def make(
         lambda case: _build(entry, case, sync), entry, case,
         recompute=recompute, recompute_at=recompute_at, offload=offload,
     )  # fmt: skip
-
-
-def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
-    """Raise when a case breaks a constraint, with the nearest value that meets all."""
-    for constraint in entry.constraints:
-        if constraint.holds(case):
-            continue
-        value = getattr(case, constraint.parameter)
-        near = nearest(entry, case, constraint.parameter)
-        hint = f"; the nearest that works is {near}" if near is not None else ""
-        instead = constraint.instead(case)
-        hint += f"{',' if hint else ';'} or use {instead}" if instead else ""
-        raise ParameterError(
-            f"'{entry.name}' needs {constraint.text}; {constraint.parameter} is {value}{hint}"
-        )
-
-
-def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
-    """The value of one parameter nearest to the given one that meets every constraint."""
-    value = getattr(case, parameter)
-    if not isinstance(value, int):
-        return None
-    for distance in range(1, NEAREST_SEARCH):
-        for candidate in (value - distance, value + distance):
-            if candidate < 1:
-                continue
-            changed = SimpleNamespace(**vars(case) | {parameter: candidate})
-            if all(constraint.holds(changed) for constraint in entry.constraints):
-                return candidate
-    return None
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ParameterError(f"{name} is {value!r}; give a whole number")
-    if not 1 <= value <= LIMITS[name]:
-        raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:

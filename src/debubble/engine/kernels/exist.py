@@ -10,14 +10,15 @@ from debubble.core.actions import (
     STAGE_MASK,
     STAGE_SHIFT,
 )
+from debubble.core.kinds import Kind
 from debubble.engine.jit import Array, kernel
 
 # Indices into state: the first position of each, −1 where there is none; bit k for actions of kind
 # k; and whether any actions are overlapped.
 OUTSIDE, AWAY, FOUND, GROUPED, STATES = range(5)
 
-KINDS = 17
-OPT, REDUCE_GRAD, RESHARD = 5, 12, 14
+KINDS = len(Kind)
+OPT, REDUCE_GRAD, RESHARD = int(Kind.OPT), int(Kind.REDUCE_GRAD), int(Kind.RESHARD)
 
 WORD = 64
 """Places that the bits of one integer can stand for."""
