@@ -268,6 +268,7 @@ def test_a_bad_order_is_read_and_its_problems_are_told(ask):
     assert "0B1 is missing" in found["problems"][0]
     data = ask("/api/simulate", STATE | {"schedules": [{"file": found["schedule"]}]}).json()
     assert "0B1 is missing" in data["problems"][0]["message"]
+    assert data["problems"][0]["message"].startswith("bad.csv: its order is wrong: ")
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dualpipe-v"])
