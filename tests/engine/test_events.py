@@ -72,6 +72,7 @@ def test_times_are_those_of_the_sweeps(entry: Entry, mode: str, data: st.DataObj
         )
 
 
+@pytest.mark.slow
 @each_mode
 @settings(max_examples=150)
 @given(data=st.data())

@@ -163,7 +163,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 
 
 @each_family
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_blocking_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -177,6 +177,7 @@ def test_blocking_equals_the_plain_simulator(entry: Entry, data: st.DataObject) 
     assert timeline.end.tolist() == in_order(lowered, end)
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=15)
 @given(data=st.data())
@@ -210,6 +211,7 @@ def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.Da
     assert (channel.end >= overlapped.end).all()
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
@@ -334,6 +336,7 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
     assert simulate(schedule, costs, "blocking").makespan == iterations * once
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=6)
 @given(data=st.data())
