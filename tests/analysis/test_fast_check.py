@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def test_good_schedules_are_sound(schedule: Schedule) -> None:
     assert sound(schedule)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.data())
 def test_inspections_find_nothing_in_sound_schedules(data: st.DataObject) -> None:

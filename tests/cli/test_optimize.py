@@ -26,6 +26,7 @@ def test_result_bound_and_published_schedules(run: Run) -> None:
         assert f"\n{name} " in out
 
 
+@pytest.mark.slow
 def test_json(run: Run) -> None:
     data = run(*SMALL, "--memory", "2/1.5", "--json").data
     assert data["status"] == "optimal"

@@ -229,6 +229,7 @@ ANYTHING = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([*COST_FIELDS, "basis", "chunks"]), ANYTHING, max_size=4))
 def test_anything_is_refused_or_simulates_to_numbers(
     values: dict[str, Any],

@@ -57,7 +57,16 @@ def by_python(statements: str) -> tuple[int, str]:
 WAYS = {"command": by_command, "shell": by_shell, "python": by_python}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def marks(case: dict[str, Any]) -> list[pytest.MarkDecorator]:
+    """Shells are processes, and searching is slow."""
+    found = [pytest.mark.processes] if "shell" in case else []
+    searches = any("optimize" in str(case[way]) for way in WAYS if way in case)
+    return [*found, *([pytest.mark.slow] if searches else [])]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case["name"], marks=marks(case)) for case in CASES]
+)
 def test_case(case: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(case) <= KEYS
     if "needs" in case and importlib.util.find_spec(case["needs"]) is None:

@@ -89,6 +89,7 @@ def test_what_goes_to_another_rank_is_held_there_from_start_to_end() -> None:
     assert timeline.peak_activation.tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(data=st.data())
 def test_copies_anywhere_in_any_schedule_equal_the_oracle(data: st.DataObject) -> None:

@@ -52,6 +52,7 @@ def grouped(draw: st.DrawFn) -> Schedule:
     return replace(schedule, actions=actions)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(data=st.data(), schedule=grouped())
 def test_times_and_memory_are_those_of_the_plain_simulator(

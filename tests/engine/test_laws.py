@@ -36,7 +36,7 @@ def equals_the_oracle(schedule: Schedule, costs: Costs) -> None:
 
 
 @each_family
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -81,6 +81,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
         assert timeline.makespan >= one_way + back + hops - 1e-9
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data(), factor=st.sampled_from([0.25, 2.0, 1024.0]))
@@ -94,6 +95,7 @@ def test_scaling_all_times_scales_the_makespan(
     assert evaluate_graph(graph, costs.scaled(factor)).makespan == makespan * factor
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
@@ -131,6 +133,7 @@ def test_critical_path_is_contiguous_and_pays_the_makespan(
     )
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
@@ -144,6 +147,7 @@ def test_slack_is_zero_on_the_critical_path_and_never_negative(
     assert timeline.slack[last] == 0
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
@@ -179,6 +183,7 @@ def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]
     return results
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())

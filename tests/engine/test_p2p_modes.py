@@ -64,6 +64,7 @@ def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject
     assert np.count_nonzero(sent) == len(run.over)
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=15)
 @given(data=st.data())
@@ -97,6 +98,7 @@ def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.Da
     assert (channel.end >= overlapped.end).all()
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
@@ -221,6 +223,7 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
     assert simulate(schedule, costs, "blocking").makespan == iterations * once
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=6)
 @given(data=st.data())

@@ -57,6 +57,7 @@ def test_lowered_schedules_take_the_very_same_times(
             assert mine.tolist() == other.tolist()
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())

@@ -86,6 +86,7 @@ def test_stages_are_chosen_in_four_ways() -> None:
     assert some != replace(some, recompute_after="gradient")
 
 
+@pytest.mark.slow
 @each_family_and("at", RECOMPUTE_AT)
 @settings(max_examples=12)
 @given(data=st.data())
@@ -200,6 +201,7 @@ def test_memory_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
             assert held.max() == pytest.approx(timeline.peak_activation[rank])
 
 
+@pytest.mark.slow
 @each_family_and("mode", ["overlapped", "channel", "blocking"])
 @settings(max_examples=12)
 @given(data=st.data())
@@ -221,6 +223,7 @@ def test_explicit_transfers_take_the_same_times(
     assert explicit.end.tolist() == in_order(lowered, run.end)
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=5)
 @given(data=st.data())
@@ -249,6 +252,7 @@ def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataO
 # What a place costs.
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=12)
 @given(data=st.data())
@@ -266,6 +270,7 @@ def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataOb
     assert recomputed.end[work].tolist() == simulate(schedule, longer).end.tolist()
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=12)
 @given(data=st.data())

@@ -206,6 +206,7 @@ def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
     check_rendezvous(lowered)
 
 
+@pytest.mark.slow
 @each_family
 @settings(max_examples=10)
 @given(data=st.data())
