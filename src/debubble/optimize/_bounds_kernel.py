@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 from debubble.engine.jit import Array, kernel
 
 
@@ -113,50 +115,30 @@ def longest_paths(
             tails[x] = after
 
 
-@kernel(writes=("left", "heap"))
-def preemptive(by_head: Array, heads: Array, left: Array, tails: Array, heap: Array) -> float:
+@kernel(writes=("left",))
+def preemptive(by_head: Array, heads: Array, left: Array, tails: Array) -> float:
     """Run what is there by the largest tail; tails fall, `by_head` sorts by head.
 
-    `left`, the times, is used up; `heap`, scratch, holds what is there, its smallest index on top.
+    `left`, the times, is used up. There is at least one action.
     """
     n = len(heads)
-    size = 0
-    arrived = 0
-    now = 0.0
+    waiting = [by_head[0]]
+    now = heads[by_head[0]]
+    arrived = 1
     longest = 0.0
-    while arrived < n or size > 0:
-        if size == 0:
+    while arrived < n or len(waiting) > 0:
+        if len(waiting) == 0:
             now = max(now, heads[by_head[arrived]])
         while arrived < n and heads[by_head[arrived]] <= now:
-            node = size
-            size += 1
-            heap[node] = by_head[arrived]
+            heappush(waiting, by_head[arrived])
             arrived += 1
-            while node > 0 and heap[(node - 1) // 2] > heap[node]:
-                parent = (node - 1) // 2
-                held = heap[node]
-                heap[node] = heap[parent]
-                heap[parent] = held
-                node = parent
-        x = heap[0]
+        x = waiting[0]
         end = now + left[x]
         if arrived < n and heads[by_head[arrived]] < end:
             left[x] -= heads[by_head[arrived]] - now
             now = heads[by_head[arrived]]
-            continue
-        now = end
-        longest = max(longest, now + tails[x])
-        size -= 1
-        heap[0] = heap[size]
-        node = 0
-        while True:
-            child = 2 * node + 1
-            if child + 1 < size and heap[child + 1] < heap[child]:
-                child += 1
-            if child >= size or heap[child] > heap[node]:
-                break
-            held = heap[node]
-            heap[node] = heap[child]
-            heap[child] = held
-            node = child
+        else:
+            now = end
+            longest = max(longest, now + tails[x])
+            heappop(waiting)
     return longest

@@ -217,8 +217,7 @@ def one_rank(
     heads, times, tails = heads[urgent_first], times[urgent_first], tails[urgent_first]
     n = len(heads)
     found = preemptive.run(
-        n * n.bit_length(), np.argsort(heads, kind="stable"), heads, times.copy(), tails,
-        np.zeros(n + 1, dtype=np.int64),
+        n * n.bit_length(), np.argsort(heads, kind="stable"), heads, times.copy(), tails
     )  # fmt: skip
     return float(found)
 
