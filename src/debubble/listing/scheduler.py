@@ -84,7 +84,7 @@ LARGE = 7500
 LARGE_BUDGET = 150_000
 """The least for schedules of so many actions, for which code is compiled: 10 to 20 milliseconds."""
 
-QUICK_BUDGET = 18_000
+QUICK_BUDGET = 12_500
 """Actions placed in such a search where a few policies come close to the lower bound."""
 
 FEWEST = 5
