@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from debubble import Kind, Placement, Schedule, ScheduleError, simulate
@@ -199,6 +199,18 @@ def test_whatever_cannot_run_is_explained(mode: str, data: st.DataObject) -> Non
     ):
         mode = "overlapped"
     assert_explained(broken, mode)
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_fewer_queues_stop_more(data: st.DataObject) -> None:
+    schedule = data.draw(changed(data.draw(forms())))
+    assume(np.isin(kinds_of(schedule.actions), TRANSFER_KINDS).any())
+    assume(first_fault(schedule, "directed") is None)
+    runs = {mode: refusal(schedule, mode) is None for mode in P2P_MODES}
+    # Transfers in one order on both ranks never stop each other, direction by direction.
+    assert runs["overlapped"] == runs["channel"] == runs["directed"]
+    assert runs["directed"] >= runs["pair"] >= runs["group"]
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)

@@ -7,7 +7,6 @@ once more, see :mod:`debubble.analysis.fast_check`. Only one that fails here is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,22 +23,20 @@ from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import (
-    PAIR_MASK,
-    PAIR_SHIFT,
     SHARDING_KINDS,
     TRANSFER_KINDS,
     Action,
     Kind,
     pack,
-    pairs_of,
 )
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import survey_of
+from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
-from debubble.engine.modes import MODE
+from debubble.engine.modes import MODE, QUEUES
 from debubble.engine.timeline import memory_use
 from debubble.engine.transfers import first_transfer
 from debubble.lowering.rendezvous import matched
@@ -50,8 +47,6 @@ TOLERANCE = 1e-9
 """Share of a memory limit by which sums of activations may miss it through rounding."""
 
 _COSTS = Costs()
-
-_LINK = re.compile(r"(\d+[A-Z_]+\d+(?:\.\d+)?) \(rank (\d+)\)")
 
 
 def check(
@@ -75,8 +70,9 @@ def check(
         warnings.
     p2p_mode
         How ranks exchange results: an order that runs with ``"overlapped"`` transfers can be a
-        deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``). The
-        default is ``"overlapped"``, and for schedules with explicit transfers all of these.
+        deadlock with ``"blocking"`` ones, or where they are queued (``"pair"``, ``"group"``,
+        ``"directed"``). The default is ``"overlapped"``, and for schedules with explicit transfers
+        all of these.
 
     Returns
     -------
@@ -138,14 +134,14 @@ def check(
         if not found:
             error = error or _compile_error(schedule, p2p_mode)
     if not found and error is not None:
-        found.problems.append(_stuck(schedule, error))
+        found.problems.append(_stuck(error))
     if not found:
         inspect_outputs(schedule, found)
     warnings: list[Problem] = []
     if not found and has_transfers:
         if not told:
             _deadlocks(schedule, bare, found)
-        queues: P2PMode = "pair" if p2p_mode == "pair" else "group"
+        queues: P2PMode = p2p_mode if p2p_mode in QUEUES else "group"
         if not found and (not told or p2p_mode == queues):
             warnings = lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
@@ -171,19 +167,25 @@ def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | 
     return graph.completed == schedule.stages * schedule.units, None
 
 
-def _compile_error(
-    schedule: Schedule, mode: P2PMode, *, explain: bool = True
-) -> ScheduleError | None:
+def _compile_error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
     try:
-        compile_graph(schedule, mode, explain=explain)
+        compile_graph(schedule, mode)
     except ScheduleError as error:
         return error
     return None
 
 
+def _runs(schedule: Schedule, mode: P2PMode) -> bool:
+    try:
+        compile_graph(schedule, mode, explain=False)
+    except ScheduleError:
+        return False
+    return True
+
+
 def _cannot_run(schedule: Schedule, bare: Schedule, mode: P2PMode) -> ScheduleError | None:
     """What stops a schedule; what it is without sharding decides, and is compiled faster."""
-    if bare is not schedule and _compile_error(bare, mode, explain=False) is None:
+    if bare is not schedule and _runs(bare, mode):
         return None
     return _compile_error(schedule, mode)
 
@@ -208,58 +210,32 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
 
 def _deadlocks(schedule: Schedule, bare: Schedule, found: Findings) -> None:
     """Deadlocks of transfers that have to meet, for an order that runs where they need not."""
-    errors: dict[P2PMode, ScheduleError | None] = {
-        "blocking": _cannot_run(schedule, bare, "blocking")
-    }
-    # What is stuck with a queue for each peer is so with one for all.
-    if _compile_error(bare, "group", explain=False) is not None:
-        errors["pair"] = _cannot_run(schedule, bare, "pair")
-        if errors["pair"] is None:
-            errors["group"] = _cannot_run(schedule, bare, "group")
-    for mode, error in errors.items():
-        if error is not None:
-            problem = _stuck(schedule, error)
-            message = f"{MODE[mode].meeting} ({mode}): {problem.message}"
-            found.problems.append(replace(problem, message=message))
+    stuck: list[P2PMode] = [] if _runs(bare, "blocking") else ["blocking"]
+    # The fewer queues, the more transfers wait for each other: what runs on one for all peers runs
+    # on any, and what is stuck with one for each is so there. With one for each direction, too,
+    # nothing is: both ranks have its transfers in one order, and reach them as they compute.
+    if not _runs(bare, "group"):
+        stuck.append("group" if _runs(bare, "pair") else "pair")
+    for mode in stuck:
+        problem = _stuck(explain(schedule, mode))
+        message = f"{MODE[mode].meeting} ({mode}): {problem.message}"
+        found.problems.append(replace(problem, message=message))
 
 
-def _stuck(schedule: Schedule, error: ScheduleError) -> Problem:
+def _stuck(error: ScheduleError) -> Problem:
     """The problem of an order whose actions are all there, in place and in order."""
-    links = [_LINK.fullmatch(text) for text in error.chain]
-    chain = [(link[1], int(link[2])) for link in links if link is not None]
-    message, _, hint = str(error).rpartition("; ")
-    moves = ", or ".join(_moves(schedule, chain))
+    message, _, fix = str(error).rpartition("; ")
+    chain = [text.removesuffix(")").partition(" (rank ") for text in error.chain]
+    ranks = [int(rank) for _, _, rank in chain if rank]
     return Problem(
-        # A chain that names ranks is a circle of actions; anything else is about transfers.
-        "deadlock" if chain else "transfer",
-        message or hint,
-        chain[0][1] if chain else None,
+        # A chain that names ranks is a cycle of actions; anything else is about transfers.
+        "deadlock" if ranks else "transfer",
+        message,
+        ranks[0] if ranks else None,
         None,
-        tuple(text for text, _ in chain) or error.chain,
-        moves or (hint if message else "change the order of one of them"),
+        tuple(text for text, _, _ in chain),
+        fix,
     )
-
-
-def _moves(schedule: Schedule, chain: list[tuple[str, int]]) -> list[str]:
-    """For every action of a cycle that stands behind another in its rank's queue: swap them."""
-    moves = []
-    for (text, rank), (ahead, other) in zip(chain, chain[1:] + chain[:1], strict=True):
-        if rank != other:
-            continue
-        here, there = _index(schedule, rank, text), _index(schedule, rank, ahead)
-        if there < here:
-            moves.append(f"move {text} before {ahead} on rank {rank}")
-        elif there == here + 1 and pairs_of(schedule.program(rank))[here] == 1:
-            moves.append(f"run {text} before {ahead}, not together with it")
-    return moves
-
-
-def _index(schedule: Schedule, rank: int, text: str) -> int:
-    action = Action.parse(text, schedule.slices)
-    program = schedule.program(rank)
-    code = pack(action.kind, action.stage, action.microbatch)
-    alone = program & ~np.int64(PAIR_MASK << PAIR_SHIFT)
-    return int(np.argmax(alone == code))
 
 
 def _memory(

@@ -34,7 +34,7 @@ def lost_in_queues(
     costs
         Costs of actions and transfers.
     mode
-        ``"pair"`` or ``"group"``.
+        One in which transfers are queued.
 
     Returns
     -------
@@ -90,10 +90,13 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     sent = sent[transfer]
 
     queue = rank[ends]
-    if timeline.mode == "pair":
+    spec = MODE[timeline.mode]
+    if spec.by_peer:
         place = np.zeros((2, len(ends)), dtype=np.int64)
         place[sends.astype(int), transfer] = rank[ends]
         queue = queue * schedule.ranks + place.sum(axis=0)[transfer] - rank[ends]
+    if spec.by_direction:
+        queue = 2 * queue + sends
     order = np.argsort(queue, kind="stable")
     here, ahead = order[1:], order[:-1]
     slack = TOLERANCE * timeline.makespan

@@ -131,7 +131,7 @@ class PatternModel:
         return self._start(key) + self._time(key)
 
     def _add_rank(self, stages: list[int]) -> None:
-        """Laps and phases; the circle of phases is cut where the rank's first forward starts."""
+        """Laps and phases; the cycle of phases is cut where the rank's first forward starts."""
         intervals = []
         kinds = range(len(self.grid.kinds))
         for key in product(kinds, stages, range(self.width)):

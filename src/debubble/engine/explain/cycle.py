@@ -46,6 +46,7 @@ def shortest_cycle(tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> li
     inside = inside[waited[tail[inside]] & waited[head[inside]]]
     if not len(inside):
         return []
+    inside = inside[np.argsort(tail[inside], kind="stable")]
     graph = _Graph(tail[inside], head[inside], costs[inside])
     best: list[int] = []
     for start in graph.starts():
@@ -68,16 +69,22 @@ def _unsettled(tail: Numbers, head: Numbers, size: int) -> NDArray[np.bool_]:
 
 
 class _Graph:
-    """Nodes numbered from 0, and the edges from each."""
+    """Nodes numbered from 0, of which each is on an edge, and the edges sorted by their tails."""
 
     def __init__(self, tail: Numbers, head: Numbers, costs: NDArray[np.bool_]) -> None:
-        nodes, numbers = np.unique(np.concatenate([tail, head]), return_inverse=True)
-        self.tail: list[int] = numbers[: len(tail)].tolist()
-        self.head: list[int] = numbers[len(tail) :].tolist()
-        self.costs: list[bool] = costs.tolist()
-        self.edges: list[list[int]] = [[] for _ in nodes]
-        for edge, node in enumerate(self.tail):
-            self.edges[node].append(edge)
+        first = np.flatnonzero(np.diff(tail, prepend=-1))
+        nodes, begin = tail[first], np.append(first, len(tail))
+        numbers = np.repeat(np.arange(len(nodes)), np.diff(begin))
+        free = np.bincount(numbers[~costs], minlength=len(nodes))
+        self.stands = np.flatnonzero(free == 0).tolist()
+        self.begin = begin.tolist()
+        self.tail = numbers.tolist()
+        self.head = np.searchsorted(nodes, head).tolist()
+        self.costs = costs.tolist()
+
+    def edges(self, node: int) -> range:
+        """The edges from a node."""
+        return range(self.begin[node], self.begin[node + 1])
 
     def cost(self, path: list[int]) -> int:
         """How many edges of a path cost something."""
@@ -86,18 +93,16 @@ class _Graph:
     def starts(self) -> list[int]:
         """Nodes through which cycles are looked for."""
         room = max(1, SEARCHED // len(self.tail))
-        if len(self.edges) <= room:
-            return list(range(len(self.edges)))
-        stands = [all(self.costs[edge] for edge in edges) for edges in self.edges]
+        if len(self.begin) <= room:
+            return list(range(len(self.begin) - 1))
         # From one such node to the next leads back to one that was there, which is on a cycle.
-        node, seen = 0, set()
+        stands, seen, node = set(self.stands), set(), 0
         while node not in seen:
-            if stands[node]:
+            if node in stands:
                 seen.add(node)
-            free = (edge for edge in self.edges[node] if not self.costs[edge])
-            node = self.head[next(free, self.edges[node][0])]
-        others = (other for other, stand in enumerate(stands) if stand and other != node)
-        return [node, *(other for other, _ in zip(others, range(room - 1), strict=False))]
+            edges = self.edges(node)
+            node = self.head[next((edge for edge in edges if not self.costs[edge]), edges[0])]
+        return [node, *(other for other in self.stands[:room] if other != node)]
 
     def through(self, start: int, most: int) -> list[int]:
         """The cheapest cycle through a node that costs less than `most`, empty when there is none.
@@ -114,11 +119,11 @@ class _Graph:
             while level:
                 node = level.pop()
                 reached.append(node)
-                free = [edge for edge in self.edges[node] if not self.costs[edge]]
+                free = [edge for edge in self.edges(node) if not self.costs[edge]]
                 level += self._arrive(free, came)
             if start in came or cost + 1 == most:
                 break
-            dear = (e for node in reversed(reached) for e in self.edges[node] if self.costs[e])
+            dear = (e for node in reversed(reached) for e in self.edges(node) if self.costs[e])
             level = self._arrive(dear, came)
             cost += 1
         if start not in came:
