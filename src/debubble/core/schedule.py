@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,7 +191,7 @@ class Schedule:
         """Build a schedule from one program per rank; further fields as in the class."""
         check_type("placement", placement, Placement, "give debubble.Placement.loop(ranks, chunks)")
         parts = list(programs)
-        offsets = np.cumsum([0, *(len(part) for part in parts)])
+        offsets = np.array([0, *accumulate(map(len, parts))])
         actions = np.concatenate(parts) if parts else np.empty(0, np.int64)
         # Nobody else has this array, so that it needs no copy.
         actions.setflags(write=False)

@@ -143,6 +143,8 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
     nodes, used = int(state[layout.NODES]), int(state[layout.DYNAMIC])
+    # A copy, because there was room for many more.
+    dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
     return EventGraph(
         schedule,
         mode,
@@ -152,9 +154,9 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         cost[:nodes],
         node,
         sent,
-        dynamic[0][:used],
-        dynamic[1][:used],
-        dynamic[2][:used],
+        dynamic_kind,
+        dynamic_a,
+        dynamic_b,
         int(state[layout.COMPLETED]),
         bool(state[layout.OVERTAKEN]),
         shared,

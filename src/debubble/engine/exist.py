@@ -3,8 +3,8 @@
 A schedule may hold any packed integers: a file names stages and microbatches, Python makes arrays
 of its own. Everything that takes a stage, microbatch or kind as an index runs behind
 :func:`refuse_outside`, and everything that simulates behind :func:`refuse_strays`, so that no
-kernel has to test an index. Looking takes less than a nanosecond per action, once per schedule,
-and tells which kinds of actions there are, too.
+kernel has to test an index. Looking takes about a nanosecond per action, once per schedule, two
+where there are more than 64 places; it tells which kinds of actions there are, too.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def look(
     """Say which kinds there are, the first action that does not exist, and the first misplaced.
 
     A loop without branches gathers what the actions of a rank have in common, which almost always
-    tells that nothing is wrong. Only where it does not, a second one looks for the action. That is
-    so, too, where one integer has not a bit for every place, or where telling the copy of a
-    microbatch takes divisions.
+    tells that nothing is wrong; where one integer has not a bit for every place, it takes a second
+    loop. Only where that does not tell, or where it takes divisions to know the copy of a
+    microbatch, the last loop looks for the action.
 
     Kinds that belong to a stage whatever the microbatch may stand where any copy of it lives; the
     optimizer step of a rank without stages carries stage 0.
@@ -52,7 +52,6 @@ def look(
     last = stages - 1
     behind = (copies - 1) * stages
     simple = copies == 1 or (copies == 2 and iterations == 1 and slices == 1)
-    simple = simple and copies * stages <= WORD
     all_kinds = 0
     all_bits = 0
     for rank in range(len(offsets) - 1):
@@ -74,10 +73,17 @@ def look(
         outside = least < 0 or most >> MICROBATCH_SHIFT >= units or most_stage > last
         outside = outside or kinds >> KINDS != 0 or most_step >> MICROBATCH_SHIFT >= iterations
         if simple and not outside:
-            for place in range(copies * stages):
-                if rank_of[place] == rank:
-                    places &= ~(1 << place)
-            if places == 0:
+            astray = 0
+            if copies * stages <= WORD:
+                for place in range(copies * stages):
+                    if rank_of[place] != rank:
+                        astray |= places & (1 << place)
+            else:
+                for position in range(offsets[rank], offsets[rank + 1]):
+                    action = actions[position]
+                    second = (2 * (action >> MICROBATCH_SHIFT) >= microbatches) * behind
+                    astray |= rank_of[((action >> STAGE_SHIFT) & STAGE_MASK) + second] ^ rank
+            if astray == 0:
                 continue
         if state[OUTSIDE] >= 0:
             continue

@@ -1,0 +1,73 @@
+"""The sweep in Python and compiled: the same graphs, and the same refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import debubble as db
+from debubble.core.errors import ScheduleError
+from debubble.core.schedule import Schedule
+from debubble.engine.compile import compile_programs
+from debubble.engine.event_graph import ARRAYS
+from debubble.engine.kernels.sweep import sweep
+from debubble.engine.modes import P2P_MODES, P2PMode
+from debubble.lowering.sharding import add_sharding
+from debubble.lowering.transfers import add_transfers
+
+CASES: dict[str, Callable[[], Schedule]] = {
+    "work": lambda: db.make("zb-v", ranks=4, microbatches=8),
+    "steps": lambda: db.make("1f1b", ranks=4, microbatches=8, iterations=2),
+    "norms": lambda: db.make(
+        "zb-h1", ranks=4, microbatches=8, iterations=2, sync="post-validation"
+    ),
+    "groups": lambda: db.make("dualpipe", ranks=4, microbatches=8),
+    "slices": lambda: db.make("seq1f1b", ranks=4, microbatches=8, slices=2),
+    "transfers": lambda: add_transfers(db.make("1f1b", ranks=4, microbatches=8)),
+    "copies": lambda: db.make("1f1b", ranks=4, microbatches=8, offload="full"),
+    "collectives": lambda: add_sharding(db.make("1f1b", ranks=4, microbatches=8), mode="fsdp"),
+    "shards": lambda: db.make("vocab-1", ranks=4, microbatches=8),
+}
+
+
+def _interpreted(
+    schedule: Schedule, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
+) -> tuple[object, ...]:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "run", lambda _work, *args: sweep.interpret(*args))
+        return ARRAYS(compile_programs(replace(schedule), mode))
+
+
+@pytest.mark.parametrize("mode", P2P_MODES)
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_are_the_same(name: str, mode: P2PMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = CASES[name]()
+    compiled = ARRAYS(compile_programs(schedule, mode))
+    for one, other in zip(compiled, _interpreted(schedule, mode, monkeypatch), strict=True):
+        assert np.array_equal(one, other)
+
+
+def _refusal(make: Callable[[], object]) -> str:
+    try:
+        make()
+    except ScheduleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusals_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = CASES[name]()
+    refused = 0
+    for position in range(1, int(schedule.offsets[1]), 5):
+        actions = schedule.actions.copy()
+        actions[[0, position]] = actions[[position, 0]]
+        swapped = replace(schedule, actions=actions)
+        found = _refusal(lambda swapped=swapped: compile_programs(swapped, "overlapped"))
+        again = _refusal(lambda swapped=swapped: _interpreted(swapped, "overlapped", monkeypatch))
+        assert again == found
+        refused += bool(found)
+    assert refused
