@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ QUICK = pytest.StashKey[dict[Path, bool]]()
 """Whether a file that was collected has tests without any marker."""
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Workers share the compiling of kernels, which takes a minute where none are compiled yet."""
-    worker = getattr(session.config, "workerinput", None)
-    if worker is not None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         from tests.kernels import compile_once
 
-        compile_once(Path(tempfile.gettempdir(), f"debubble-kernels-{worker['testrunuid']}"))
+        # Every worker has a folder of its own in that of the run.
+        compile_once(tmp_path_factory.getbasetemp().parent / "kernels")
 
 
 @pytest.hookimpl(tryfirst=True)

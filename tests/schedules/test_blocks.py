@@ -13,6 +13,7 @@ from debubble.schedules.controllable_memory import V_HALF, V_MIN, V_TWO_THIRDS, 
 each_block = pytest.mark.parametrize("block", [V_MIN, V_HALF, V_TWO_THIRDS, V_ZB])
 
 
+@pytest.mark.slow
 @each_block
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16])
 def test_more_microbatches_repeat_the_middle(block: VBlock, p: int) -> None:

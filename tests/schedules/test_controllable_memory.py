@@ -218,6 +218,7 @@ def uneven(draw: st.DrawFn, p: int) -> db.Costs:
     )
 
 
+@pytest.mark.slow
 @each_name
 @settings(max_examples=20)
 @given(p=st.integers(1, 7), m=st.integers(1, 14), data=st.data())

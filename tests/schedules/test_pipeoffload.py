@@ -60,6 +60,7 @@ def test_free_copies_change_nothing_but_memory(name: str, p: int, v: int) -> Non
     assert timeline.makespan - 3 * v * schedule.microbatches < 3 * v * (p - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [4, 8, 16, 32])
 @pytest.mark.parametrize("v", [2, 4, 8])
 def test_half_the_copies_save_more_than_half_of_the_memory(p: int, v: int) -> None:

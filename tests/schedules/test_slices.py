@@ -40,6 +40,7 @@ def test_seq1f1b_takes_slices_in_order_and_back() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLICED)
 def test_forms_hold_on_a_grid(name: str) -> None:
     rng = np.random.default_rng(0)
@@ -111,6 +112,7 @@ def least_by_dynamic_program(times: list[list[float]], slices: int, ranks: int) 
     return best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("p", "s"), [(2, 2), (4, 3), (8, 4)])
 def test_terapipe_cuts_as_its_dynamic_program(p: int, s: int, attention: float) -> None:

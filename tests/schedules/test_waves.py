@@ -187,6 +187,7 @@ def test_hanayo_beats_1f1b_for_few_units(p: int, waves: int) -> None:
     assert ahead(even - 1) > ahead(even) == 0 > ahead(even + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [

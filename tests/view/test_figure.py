@@ -331,6 +331,7 @@ def test_notes_can_be_left_out():
     assert not any("p2p" in t.get_text() for t in drawing.texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$\\frac{$", "<b>&amp;", "漢字", "a\x00b\x1b[0m", "x" * 500])
 def test_any_name_and_title_can_be_drawn(name):
     timeline = simulate(replace(db.make("1f1b", ranks=2, microbatches=2), name=name))
@@ -416,6 +417,7 @@ def texts_of(drawing):
 WIDTHS = (2, 3.3, 5, 7, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "interleaved-1f1b", "zb-h1"])
 def test_text_is_readable_and_inside_at_any_width(name, width):
@@ -439,6 +441,7 @@ def test_text_is_readable_and_inside_at_any_width(name, width):
         assert box.y1 <= drawing.bbox.height + 1, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_captions_legend_and_peaks_do_not_meet(width):
     costs = db.Costs(F=1, B=2, p2p=0.3, activation=123_456_789.0)

@@ -123,6 +123,7 @@ def test_names_and_titles_are_text():
     assert EVIL in Document(page([run("1f1b", 2, 2)], title=EVIL)).words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
