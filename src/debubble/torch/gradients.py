@@ -34,9 +34,7 @@ class Gradients:
         }  # fmt: skip
         weights = [one.parameter for one in homes.shared]
         weights += [w for module in self._replicated.values() for w in module.parameters()]
-        self._aside = list(
-            {id(weight): weight for weight in weights if weight.requires_grad}.values()
-        )
+        self._aside = list({id(weight): weight for weight in weights}.values())
         self._before: dict[int, Tensor | None] = {}
         self._averaged: set[int] = set()
 

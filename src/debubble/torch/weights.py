@@ -70,7 +70,10 @@ def find_shared(
         When a name is not known, shapes differ, or nobody can know what is tied.
     """
     own = names_of(modules)
-    facts = {name: (tuple(weight.shape), str(weight.dtype)) for name, weight in own.items()}
+    facts = {
+        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
+        for name, weight in own.items()
+    }
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
     tied = says_tied(modules)
     found = team.link.gather((facts, ties, tied))
