@@ -1,0 +1,173 @@
+"""One step's data, cut into what actions work on; and what an engine does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    from debubble.torch.recorder import Recorder
+
+IGNORED = -100
+"""The target that PyTorch's cross-entropy leaves out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The data of one step by unit: microbatch, or slice of one.
+
+    Parameters
+    ----------
+    args
+        Positional arguments of the first stage; empty on ranks that do not hold it.
+    kwargs
+        Keyword arguments of every stage of this rank.
+    targets
+        What the loss compares the last stage's output with; empty on ranks that do not hold it.
+    weights
+        Share of each unit's loss in the loss of the step.
+    scale
+        A backward computes the gradient of `scale` times the loss of the step.
+    signatures
+        Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
+        same shape and type for units of the same number. They begin anew with every copy of the
+        model.
+    """
+
+    args: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    kwargs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    targets: Mapping[int, Any] = field(default_factory=dict)
+    weights: Sequence[float] = ()
+    scale: float = 1.0
+    signatures: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Forwarded:
+    """What forwards without backwards give.
+
+    Parameters
+    ----------
+    losses
+        By unit, on ranks with the last stage, when there were targets; auxiliary losses, too.
+    outputs
+        By unit, of the last stage.
+    """
+
+    losses: Mapping[int, Tensor]
+    outputs: Mapping[int, Any]
+
+
+class Engine(Protocol):
+    """What walks an order: PyTorch's runtime, or our own.
+
+    An engine is made of a :class:`debubble.torch.setup.Setup`. Gradients are added to the ``grad``
+    of the modules' parameters and are those of this rank alone: sums over copies of the model, tied
+    weights and data-parallel replicas are taken by :mod:`debubble.torch.gradients` after the step.
+    """
+
+    recorder: Recorder
+    """When every action of the latest steps began and ended."""
+
+    def step(self, batch: Batch) -> Mapping[int, Tensor]:
+        """Forwards and backwards.
+
+        Returns
+        -------
+        mapping
+            The unit's loss times its weight, where the last stage is; elsewhere, and added to it,
+            that of auxiliary losses. Tensors are detached and have no dimensions.
+        """
+
+    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+        """Forwards only; the last stage's outputs are kept when they are asked for."""
+
+
+def cut(tree: Any, count: int, name: str) -> list[Any]:
+    """A tree of tensors in `count` parts along dimension 0; what is no tensor is in all of them.
+
+    Raises
+    ------
+    ParameterError
+        When a tensor has fewer rows than there are microbatches.
+    """
+    leaves, spec = pytree.tree_flatten(tree)
+    columns = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.dim():
+            if len(leaf) < count:
+                raise ParameterError(
+                    f"{name} has a tensor of shape {list(leaf.shape)} for {count} microbatches; "
+                    "give at least one row for each, or the microbatches themselves with "
+                    "arg_mbs=, kwarg_mbs= and target_mbs="
+                )
+            columns.append(leaf.tensor_split(count))
+        else:
+            columns.append((leaf,) * count)
+    return [
+        pytree.tree_unflatten([column[number] for column in columns], spec)
+        for number in range(count)
+    ]
+
+
+def sliced(tree: Any, schedule: Schedule) -> list[Any]:
+    """A microbatch in the schedule's slices, along dimension 1."""
+    shares = schedule.cut or (1 / schedule.slices,) * schedule.slices
+    leaves, spec = pytree.tree_flatten(tree)
+    columns = []
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor) or leaf.dim() < 2:
+            columns.append((leaf,) * schedule.slices)
+            continue
+        tokens = leaf.shape[1]
+        ends = [round(tokens * sum(shares[: part + 1])) for part in range(schedule.slices - 1)]
+        columns.append(leaf.tensor_split(ends, dim=1))
+    return [
+        pytree.tree_unflatten([column[part] for column in columns], spec)
+        for part in range(schedule.slices)
+    ]
+
+
+def in_units(microbatches: Sequence[Any], schedule: Schedule) -> dict[int, Any]:
+    """What belongs to microbatches, by unit."""
+    if schedule.slices == 1:
+        return dict(enumerate(microbatches))
+    parts = [part for each in microbatches for part in sliced(each, schedule)]
+    return dict(enumerate(parts))
+
+
+def tokens_of(target: Any) -> float:
+    """How many numbers of a target count: those of tensors that are not −100."""
+    found = 0.0
+    for leaf in pytree.tree_leaves(target):
+        if isinstance(leaf, Tensor):
+            found += float(leaf.numel() if leaf.is_floating_point() else (leaf != IGNORED).sum())
+    return found
+
+
+def weights_of(targets: Mapping[int, Any], schedule: Schedule, by_tokens: bool) -> Tensor:
+    """Share of every unit's loss in that of the step, 0 for units without a target here.
+
+    Microbatches count alike, slices by their tokens; `by_tokens` lets all tokens count alike.
+    """
+    weights = torch.zeros(schedule.units, dtype=torch.float64)
+    if by_tokens:
+        for unit, target in targets.items():
+            weights[unit] = tokens_of(target)
+        return weights / max(float(weights.sum()), 1.0)
+    slices, microbatches = schedule.slices, schedule.microbatches
+    for first in range(0, schedule.units, slices):
+        if first in targets:
+            units = range(first, first + slices)
+            tokens = [tokens_of(targets[unit]) for unit in units] if slices > 1 else [1.0]
+            for unit, count in zip(units, tokens, strict=True):
+                weights[unit] = count / max(sum(tokens), 1.0) / microbatches
+    return weights

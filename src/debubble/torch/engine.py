@@ -1,0 +1,545 @@
+"""Our own engine: any schedule, action by action, over point-to-point calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
+from torch import Tensor
+
+from debubble.core.actions import TRANSFER_KINDS
+from debubble.core.kinds import KINDS, Kind, Need, Of
+from debubble.torch.batch import Batch, Forwarded
+from debubble.torch.errors import RunError
+from debubble.torch.gradients import Gradients, hold_back, let_go
+from debubble.torch.modules import is_sharded
+from debubble.torch.offload import Copies
+from debubble.torch.plan import Plan, Step
+from debubble.torch.recorder import Recorder
+from debubble.torch.setup import Setup
+from debubble.torch.stage import Given, Handed, Stage
+from debubble.torch.vocabulary import Shard
+from debubble.torch.watch import State, Watch
+from debubble.torch.wire import Arrival, Boundary, Wire
+
+FORWARD, BACKWARD = False, True
+"""Which way something goes."""
+
+FORWARD_KINDS = (Kind.F, Kind.SEND_F, Kind.RECV_F)
+"""What there is without backwards."""
+
+BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
+BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
+"""Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
+
+Key = tuple[bool, int, int]
+"""Way, stage and microbatch (or slice) of what is ready for a computation."""
+
+
+class Task(NamedTuple):
+    """One action, with all that can be known before data is."""
+
+    place: int
+    """In the program."""
+    step: Step
+    run: Handler
+    takes: Key | None
+    """The result of another stage that it computes with."""
+    rest: tuple[Need, ...]
+    """What else it waits for."""
+    pace: float
+    """Seconds that it lasts at least."""
+
+
+class OwnEngine:
+    """One rank of a schedule.
+
+    Parameters
+    ----------
+    setup
+        What to run, on what.
+    gradients
+        Takes part where data-parallel replicas exchange gradients.
+    watch
+        Is told where this rank is.
+    wire
+        Transfers, with the forms that were learned already.
+    shard
+        This rank's rows of the output layer, where that is sharded.
+    pace
+        Seconds that each action of the schedule is made to last at least, to imitate other
+        hardware; empty for as long as it takes.
+    steps
+        Takes an optimizer step; gets the number of the iteration. None where the training loop
+        does, which is after every walk.
+
+    Attributes
+    ----------
+    plan
+        The schedule with its transfers.
+    stages
+        This rank's.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        gradients: Gradients,
+        watch: Watch,
+        wire: Wire,
+        shard: Shard | None = None,
+        pace: Sequence[float] = (),
+        steps: Callable[[int], None] | None = None,
+    ) -> None:
+        self.setup, self.team = setup, setup.team
+        self._gradients, self._watch, self._wire = gradients, watch, wire
+        self._steps, self._shard = steps, shard
+        schedule = setup.schedule
+        # A group of NCCL is one piece of work, which is over when all its receives are.
+        nccl = self.team.wire.type == "cuda"
+        self.plan = plan = Plan.of(schedule, policy="just-in-time" if nccl else "eager")
+        self.schedule = plan.lowered
+        self.program = plan.programs[self.team.rank]
+        self.recorder = Recorder(len(self.program), self.team.device)
+        self._last = schedule.stages - 1
+        if shard is not None:
+            shard.follow(plan)
+        self._copies = Copies(self.team, plan)
+        self._ready: dict[Key, Handed | Arrival | list[Tensor]] = {}
+        self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
+        self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
+        self._away: set[tuple[int, int]] = set()
+        """Of these, what has not come back in this step."""
+        splits = {step.stage for step in self.program if step.kind == Kind.I}
+        versions = schedule.versions[self.team.rank]
+        self.stages = {
+            number: Stage(
+                number, module,
+                setup.loss_fn if number == self._last and not schedule.vocabulary else None,
+                last=number == self._last and not schedule.vocabulary,
+                splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
+                versions=versions, device=self.team.device, tell=setup.tell,
+            )
+            for number, module in setup.modules.items()
+        }  # fmt: skip
+        self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
+        self._ends = {
+            step.stage: index for index, step in enumerate(self.program)
+            if step.kind in (Kind.I, Kind.B)
+        }  # fmt: skip
+        self._tasks = self._compiled(pace)
+        self._forwards = [
+            [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
+            for bounds in _groups(self.program)
+        ]
+        self._batch = Batch()
+        self._training = True
+        self._cuda = self.team.device.type == "cuda"
+        self._side = torch.cuda.Stream(self.team.device) if self._cuda else None
+        self._helper: ThreadPoolExecutor | None = None
+        self._aside: set[tuple[int, int]] = set()
+        """Forwards that ran on the side stream, where their backwards will run, too."""
+        self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def step(self, batch: Batch) -> dict[int, Tensor]:
+        """Walk the program once; gradients are added to those of the modules' parameters."""
+        self._start(batch, training=True)
+        self._copies.start()
+        for stage in self.stages.values():
+            if stage.versions is not None:
+                stage.versions.start()
+        for number in self._sharded:
+            hold_back(self.setup.modules[number])
+        for task in self._tasks:
+            task()
+        self._wire.finish()
+        self._copies.finish()
+        if self._shard is not None:
+            self._shard.finish()
+        for stage in self.stages.values():
+            if stage.versions is not None:
+                stage.versions.collect()
+        self.recorder.close()
+        return self._losses()
+
+    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+        """Forwards only, in the order of the program."""
+        self._start(batch, training=False)
+        last = self.stages.get(self._last)
+        kept: dict[int, Any] = {}
+        if last is not None:
+            last.outputs = kept if outputs or self._shard is not None else None
+        with torch.no_grad():
+            for indices in self._forwards:
+                if indices and self.program[indices[0]].kind != Kind.F:
+                    self._transfer(indices)
+                    continue
+                for index in indices:
+                    step, operand = self.program[index], None
+                    if step.stage > 0:
+                        operand = self._take((FORWARD, step.stage, step.unit), index)
+                    self._watch.position, self._watch.state = index, State.RUNNING
+                    self._forward(step, operand)
+        self._wire.finish()
+        if last is not None:
+            last.outputs = None
+        losses = self._losses()
+        if self._shard is not None:
+            losses, kept = self._shard.evaluate(kept, batch)
+        return Forwarded(losses, kept)
+
+    def _start(self, batch: Batch, training: bool) -> None:
+        self._batch, self._training = batch, training
+        self._ready.clear()
+        self._aside.clear()
+        self._away = set(self._leaving) if training else set()
+        self._casting = autocast_of(self.team.device)
+        for stage in self.stages.values():
+            stage.start()
+        if self._shard is not None:
+            self._shard.start(batch, training)
+
+    def _losses(self) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        weights = self._batch.weights
+        for stage in self.stages.values():
+            for unit, losses in stage.losses.items():
+                for loss in losses:
+                    part = loss * weights[unit]
+                    found[unit] = found[unit] + part if unit in found else part
+        if self._shard is not None:
+            for unit, loss in self._shard.losses.items():
+                part = loss * weights[unit]
+                found[unit] = found[unit] + part if unit in found else part
+        return found
+
+    def _compiled(self, pace: Sequence[float]) -> list[Callable[[], None]]:
+        """The program as calls without arguments."""
+        needs = {
+            spec.kind: [need for need in spec.needs if need.when(self.schedule)] for spec in KINDS
+        }
+        lasts = [0.0] * len(self.program)
+        begin = int(self.schedule.offsets[self.team.rank])
+        if len(pace):
+            for place, position in enumerate(self.plan.positions.tolist()):
+                if begin <= position < begin + len(self.program):
+                    lasts[position - begin] = float(pace[place])
+        found: list[Callable[[], None]] = []
+        for first, end in _groups(self.program):
+            kind = self.program[first].kind
+            if kind in TRANSFER_KINDS:
+                found.append(_bound(self._transfer, range(first, end)))
+            else:
+                tasks = [self._task(index, needs, lasts[index]) for index in range(first, end)]
+                if len(tasks) == 1:
+                    found.append(_bound(self._compute, tasks[0]))
+                else:
+                    found.append(_bound(self._compute_group, tasks))
+        return found
+
+    def _task(self, index: int, needs: Mapping[Kind, list[Need]], pace: float) -> Task:
+        step = self.program[index]
+        takes, rest = None, []
+        for need in needs[step.kind]:
+            if need.last_stage_only and step.stage != self._last:
+                continue
+            if need.through is not None:
+                if 0 <= step.stage + need.stage <= self._last:
+                    takes = (need.stage > 0, step.stage, step.unit)
+            elif Kind.RELOAD in need.kinds:
+                if (step.stage, step.unit) in self._leaving:
+                    rest.append(need)
+            elif need.of in BY_SHARD or (need.of in BY_STEP and not need.optional):
+                rest.append(need)
+        return Task(index, step, HANDLERS[step.kind], takes, tuple(rest), pace)
+
+    def _transfer(self, indices: Sequence[int]) -> None:
+        """Post a group of sends and receives."""
+        self._watch.position = indices[0]
+        sends: list[tuple[int, Boundary, Sequence[Tensor], bool]] = []
+        receives, keys = [], []
+        for index in indices:
+            step = self.program[index]
+            spec = KINDS[step.kind]
+            there = step.stage + spec.away
+            boundary = self._boundary(step, max(step.stage, there))
+            back = _way(step)
+            if spec.sends:
+                ready = self._ready.pop((back, there, step.unit), None)
+                if ready is None or isinstance(ready, Arrival):
+                    raise RunError(f"{step} has nothing to send; it comes before its computation")
+                tensors = ready.tensors if isinstance(ready, Handed) else ready
+                sends.append((step.peer, boundary, tensors, back))
+                self.recorder.begin(index)
+                self.recorder.finish(index)
+            else:
+                receives.append((step.peer, boundary, back))
+                keys.append((index, (back, step.stage, step.unit)))
+        for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
+            arrival.position = index
+            self._ready[key] = arrival
+
+    def _compute(self, task: Task) -> None:
+        """Run one action."""
+        operand = self._wait_for(task)
+        watch, recorder, index = self._watch, self.recorder, task.place
+        watch.position, watch.state = index, State.RUNNING
+        recorder.begin(index)
+        task.run(self, task.step, operand)
+        if task.pace:
+            self._sleep(index, task.pace)
+        recorder.finish(index)
+
+    def _compute_group(self, tasks: Sequence[Task]) -> None:
+        """Run a pair at the same time: its second half on a thread, on a GPU on a stream, too."""
+        operands = [self._wait_for(task) for task in tasks]
+        watch, recorder = self._watch, self.recorder
+        watch.position, watch.state = tasks[0].place, State.RUNNING
+        for task in tasks:
+            recorder.begin(task.place)
+        # A backward runs on the stream of its forward: the pair's forward takes the other one.
+        others = {(t.step.stage, t.step.unit) for t in tasks if t.step.kind != Kind.F}
+        aside = self._cuda and not others & self._aside
+        if aside:
+            self._aside |= {(t.step.stage, t.step.unit) for t in tasks if t.step.kind == Kind.F}
+        if self._helper is None:
+            begin = torch.cuda.set_device if self._cuda else lambda _: None
+            self._helper = ThreadPoolExecutor(1, "debubble-pair", begin, (self.team.device,))
+        rest = list(zip(tasks, operands, strict=True))[1:]
+        future = self._helper.submit(self._run_all, rest)
+        tasks[0].run(self, tasks[0].step, operands[0])
+        future.result()
+        if tasks[0].pace:
+            self._sleep(tasks[0].place, tasks[0].pace)
+        for task in tasks:
+            recorder.finish(task.place)
+
+    def _run_all(self, tasks: Sequence[tuple[Task, Any]]) -> None:
+        # A task's handler sets the modes that belong to a thread: gradients, autocast.
+        for task, operand in tasks:
+            task.run(self, task.step, operand)
+
+    def _sleep(self, index: int, pace: float) -> None:
+        if self._cuda:
+            torch.cuda.current_stream().synchronize()
+        rest = pace - (time.perf_counter_ns() - self.recorder.start[index]) / 1e9
+        if rest > 0:
+            time.sleep(rest)
+
+    def _boundary(self, step: Step, stage: int) -> Boundary:
+        return Boundary(step.copy, stage, self._batch.signatures[step.unit])
+
+    def _forward(self, step: Step, operand: Any) -> None:
+        unit, key = step.unit, (step.stage, step.unit)
+        batch = self._batch
+        training = self._training
+        given = Given(
+            batch.args[unit] if operand is None else operand,
+            batch.kwargs.get(unit, {}),
+            batch.targets.get(unit) if step.stage == self._last else None,
+            batch.weights[unit] * batch.scale,
+        )
+        side = torch.cuda.stream(self._side) if key in self._aside else nullcontext()
+        with side, self._casting():
+            handed = self.stages[step.stage].forward(
+                unit, given, graph=training, recomputed=training and key in self._recomputed,
+                leaves=training and key in self._leaving,
+                iteration=unit // (self.schedule.microbatches * self.schedule.slices),
+            )  # fmt: skip
+        if step.stage < self._last:
+            assert handed is not None, "only the last stage hands nothing on"
+            self._wire.check(self._boundary(step, step.stage + 1), handed.spec)
+            self._ready[FORWARD, step.stage + 1, unit] = handed
+        elif self._shard is not None and handed is not None and training:
+            self._shard.given(unit, handed.tensors[0])
+
+    def _recompute(self, step: Step, operand: Any) -> None:
+        if operand is not None:
+            # It only waits for the gradient, which is its backward's.
+            self._ready[BACKWARD, step.stage, step.unit] = operand
+        with self._casting():
+            self.stages[step.stage].recompute(step.unit)
+
+    def _backward(self, step: Step, operand: Any) -> None:
+        self._hand_back(step, self.stages[step.stage].backward, operand)
+
+    def _backward_input(self, step: Step, operand: Any) -> None:
+        self._hand_back(step, self.stages[step.stage].backward_input, operand)
+
+    def _hand_back(self, step: Step, backward: Callable[..., list[Tensor]], operand: Any) -> None:
+        if step.stage in self._sharded and self.program[self._ends[step.stage]] == step:
+            let_go(self.setup.modules[step.stage])
+        found = backward(step.unit, operand)
+        if step.stage > 0:
+            self._ready[BACKWARD, step.stage - 1, step.unit] = found
+
+    def _backward_weight(self, step: Step, _: Any) -> None:
+        self.stages[step.stage].backward_weight(step.unit)
+
+    def _first_pass(self, step: Step, _: Any) -> None:
+        self._own_shard.first_pass(step.unit)
+
+    def _second_pass(self, step: Step, _: Any) -> None:
+        self._own_shard.second_pass(step.unit)
+
+    def _optimizer_step(self, step: Step, _: Any) -> None:
+        assert self._steps is not None, "without somebody to take them there are no such actions"
+        for stage in self.stages.values():
+            if stage.versions is not None:
+                stage.versions.collect()
+        self._steps(step.unit)
+        for stage in self.stages.values():
+            if stage.versions is not None:
+                stage.versions.refresh()
+
+    def _offload(self, step: Step, _: Any) -> None:
+        row = self.stages[step.stage].activations(step.unit).leave()
+        self._copies.leave((step.stage, step.unit), row)
+
+    def _reload(self, step: Step, _: Any) -> None:
+        size = self.stages[step.stage].activations(step.unit).size
+        self._copies.fetch((step.stage, step.unit), size)
+
+    def _reduce(self, step: Step, _: Any) -> None:
+        self._gradients.reduce(step.stage)
+
+    def _unshard(self, step: Step, _: Any) -> None:
+        if step.stage in self._sharded:
+            self.setup.modules[step.stage].unshard()  # type: ignore[operator]
+
+    def _reshard(self, step: Step, _: Any) -> None:
+        if step.stage in self._sharded:
+            self.setup.modules[step.stage].reshard()  # type: ignore[operator]
+
+    @property
+    def _own_shard(self) -> Shard:
+        assert self._shard is not None, "other schedules have no such passes"
+        return self._shard
+
+    def _wait_for(self, task: Task) -> Any:
+        """What an action computes with, when all that its kind needs is there."""
+        found = None if task.takes is None else self._take(task.takes, task.place)
+        for need in task.rest:
+            if Kind.RELOAD in need.kinds:
+                self._come_back(task)
+            elif need.of in BY_SHARD:
+                found = self._of_shard(task, need)
+            else:
+                self._wait(task.place)
+                self._agree()
+        return found
+
+    def _of_shard(self, task: Task, need: Need) -> Any:
+        """What the output layer's shards have to give; the gradient to the last stage's backward.
+
+        A recompute may have waited for that before.
+        """
+        step = task.step
+        key = (BACKWARD, step.stage, step.unit)
+        if need.last_stage_only and key in self._ready:
+            return self._take(key, task.place)
+        self._wait(task.place)
+        self._own_shard.wait_for(need, step.unit)
+        return [self._own_shard.gradient(step.unit)] if need.last_stage_only else None
+
+    def _come_back(self, task: Task) -> None:
+        """Wait for an activation that left, once."""
+        key = (task.step.stage, task.step.unit)
+        if key in self._away:
+            self._away.remove(key)
+            self._wait(task.place)
+            row = self._copies.back(key).to(self.team.device)
+            self.stages[key[0]].activations(key[1]).come_back(row)
+
+    def _take(self, key: Key, index: int) -> Any:
+        found = self._ready.pop(key, None)
+        if found is None:
+            raise RunError(f"{self.program[index]} has no input; nothing was received for it")
+        if found.__class__ is Arrival:
+            place = found.position
+            self._wait(place)
+            self.recorder.begin(place)
+            tensors = self._wire.receive(found)
+            self.recorder.finish(place)
+            spec = found.spec
+            assert spec is not None, "a form comes with the first tensors at the latest"
+            return tensors if key[0] else Handed(tensors, spec)
+        return found
+
+    def _wait(self, index: int) -> None:
+        self._watch.position, self._watch.state = index, State.WAITING
+
+    def _agree(self) -> None:
+        """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
+        if self.schedule.sync == "global":
+            self.team.sum(torch.zeros(1))
+        elif self.schedule.sync == "post-validation":
+            # The partial norm goes from rank to rank.
+            norm, rank, control = torch.zeros(1), self.team.rank, self.team.control
+            if rank > 0:
+                torch.distributed.recv(norm, group=control, group_src=rank - 1)
+            if rank < self.team.size - 1:
+                torch.distributed.send(norm, group=control, group_dst=rank + 1)
+
+
+Handler: TypeAlias = Callable[[OwnEngine, Step, Any], None]
+
+HANDLERS: dict[Kind, Handler] = {
+    Kind.F: OwnEngine._forward,
+    Kind.I: OwnEngine._backward_input,
+    Kind.W: OwnEngine._backward_weight,
+    Kind.B: OwnEngine._backward,
+    Kind.R: OwnEngine._recompute,
+    Kind.OPT: OwnEngine._optimizer_step,
+    Kind.OFFLOAD: OwnEngine._offload,
+    Kind.RELOAD: OwnEngine._reload,
+    Kind.S: OwnEngine._first_pass,
+    Kind.T: OwnEngine._second_pass,
+    Kind.REDUCE_GRAD: OwnEngine._reduce,
+    Kind.UNSHARD: OwnEngine._unshard,
+    Kind.RESHARD: OwnEngine._reshard,
+}
+"""What runs an action of a kind. Transfers go out in groups."""
+
+
+def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Contexts like the caller's autocast, for every action and thread.
+
+    Casts of weights are not kept: one of a forward without gradients would serve one with them.
+    """
+    kind = device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext
+    dtype = torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype, cache_enabled=False)
+
+
+def _bound(call: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    return lambda: call(*arguments)
+
+
+def _way(step: Step) -> bool:
+    """Which way a transfer goes: what is received from the stage before is a forward's."""
+    spec = KINDS[step.kind]
+    return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
+
+
+def _groups(program: list[Step]) -> Iterator[tuple[int, int]]:
+    """Begin and end of what is done together: contiguous transfers, groups, single actions."""
+    index = 0
+    while index < len(program):
+        end = index + 1
+        if program[index].kind in TRANSFER_KINDS:
+            while end < len(program) and program[end].kind in TRANSFER_KINDS:
+                end += 1
+        elif program[index].pair == 1:
+            while program[end].pair != 2:
+                end += 1
+            end += 1
+        yield index, end
+        index = end

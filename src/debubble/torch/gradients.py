@@ -1,0 +1,135 @@
+"""Gradients at the end of a step: sums over homes, averages over replicas, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from debubble.torch.team import Team
+from debubble.torch.weights import Homes, add_gradient, local
+
+
+class Gradients:
+    """The gradients of one rank's stages.
+
+    Parameters
+    ----------
+    modules
+        The stages.
+    homes
+        Weights that other ranks of the pipeline have, too.
+    """
+
+    def __init__(self, modules: Mapping[int, nn.Module], homes: Homes) -> None:
+        self.modules, self.homes = modules, homes
+        self._replicated = {
+            stage: module for stage, module in modules.items()
+            if isinstance(module, DistributedDataParallel)
+        }  # fmt: skip
+        weights = [one.parameter for one in homes.shared]
+        weights += [w for module in self._replicated.values() for w in module.parameters()]
+        self._aside = list(
+            {id(weight): weight for weight in weights if weight.requires_grad}.values()
+        )
+        self._before: dict[int, Tensor | None] = {}
+        self._averaged: set[int] = set()
+
+    def start(self) -> None:
+        """Begin a step: what is there of earlier ones is neither summed nor averaged again."""
+        self._averaged.clear()
+        self._before = {id(weight): weight.grad for weight in self._aside}
+        for weight in self._aside:
+            weight.grad = None
+
+    def reduce(self, stage: int) -> None:
+        """Average over the replicas of a stage, once in a step."""
+        module = self._replicated.get(stage)
+        if module is None or stage in self._averaged:
+            return
+        self._averaged.add(stage)
+        group = module.process_group
+        size = dist.get_world_size(group)
+        weights = [weight for weight in module.parameters() if weight.requires_grad]
+        for dtype in sorted({weight.dtype for weight in weights}, key=str):
+            some = [weight for weight in weights if weight.dtype == dtype]
+            row = [
+                torch.zeros_like(weight).flatten() if weight.grad is None
+                else weight.grad.flatten()
+                for weight in some
+            ]  # fmt: skip
+            there = [float(weight.grad is not None) for weight in some]
+            row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
+            flat = torch.cat(row)
+            dist.all_reduce(flat, group=group)
+            *sums, present = flat.split([len(part) for part in row])
+            for weight, total, has in zip(some, sums, present.tolist(), strict=True):
+                if has:
+                    weight.grad = (total / size).view_as(weight)
+
+    def finish(self) -> None:
+        """End a step."""
+        for stage in sorted(self._replicated):
+            self.reduce(stage)
+        shared = {id(one.parameter): one.parameter for one in self.homes.shared}
+        new = {key: weight.grad for key, weight in shared.items()}
+        for weight in self._aside:
+            before = self._before[id(weight)]
+            if id(weight) in shared:
+                weight.grad = before
+            elif before is not None:
+                part, weight.grad = weight.grad, before
+                if part is not None:
+                    add_gradient(weight, local(part))
+        self._before = {}
+        self.homes.sum(new)
+
+
+def hold_back(module: nn.Module) -> None:
+    """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_is_last_backward(False)
+            part.set_reshard_after_backward(False)
+            part.set_requires_gradient_sync(False)
+
+
+def let_go(module: nn.Module) -> None:
+    """Let ``fully_shard`` do so after the next backward, the last of a step."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_is_last_backward(True)
+            part.set_reshard_after_backward(True)
+            part.set_requires_gradient_sync(True)
+
+
+def total_norm(
+    weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float
+) -> Tensor:
+    """The norm of the gradients on all ranks.
+
+    Parameters
+    ----------
+    weights
+        This rank's parameters.
+    counts
+        Whether a parameter is counted here, and not on another rank that has it, too.
+    kind
+        2 for the Euclidean norm, infinity for the largest number.
+    """
+    found = [weight.grad for weight in weights if weight.grad is not None and counts(weight)]
+    norm = torch.zeros((), dtype=torch.float64)
+    for gradient in found:
+        part = torch.linalg.vector_norm(gradient, kind)
+        if isinstance(part, DTensor):
+            part = part.full_tensor()
+        value = part.detach().to("cpu", torch.float64)
+        norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
+    operation = dist.ReduceOp.MAX if kind == float("inf") else dist.ReduceOp.SUM
+    dist.all_reduce(norm, operation, group=team.control)
+    return norm if kind == float("inf") else norm ** (1 / kind)

@@ -1,0 +1,100 @@
+"""What modules are wrapped in, and whether a backward through them can be split."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What wrappers put into names of parameters."""
+
+
+def bare_name(name: str) -> str:
+    """The name of a parameter without what wrappers of its module put in."""
+    for part in WRAPPED:
+        name = name.replace(part, "")
+    return name
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """What is inside of DDP and ``torch.compile``."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def without_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """A context in which a forward does not make DDP exchange gradients in its backward."""
+    if isinstance(module, DistributedDataParallel):
+        context: AbstractContextManager[None] = module.no_sync()
+        return context
+    return nullcontext()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to it."""
+    return isinstance(module, FSDPModule)
+
+
+def why_whole(module: nn.Module) -> str:
+    """Why the backward of a module cannot be split; empty when nothing is seen against it."""
+    parts = list(module.modules())
+    if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
+        return "it is compiled, and a compiled backward is one piece"
+    if any(isinstance(part, FSDPModule) for part in parts):
+        return "fully_shard looks after whole backwards"
+    if any(isinstance(part, DistributedDataParallel) for part in parts[1:]):
+        return "a part of it is wrapped in DDP"
+    if any(getattr(part, "gradient_checkpointing", False) is True for part in parts) or any(
+        hasattr(part, "_checkpoint_wrapped_module") for part in parts
+    ):
+        return "it is checkpointed, and I and W would each compute the forward again"
+    return ""
+
+
+@contextmanager
+def saving_seen() -> Iterator[list[str]]:
+    """Note whether a forward changes what autograd saves, as activation checkpointing does."""
+    seen: list[str] = []
+    enter = saved_tensors_hooks.__enter__
+
+    @functools.wraps(enter)
+    def noted(self: saved_tensors_hooks) -> None:
+        seen.append(type(self).__name__)
+        enter(self)
+
+    saved_tensors_hooks.__enter__ = noted  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+
+def custom_function(roots: Sequence[Tensor]) -> str:
+    """The name of a custom ``autograd.Function`` that computes with weights; empty for none."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        children = [child for child, _ in node.next_functions if child is not None]
+        if isinstance(node, BackwardCFunction) and any(
+            hasattr(child, "variable") and isinstance(child.variable, nn.Parameter)
+            for child in children
+        ):
+            return node.name().removesuffix("Backward")
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append(child)
+    return ""

@@ -1,0 +1,160 @@
+"""Activations that leave a rank: to its host, or to another rank that keeps them for a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from debubble.core.actions import COPY_KINDS, Kind
+from debubble.torch.errors import RunError
+from debubble.torch.plan import Plan, Step
+from debubble.torch.team import Team, receive, send
+
+
+class Activations:
+    """What autograd saves in one forward, so that it can leave the device and come back."""
+
+    def __init__(self, stay: Sequence[Tensor]) -> None:
+        self._stay = {tensor.untyped_storage().data_ptr() for tensor in stay}
+        self._slots: list[_Slot] = []
+
+    def saved(self) -> Any:
+        """A context in which what autograd saves goes through here."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda slot: slot.tensor)
+
+    def _pack(self, tensor: Tensor) -> _Slot:
+        slot = _Slot(tensor, tensor.shape, tensor.dtype)
+        if tensor.untyped_storage().data_ptr() not in self._stay:
+            self._slots.append(slot)
+        return slot
+
+    def leave(self) -> Tensor:
+        """All of it as one row of bytes; nothing else holds it afterwards."""
+        rows = [slot.tensor.contiguous().view(-1).view(torch.uint8) for slot in self._slots]
+        for slot in self._slots:
+            slot.tensor = slot.tensor.new_empty(0)
+        return torch.cat(rows) if rows else torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def size(self) -> int:
+        """How many bytes leave."""
+        return sum(slot.shape.numel() * slot.dtype.itemsize for slot in self._slots)
+
+    def come_back(self, row: Tensor) -> None:
+        """Take what :meth:`leave` gave."""
+        begin = 0
+        for slot in self._slots:
+            end = begin + slot.shape.numel() * slot.dtype.itemsize
+            # A slice may begin where its numbers must not: a copy is aligned.
+            slot.tensor = row[begin:end].clone().view(slot.dtype).view(slot.shape)
+            begin = end
+
+
+@dataclass
+class _Slot:
+    tensor: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+Key = tuple[int, int]
+"""Stage and microbatch (or slice)."""
+
+
+class Copies:
+    """What left this rank, and what this rank keeps for others.
+
+    The rank that keeps has no actions for that: a thread follows the program of the rank that
+    sends, over a process group of the two.
+    """
+
+    def __init__(self, team: Team, plan: Plan) -> None:
+        moves = [[step for step in program if step.kind in COPY_KINDS] for program in plan.programs]
+        pairs = [(rank, steps[0].peer) for rank, steps in enumerate(moves) if steps]
+        groups = {
+            pair: team.part(pair, "gloo")
+            for pair in sorted(pairs)
+            if pair[1] >= 0 and team.rank in pair
+        }
+        self._team = team
+        self._keeper = next((pair for pair in groups if pair[0] == team.rank), None)
+        self._group = groups.get(self._keeper) if self._keeper else None
+        self._there = 0
+        if self._keeper is not None:
+            self._there = team.place(self._group, self._keeper[1])
+        self._kept = [
+            (owner, groups[owner, keeper], moves[owner], team)
+            for owner, keeper in groups if keeper == team.rank
+        ]  # fmt: skip
+        self._away: dict[Key, Tensor] = {}
+        """What left; without content where another rank keeps that."""
+        self._coming: dict[Key, tuple[Any, Tensor]] = {}
+        self._sending: list[tuple[Any, Tensor]] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to keep for others."""
+        self._threads = [
+            threading.Thread(target=_keep, args=kept, daemon=True) for kept in self._kept
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> None:
+        """Wait until everything that left this rank, or was kept here, is back."""
+        for work, _ in self._sending:
+            work.wait(self._team.timeout)
+        self._sending.clear()
+        for thread in self._threads:
+            thread.join()
+
+    def leave(self, key: Key, row: Tensor) -> None:
+        """OFFLOAD: a row of bytes leaves."""
+        self._away[key] = row = row.to("cpu")
+        if self._keeper is None:
+            return
+        for tensor in (torch.tensor([row.numel()]), row):
+            work = send(tensor, self._group, self._there)
+            self._sending.append((work, tensor))
+        self._away[key] = torch.empty(0)
+
+    def fetch(self, key: Key, size: int) -> None:
+        """RELOAD: it begins to come back."""
+        if key not in self._away:
+            raise RunError(f"{key[0]}RELOAD{key[1]} comes before its OFFLOAD")
+        row, work = self._away.pop(key), None
+        if self._keeper is not None:
+            row = torch.empty(size, dtype=torch.uint8)
+            work = receive(row, self._group, self._there)
+        self._coming[key] = (work, row)
+
+    def back(self, key: Key) -> Tensor:
+        """The bytes, when they are back."""
+        if key not in self._coming:
+            raise RunError(f"{key[0]}RELOAD{key[1]} is missing: its backward comes")
+        work, row = self._coming.pop(key)
+        if work is not None:
+            work.wait(self._team.timeout)
+        return row
+
+
+def _keep(owner: int, group: Any, steps: list[Step], team: Team) -> None:
+    kept: dict[Key, Tensor] = {}
+    there = team.place(group, owner)
+
+    def received(tensor: Tensor) -> Tensor:
+        receive(tensor, group, there).wait(team.timeout)
+        return tensor
+
+    for step in steps:
+        key = (step.stage, step.unit)
+        if step.kind == Kind.OFFLOAD:
+            size = int(received(torch.empty(1, dtype=torch.int64)))
+            kept[key] = received(torch.empty(size, dtype=torch.uint8))
+        else:
+            send(kept.pop(key), group, there).wait(team.timeout)

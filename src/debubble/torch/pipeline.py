@@ -1,0 +1,507 @@
+"""A pipeline in a training loop: any schedule, on the user's own modules."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
+from torch.utils import _pytree as pytree
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.engine.recorded import recorded
+from debubble.engine.timeline import Timeline
+from debubble.interchange.run_trace import save_run_trace
+from debubble.torch.batch import Batch, Forwarded, cut, in_units, weights_of
+from debubble.torch.engine import OwnEngine
+from debubble.torch.gradients import Gradients, total_norm
+from debubble.torch.modules import bare, bare_name
+from debubble.torch.plan import Plan
+from debubble.torch.pytorch_engine import PyTorchEngine
+from debubble.torch.recorder import Recorded, costs_of
+from debubble.torch.setup import (
+    Setup,
+    compare_orders,
+    find_modules,
+    find_schedule,
+    fuses_of,
+)
+from debubble.torch.signatures import Signatures
+from debubble.torch.team import Team
+from debubble.torch.vocabulary import Shard, take_rows
+from debubble.torch.watch import Watch
+from debubble.torch.weights import Homes, find_shared
+from debubble.torch.wire import Wire
+
+ENGINES = ("auto", "torch", "debubble")
+SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False: "sum"}
+"""What gradients are of: the mean of the microbatches' losses, their sum, or the tokens' mean."""
+
+log = logging.getLogger("debubble")
+
+
+class Pipeline:
+    """The part of one rank in a model that is trained in a pipeline.
+
+    Modules are used as they are: gradients are added to their parameters' ``grad``, and any
+    optimizer steps them. All ranks of the group make the pipeline and call its methods together.
+
+    Parameters
+    ----------
+    schedule
+        A schedule, a file of one, a result of :func:`debubble.optimize`, or a name with its
+        `sizes`.
+    stages
+        The model: a function of a stage's number, called for the stages of this rank; a mapping
+        ``{stage: module}`` or a list of all stages, of which those of this rank are used; or
+        PyTorch's ``PipelineStage`` objects. The first stage gets what :meth:`step` gets; a tuple
+        that a stage returns becomes the next one's arguments.
+    loss_fn
+        Mean loss of (output of the last stage, target) over a microbatch.
+    group
+        The process group whose ranks are the schedule's; the default is all.
+    engine
+        ``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for
+        whichever can.
+    shared
+        Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
+        object are found where a rank sees both stages.
+    scale_grads
+        ``"mean"``: gradients are those of the mean of the microbatches' losses; ``"sum"``: of their
+        sum; ``"tokens"``: of the mean over all targets that are not −100. True and False are the
+        first two in PyTorch's words.
+    split
+        Where the schedule splits backwards in I and W: ``"keep"`` refuses stages for which that
+        does not work, ``"fuse"`` lets I do the whole backward, ``"auto"`` does that where a split
+        does not work or gains nothing.
+    timeout
+        Seconds that a rank waits for another.
+    device
+        Where the modules are; the default is the current GPU with NCCL, else the CPU.
+    **sizes
+        Of a schedule that is given by its name: ``microbatches``, ``chunks``, …
+
+    Raises
+    ------
+    ParameterError
+        When something does not fit: stages, ranks, tied weights, the loss.
+    ScheduleError
+        When the order cannot run, or differs from rank to rank.
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        stages: Any,
+        loss_fn: Callable[[Any, Any], Tensor],
+        *,
+        group: Any = None,
+        engine: str = "auto",
+        shared: Iterable[Sequence[str]] = (),
+        scale_grads: str | bool = "mean",
+        split: str = "auto",
+        timeout: float = 60,
+        device: Any = None,
+        **sizes: Any,
+    ) -> None:
+        if engine not in ENGINES:
+            raise ParameterError(f"engine is {engine!r}; {did_you_mean(engine, ENGINES)}")
+        if scale_grads not in SCALES:
+            raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
+        if not callable(loss_fn):
+            raise ParameterError(
+                f"loss_fn is {type(loss_fn).__name__}; give a function of (output, target)"
+            )
+        self._scale, self._split, self._kind = SCALES[scale_grads], split, engine
+        self._loss_fn = loss_fn
+        self._team = team = Team.of(group, device, timeout)
+        self._steps: Callable[[int], None] | None = None
+        self.schedule = find_schedule(schedule, team.size, sizes, steps=False)
+        compare_orders(self.schedule, team)
+        modules, same = find_modules(stages, self.schedule, team.rank)
+        self._modules = modules
+        self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
+        self._homes.level(modules, self.schedule)
+        self._shard: Shard | None = None
+        self._output = ""
+        if self.schedule.vocabulary:
+            self._output, rows = take_rows(modules, self.schedule, team, loss_fn)
+            self._shard = Shard(team, rows)
+        self._gradients = Gradients(modules, self._homes)
+        self._signatures = Signatures()
+        self._told: set[int] = set()
+        self._wire = Wire(team)
+        self._clock = team.clock()
+        self._watch = self._watched(timeout)
+        self._engine = self._made()
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = False,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
+        target_mbs: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Forwards and backwards of a batch; gradients are added to those that are there.
+
+        Parameters
+        ----------
+        *args
+            What the first stage gets, cut into microbatches along dimension 0; used on its rank.
+        target
+            What the loss gets, cut likewise; used on the last stage's rank.
+        losses
+            A list that takes the microbatches' losses, on the last stage's rank.
+        return_outputs
+            As PyTorch's; a training step returns no outputs, see :meth:`eval`.
+        arg_mbs, kwarg_mbs, target_mbs
+            In place of a batch: arguments, keyword arguments and targets, one of each for every
+            microbatch. They may have different shapes.
+        **kwargs
+            Keyword arguments of every stage of this rank, cut likewise.
+
+        Returns
+        -------
+        Tensor
+            The mean loss, with auxiliary losses, on every rank.
+
+        Raises
+        ------
+        RunError
+            When a rank fails or is not heard of for the time that was set, or a stage returns
+            another shape or type than before.
+        """
+        if not torch.is_grad_enabled():
+            raise ParameterError("step() computes gradients, and they are off; use eval()")
+        if return_outputs:
+            raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
+        with self._watch.step():
+            batch = self._batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            self._gradients.start()
+            found = self._engine.step(batch)
+            self._gradients.finish()
+            if losses is not None:
+                losses.extend(
+                    found[unit] / batch.weights[unit]
+                    for unit in sorted(found) if unit in batch.targets
+                )  # fmt: skip
+            return self._mean(found)
+
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Tensor] | None = None,
+        return_outputs: bool = False,
+        arg_mbs: Sequence[Any] | None = None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
+        target_mbs: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forwards only, with modules in eval mode; arguments are those of :meth:`step`.
+
+        Returns
+        -------
+        Tensor or tuple
+            The mean loss, on every rank; NaN without targets. With `return_outputs` also the
+            outputs of the last stage, put together, on its rank; None on others.
+        """
+        training = {stage: module.training for stage, module in self._modules.items()}
+        for module in self._modules.values():
+            module.eval()
+        try:
+            with self._watch.step(), torch.no_grad():
+                batch = self._batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+                found: Forwarded = self._engine.forward(batch, return_outputs)
+                if losses is not None:
+                    losses.extend(
+                        found.losses[unit] / batch.weights[unit]
+                        for unit in sorted(found.losses) if unit in batch.targets
+                    )  # fmt: skip
+                loss = self._mean(found.losses)
+        finally:
+            for stage, module in self._modules.items():
+                module.train(training[stage])
+        return (loss, _merged(found.outputs)) if return_outputs else loss
+
+    def use(self, schedule: Any) -> None:
+        """Run another order from now on, with the same stages on the same ranks.
+
+        Raises
+        ------
+        ParameterError
+            When stages would be on other ranks.
+        """
+        new = find_schedule(schedule, self._team.size, {}, steps=self._steps is not None)
+        for what, ours, theirs in (
+            ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
+            ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
+        ):
+            if ours != theirs:
+                raise ParameterError(
+                    f"'{new.name}' {what} than '{self.schedule.name}'; make a new Pipeline for it"
+                )
+        compare_orders(new, self._team)
+        self.schedule = new
+        self._watch.text = _text_of(new)
+        self._engine = self._made()
+
+    @property
+    def stages(self) -> Mapping[int, nn.Module]:
+        """The stages of this rank by number."""
+        return MappingProxyType(self._modules)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the first stage is here."""
+        return 0 in self._modules
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last stage is here."""
+        return self.schedule.stages - 1 in self._modules
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter of this rank once, by stage and name: ``"3.layers.0.weight"``."""
+        seen: set[int] = set()
+        for prefix, module in self._named_modules():
+            for name, weight in bare(module).named_parameters():
+                if id(weight) not in seen:
+                    seen.add(id(weight))
+                    yield f"{prefix}.{bare_name(name)}", weight
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter of this rank once, for an optimizer."""
+        for _, weight in self.named_parameters():
+            yield weight
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        for weight in self.parameters():
+            if set_to_none:
+                weight.grad = None
+            elif weight.grad is not None:
+                weight.grad.zero_()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale gradients so that their norm over all ranks is at most `max_norm`.
+
+        Each weight counts once, whatever copies of it there are.
+
+        Returns
+        -------
+        Tensor
+            The norm before.
+        """
+        elsewhere = {
+            id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
+        }
+        weights = list(self.parameters())
+        norm = total_norm(
+            weights, lambda weight: id(weight) not in elsewhere, self._team, float(norm_type)
+        )
+        factor = min(1.0, max_norm / (float(norm) + 1e-6))
+        for weight in weights:
+            if weight.grad is not None and factor < 1.0:
+                weight.grad.mul_(factor)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers of this rank, by stage and name, whatever the placement."""
+        return {
+            f"{prefix}.{bare_name(name)}": value
+            for prefix, module in self._named_modules()
+            for name, value in bare(module).state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take parameters and buffers; `state` may have those of other ranks, too.
+
+        Raises
+        ------
+        ParameterError
+            When one of this rank's is missing, or has another shape.
+        """
+        missing = [name for name in self.state_dict() if name not in state]
+        if missing:
+            raise ParameterError(
+                f"the state has no '{missing[0]}'{_and_more(missing)}; "
+                f"{did_you_mean(missing[0], state)}"
+            )
+        for prefix, module in self._named_modules():
+            inner = bare(module)
+            own = {name: f"{prefix}.{bare_name(name)}" for name in inner.state_dict()}
+            try:
+                inner.load_state_dict({name: state[full] for name, full in own.items()})
+            except RuntimeError as error:
+                raise ParameterError(f"the state does not fit '{prefix}': {error}") from None
+        self._homes.level(self._modules, self.schedule)
+
+    def costs(self) -> Costs:
+        """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
+        return costs_of(self._recorded())
+
+    def timeline(self) -> Timeline:
+        """The latest step as measured, in ms."""
+        start, end = self._recorded().last(self._positions)
+        return recorded(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
+
+    def trace(self, path: str | Path) -> None:
+        """Write the latest step as a trace file for Perfetto; rank 0 does."""
+        times = self._recorded().last(self._positions)
+        if self._team.rank == 0:
+            save_run_trace(self.schedule, {"measured": times}, path)
+
+    @property
+    def _positions(self) -> Any:
+        return self._engine.plan.positions
+
+    def _recorded(self) -> Recorded:
+        own = self._engine.recorder.times + self._clock
+        return Recorded.of(self._engine.plan.lowered, self._team.gather(own))
+
+    def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for stage, module in self._modules.items():
+            yield str(stage), module
+        if self._shard is not None:
+            last, rank = self.schedule.stages - 1, self._team.rank
+            yield f"{last}.{self._output}.shard{rank}", self._shard.rows
+
+    def _made(self) -> OwnEngine | PyTorchEngine:
+        fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
+        setup = Setup(
+            self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell
+        )  # fmt: skip
+        if self._kind == "torch":
+            return PyTorchEngine(setup, self._watch)
+        return OwnEngine(
+            setup, self._gradients, self._watch, self._wire, self._shard, steps=self._steps
+        )
+
+    def _tell(self, stage: int, why: str) -> None:
+        if stage not in self._told:
+            self._told.add(stage)
+            log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
+
+    def _watched(self, timeout: float) -> Watch:
+        name = self._team.gather(uuid.uuid4().hex)[0]
+        store = dist.PrefixStore(f"debubble/{name}", _get_default_store())
+        # A connection of its own: the main thread may be waiting on the other one.
+        store = store.clone() if hasattr(store, "clone") else store
+        watch = Watch(self._team.rank, self._team.size, store, timeout, _text_of(self.schedule))
+        weakref.finalize(self, watch.stop)
+        return watch
+
+    def _batch(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Any,
+        arg_mbs: Sequence[Any] | None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None,
+        target_mbs: Sequence[Any] | None,
+    ) -> Batch:
+        schedule = self.schedule
+        count = schedule.microbatches * schedule.iterations
+        if arg_mbs is None and self.is_first:
+            arg_mbs = cut(args, count, "the batch")
+        if kwarg_mbs is None:
+            kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
+        if target_mbs is None and target is not None and self.is_last:
+            target_mbs = cut(target, count, "target")
+        for name, parts in (
+            ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
+        ):  # fmt: skip
+            if parts is not None and len(parts) != count:
+                raise ParameterError(
+                    f"{name} has {len(parts)} microbatches; '{schedule.name}' has {count}"
+                )
+        given: dict[int, Any] = {}
+        if self.is_first and arg_mbs is not None:
+            given = in_units(
+                [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
+            )
+        targets = in_units(target_mbs, schedule) if self.is_last and target_mbs else {}
+        by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
+        return self._agreed(given, by_unit, targets)
+
+    def _agreed(
+        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]
+    ) -> Batch:
+        """The batch with what all ranks have to know: weights, and forms of the inputs."""
+        schedule, units = self.schedule, self.schedule.units
+        copies = schedule.copies_of(torch.arange(units).numpy())
+        table, rank = schedule.placement.table, self._team.rank
+        numbers = torch.zeros(3, units, dtype=torch.float64)
+        for unit, args in given.items():
+            if table[copies[unit]][0] == rank:
+                key = (args, kwargs.get(unit), self._modules[0].training)
+                numbers[0, unit] = self._signatures.number(key, self._team.device)
+        owned = {
+            unit: part for unit, part in targets.items()
+            if table[copies[unit]][schedule.stages - 1] == rank
+        }  # fmt: skip
+        if self._scale == "tokens":
+            own = weights_of(targets, schedule, by_tokens=True)
+            numbers[1] = torch.tensor([own[u] if u in owned else 0.0 for u in range(units)])
+        elif schedule.slices > 1:
+            numbers[1] = weights_of(owned, schedule, by_tokens=False)
+        # A stage that begins to train, or ceases to, hands on other forms.
+        numbers[2, 0] = float(self._signatures.changed(self._modules))
+        self._watch.waits()
+        numbers = self._team.sum(numbers)
+        if numbers[2, 0]:
+            self._wire.forget()
+        weights = numbers[1].tolist()
+        if not any(weights):
+            weights = [1 / (units / schedule.iterations)] * units
+        scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
+        signatures = [int(number) for number in numbers[0].tolist()]
+        return Batch(given, kwargs, targets, weights, scale, signatures)
+
+    def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
+        total = torch.zeros(2, dtype=torch.float64)
+        for loss in losses.values():
+            total[0] += loss.to("cpu", torch.float64)
+            total[1] += 1
+        self._watch.waits()
+        self._team.sum(total)
+        mean = total[0] / max(self.schedule.iterations, 1)
+        return (mean if total[1] else mean * torch.nan).to(self._team.device)
+
+
+def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
+    plan = Plan.of(schedule)
+    return plan.text
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _merged(outputs: Mapping[int, Any]) -> Any:
+    """Outputs of microbatches in one tree, along dimension 0."""
+    if not outputs:
+        return None
+    trees = [outputs[unit] for unit in sorted(outputs)]
+    leaves = [pytree.tree_leaves(tree) for tree in trees]
+    spec = pytree.tree_structure(trees[0])
+    merged = [
+        torch.cat(column) if isinstance(column[0], Tensor) and column[0].dim() else column[0]
+        for column in zip(*leaves, strict=True)
+    ]
+    return pytree.tree_unflatten(merged, spec)

@@ -1,0 +1,249 @@
+"""What is said before the first step: whether orders are equal, and stages on their ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from debubble.analysis.check import check
+from debubble.core.actions import kinds_of
+from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.kinds import Kind
+from debubble.core.schedule import Schedule
+from debubble.interchange import files
+from debubble.interchange.named import make
+from debubble.torch.modules import bare, bare_name, why_whole
+from debubble.torch.team import Team
+
+SPLITS = ("auto", "keep", "fuse")
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What an engine is made of.
+
+    Parameters
+    ----------
+    team
+        The ranks.
+    schedule
+        What is run.
+    modules
+        This rank's stages, by number; with their own parameters.
+    loss_fn
+        Mean loss of (output of the last stage, target).
+    fuses
+        By stage, whether I does the whole backward and W nothing; None where that is decided at
+        the first forward. Only stages whose backwards are split are here.
+    tell
+        Is told why the backward of a stage is not split, once.
+    """
+
+    team: Team
+    schedule: Schedule
+    modules: Mapping[int, nn.Module]
+    loss_fn: Callable[[Any, Any], Tensor]
+    fuses: Mapping[int, bool | None] = field(default_factory=dict)
+    tell: Callable[[int, str], None] = lambda *_: None
+
+
+def find_schedule(schedule: Any, ranks: int, sizes: Mapping[str, Any], steps: bool) -> Schedule:
+    """The schedule that is meant: an object, a file, a name with sizes, or an optimizer's result.
+
+    `steps` says whether optimizer steps within it can be run.
+
+    Raises
+    ------
+    ParameterError
+        When it does not fit the ranks.
+    ScheduleError
+        When it is wrong.
+    """
+    found = getattr(schedule, "schedule", schedule)
+    if isinstance(found, str | os.PathLike):
+        name = os.fspath(found)
+        if files.is_file_name(name) and not sizes:
+            found = files.load(name)
+        elif "microbatches" not in sizes:
+            raise ParameterError(
+                f"how many microbatches has '{name}'? give microbatches={2 * ranks}, for instance"
+            )
+        else:
+            found = make(name, **{"ranks": ranks, **sizes})
+    elif sizes:
+        raise ParameterError(f"{next(iter(sizes))}= goes with the name of a schedule alone")
+    if not isinstance(found, Schedule):
+        raise ParameterError(
+            f"schedule is {type(schedule).__name__}; give a name, a file or a debubble.Schedule"
+        )
+    if found.ranks != ranks:
+        raise ParameterError(
+            f"'{found.name}' has {found.ranks} ranks and the process group {ranks}; start "
+            f"{found.ranks} processes, give group=, or make the schedule for {ranks} ranks"
+        )
+    if not steps:
+        found = _without_steps(found)
+    report = check(found)
+    if not report:
+        problem = report.problems[0]
+        raise ScheduleError(f"'{found.name}' cannot run: {problem.message}; {problem.fix}")
+    return found
+
+
+def _without_steps(schedule: Schedule) -> Schedule:
+    """The schedule of one iteration, whose optimizer step is the training loop's."""
+    if schedule.iterations > 1:
+        raise ParameterError(
+            f"'{schedule.name}' has {schedule.iterations} iterations with optimizer steps between; "
+            "in a training loop a step is one iteration: make it with iterations=1"
+        )
+    steps = kinds_of(schedule.actions) == Kind.OPT
+    if not steps.any():
+        return schedule
+    gone = np.concatenate([[0], np.cumsum(steps)])[schedule.offsets]
+    return replace(schedule, actions=schedule.actions[~steps], offsets=schedule.offsets - gone)
+
+
+def compare_orders(schedule: Schedule, team: Team) -> None:
+    """Refuse orders that differ from rank to rank, for instance with the files of their hosts.
+
+    Raises
+    ------
+    ScheduleError
+        With the ranks, and their hosts, that have another one than rank 0.
+    """
+    plain = {key: value for key, value in schedule.to_dict().items() if key != "name"}
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+    found = team.gather((digest, socket.gethostname()))
+    other = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
+    if other:
+        where = ", ".join(f"rank {rank} on {found[rank][1]}" for rank in other[:4])
+        raise ScheduleError(
+            f"{where} {'has' if len(other) == 1 else 'have'} another order than rank 0 on "
+            f"{found[0][1]}; give all ranks the same schedule"
+        )
+
+
+def find_modules(
+    stages: Any, schedule: Schedule, rank: int
+) -> tuple[dict[int, nn.Module], list[list[str]]]:
+    """The stages of a rank, and weights that are one and the same in several stages, by name.
+
+    Raises
+    ------
+    ParameterError
+        When stages are missing, or are not modules; with those that belong here.
+    """
+    here = schedule.placement.stages_on(rank)
+    given = _by_number(stages, schedule, here)
+    wrong = [stage for stage in here if stage not in given]
+    if wrong:
+        raise ParameterError(
+            f"rank {rank} of '{schedule.name}' has stages {_listed(here)}, and is given "
+            f"{_listed(given)}; give {_listed(wrong)}, too"
+        )
+    for stage, module in given.items():
+        if not isinstance(module, nn.Module):
+            raise ParameterError(
+                f"stage {stage} is {type(module).__name__}; give a torch.nn.Module"
+            )
+    if schedule.slices > 1:
+        for stage in here:
+            if not getattr(bare(given[stage]), "slices", False):
+                raise ParameterError(
+                    f"'{schedule.name}' cuts sequences into {schedule.slices} slices, and stage "
+                    f"{stage} does not take them; give it slices = True and "
+                    "forward(x, start, past)"
+                )
+    names: dict[int, list[str]] = {}
+    for stage, module in sorted(given.items()):
+        for name, weight in bare(module).named_parameters():
+            names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
+    return {stage: given[stage] for stage in here}, [same for same in names.values() if same[1:]]
+
+
+def _by_number(stages: Any, schedule: Schedule, here: Sequence[int]) -> dict[int, Any]:
+    if hasattr(stages, "submod"):
+        stages = [stages]
+    if isinstance(stages, Mapping):
+        return dict(stages)
+    if isinstance(stages, nn.ModuleDict):
+        return {int(name): stages[name] for name in stages}
+    if isinstance(stages, list | tuple | nn.ModuleList | nn.Sequential):
+        if len(stages) and all(hasattr(stage, "submod") for stage in stages):
+            found: dict[int, Any] = {one.stage_index: one.submod for one in list[Any](stages)}
+            extra = [stage for stage in found if stage not in here]
+            if extra:
+                raise ParameterError(
+                    f"'{schedule.name}' has stages {_listed(here)} on this rank, and is given "
+                    f"stages {_listed(found)}; make PipelineStages for {_listed(here)}"
+                )
+            return found
+        if len(stages) != schedule.stages:
+            raise ParameterError(
+                f"stages has {len(stages)} modules for {schedule.stages} stages; give all, or a "
+                f"mapping of this rank's: {{{here[0] if here else 0}: …}}"
+            )
+        return dict(enumerate(stages))
+    if isinstance(stages, nn.Module) or not callable(stages):
+        raise ParameterError(
+            f"stages is {type(stages).__name__}; give a function of a stage's number, a mapping "
+            "{stage: module}, or a list of all stages"
+        )
+    return {stage: stages(stage) for stage in here}
+
+
+def _listed(stages: Iterable[int]) -> str:
+    numbers = sorted(stages)
+    if len(numbers) == 1:
+        return str(numbers[0])
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}" if numbers else "none"
+
+
+def says_tied(modules: Mapping[int, nn.Module]) -> str:
+    """A stage whose configuration says that embedding and head are one weight; empty for none."""
+    for stage, module in modules.items():
+        for part in module.modules():
+            if getattr(getattr(part, "config", None), "tie_word_embeddings", False) is True:
+                return f"stage {stage} ({type(part).__name__})"
+    return ""
+
+
+def fuses_of(
+    modules: Mapping[int, nn.Module],
+    schedule: Schedule,
+    split: str,
+    tell: Callable[[int, str], None],
+) -> dict[int, bool | None]:
+    """By stage with split backwards, whether I does all of it; None where a forward will show.
+
+    Raises
+    ------
+    ParameterError
+        When it is to stay split and cannot.
+    """
+    if split not in SPLITS:
+        raise ParameterError(f"split is {split!r}; use 'auto', 'keep' or 'fuse'")
+    kinds = kinds_of(schedule.actions)
+    found: dict[int, bool | None] = {}
+    if not np.any(kinds == Kind.I):
+        return found
+    for stage, module in modules.items():
+        why = why_whole(module)
+        if why and split == "keep":
+            raise ParameterError(
+                f"the backward of stage {stage} cannot be split into I and W: {why}; use "
+                "split='fuse', or a schedule without I and W"
+            )
+        if why and split == "auto":
+            tell(stage, why)
+        found[stage] = True if why or split == "fuse" else None if split == "auto" else False
+    return found

@@ -1,0 +1,356 @@
+"""One stage of the model: what F, R, I, W, B, OFFLOAD and RELOAD do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from debubble.core.errors import ParameterError
+from debubble.torch.autograd import Anchor, Branches, Splitter, backward_weight
+from debubble.torch.errors import RunError
+from debubble.torch.losses import added_losses
+from debubble.torch.modules import custom_function, saving_seen, without_sync
+from debubble.torch.offload import Activations
+from debubble.torch.random_state import RandomState
+from debubble.torch.tree import Leaf, Spec, arguments, put_together, take_apart
+from debubble.torch.versions import Versions
+
+CPU = torch.device("cpu")
+
+
+class Handed(NamedTuple):
+    """What goes from stage to stage: the tensors of a tree, and its form."""
+
+    tensors: list[Tensor]
+    spec: Spec
+
+    @property
+    def carrying(self) -> list[Tensor]:
+        """Tensors for which gradients come back."""
+        pairs = zip(self.tensors, self.spec.tensors, strict=True)
+        return [tensor for tensor, leaf in pairs if leaf.carries]
+
+
+class Given(NamedTuple):
+    """What a forward computes with."""
+
+    args: tuple[Any, ...] | Handed
+    """Arguments of the first stage, or what the stage before handed on."""
+    kwargs: Mapping[str, Any]
+    target: Any
+    weight: float
+    """Of the microbatch's loss, as its gradient counts it."""
+
+
+@dataclass
+class Held:
+    """What a stage keeps of one microbatch or slice between its forward and its backward."""
+
+    given: Given
+    weights: Mapping[str, Tensor] | None = None
+    """A version of the weights that is not the module's own."""
+    random: RandomState | None = None
+    """That of the forward, for R."""
+    roots: list[Tensor] = field(default_factory=list)
+    """Outputs that carry gradients, or the loss on the last stage; empty before R."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Auxiliary ones, and that of the last stage."""
+    keys: list[Tensor] = field(default_factory=list)
+    """Keys and values of a slice."""
+    inputs: list[Tensor] = field(default_factory=list)
+    """Leaves whose gradients go to the stage before, or an activation on the first stage."""
+    leaves: list[Tensor] = field(default_factory=list)
+    """Keys and values of earlier slices."""
+    activations: Activations | None = None
+    rest: list[Branches] | None = None
+    made: bool = False
+    """Whether there is a graph."""
+
+
+class Stage:
+    """One stage, of all copies of the model that have it here.
+
+    Parameters
+    ----------
+    number
+        Which one.
+    module
+        Its computation, with its own parameters.
+    loss
+        On the last stage, the mean loss of (output, target); None where its output layer is
+        sharded, and elsewhere.
+    last
+        Whether nobody computes with its output.
+    splits
+        Whether the schedule splits its backwards: then the first stage, too, has something that I
+        computes the gradient of.
+    fuses
+        Whether I does the whole backward then, and W nothing; when nobody has said so, None: that
+        is decided at the first forward.
+    slices
+        Slices of a microbatch.
+    versions
+        How many versions of the weights are kept.
+    device
+        Where it computes.
+    tell
+        Is told once why a backward is not split.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: nn.Module,
+        loss: Callable[[Any, Any], Tensor] | None,
+        *,
+        last: bool = False,
+        splits: bool = False,
+        fuses: bool | None = None,
+        slices: int = 1,
+        versions: int = 1,
+        device: torch.device = CPU,
+        tell: Callable[[int, str], None] = lambda *_: None,
+    ) -> None:
+        self.number, self.module, self.loss, self.slices = number, module, loss, slices
+        self._last = last
+        self.splits, self.fuses, self._device, self._tell = splits, fuses, device, tell
+        self.held: dict[int, Held] = {}
+        self.losses: dict[int, list[Tensor]] = {}
+        self.outputs: dict[int, Any] | None = None
+        """Where what the last stage returns is kept; None keeps nothing."""
+        self.versions = Versions(module, versions) if versions > 1 else None
+        self._splitter = Splitter()
+        self._anchor = Anchor(module) if splits and number == 0 else None
+        self._memory: dict[int, list[Tensor]] = {}
+        """Keys and values of slices, as leaves that collect their gradients."""
+        self.trains = True
+
+    def start(self) -> None:
+        """Begin a step."""
+        self.losses.clear()
+        self.held.clear()
+        self._memory.clear()
+        self.trains = any(weight.requires_grad for weight in self.module.parameters())
+
+    def forward(
+        self,
+        unit: int,
+        given: Given,
+        *,
+        iteration: int = 0,
+        graph: bool = True,
+        recomputed: bool = False,
+        leaves: bool = False,
+    ) -> Handed | None:
+        """F: what goes to the next stage, None on the last.
+
+        Without a graph when it is `recomputed`, and nothing is kept without `graph`; `leaves` when
+        an OFFLOAD will come.
+        """
+        held = Held(given)
+        if self.versions is not None and graph:
+            held.weights = self.versions.of(iteration)
+        if leaves:
+            held.activations = Activations(self._own(held))
+        if recomputed:
+            held.random = RandomState.now(self._device)
+        if graph:
+            self.held[unit] = held
+        return self._run(unit, held, graph=graph and not recomputed)
+
+    def recompute(self, unit: int) -> None:
+        """R: the forward again, now with its graph."""
+        held = self._of(unit)
+        assert held.random is not None, "a forward knows when an R will come"
+        with held.random.again():
+            self._run(unit, held, graph=True)
+
+    def backward(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
+        """B: the gradients of what the stage before handed on; those of weights are added up."""
+        held = self._of(unit)
+        roots, seeds = self._ends(unit, held, gradients)
+        del self.held[unit]
+        # A stage without weights whose input wants no gradient has nothing to do.
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return [_gradient(leaf, leaf.grad) for leaf in held.inputs if leaf.is_leaf]
+
+    def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
+        """I: the gradients of what the stage before handed on."""
+        if self.fuses:
+            return self.backward(unit, gradients)
+        held = self._of(unit)
+        roots, seeds = self._ends(unit, held, gradients)
+        if not roots:
+            held.rest = []
+            return [_gradient(leaf, None) for leaf in held.inputs]
+        targets = [*held.inputs, *held.leaves]
+        found_, held.rest = self._splitter.backward_input(roots, seeds, targets)
+        count = len(held.inputs)
+        for leaf, part in zip(held.leaves, found_[count:], strict=True):
+            if part is not None:
+                leaf.grad = part if leaf.grad is None else leaf.grad + part
+        held.roots, held.losses, held.keys = [], [], []
+        return [_gradient(*pair) for pair in zip(held.inputs, found_[:count], strict=True)]
+
+    def backward_weight(self, unit: int) -> None:
+        """W: what I left."""
+        if self.fuses:
+            return
+        held = self._of(unit)
+        if held.rest is None:
+            raise RunError("W comes before I")
+        del self.held[unit]
+        backward_weight(held.rest)
+
+    def activations(self, unit: int) -> Activations:
+        """What OFFLOAD and RELOAD move."""
+        found = self._of(unit).activations
+        assert found is not None, "a forward knows when an OFFLOAD will come"
+        return found
+
+    def _of(self, unit: int) -> Held:
+        if unit not in self.held:
+            raise RunError("nothing is held: the forward is missing, or a backward came before")
+        return self.held[unit]
+
+    def _run(self, unit: int, held: Held, graph: bool) -> Handed | None:
+        given = held.given
+        trains = self.trains
+        inputs: list[Tensor] = []
+        if isinstance(given.args, Handed):
+            tensors, spec = given.args
+            args = arguments(put_together(_leaves(tensors, spec, graph, inputs), spec))
+            trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in spec.leaves)
+        else:
+            args = given.args
+            if self.splits and graph:
+                args = _anchored(args, inputs)
+        earlier = self._earlier(unit) if self.slices > 1 else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(graph))
+            if held.activations is not None and graph:
+                stack.enter_context(held.activations.saved())
+            anchor: list[Tensor] = []
+            if graph and self._anchor is not None and not inputs:
+                anchor = stack.enter_context(self._anchor.found())
+            seen = None
+            if graph and self.splits and self.fuses is None:
+                seen = stack.enter_context(saving_seen())
+            added = stack.enter_context(added_losses())
+            stack.enter_context(without_sync(self.module))
+            keys: list[Tensor] = []
+            if self.slices > 1:
+                start = sum(parts[0].shape[2] for parts in earlier)
+                past = [torch.cat(parts, 2) for parts in zip(*earlier, strict=True)]
+                output, keys = self._call(held, (*args, start, past), given.kwargs)
+            else:
+                output = self._call(held, args, given.kwargs)
+            losses = list(added)
+            if self.loss is not None and given.target is not None:
+                losses.insert(0, _number(self.loss(output, given.target)))
+        if self.outputs is not None:
+            self.outputs[unit] = output
+        handed = None if self._last else Handed(*take_apart(output, trains))
+        if graph:
+            held.roots = [] if handed is None else handed.carrying
+            held.losses, held.keys, held.made = losses, keys, True
+            held.inputs = inputs or anchor[:1]
+            held.leaves = [leaf for parts in earlier for leaf in parts]
+            if seen is not None:
+                self._decide(seen, [*held.roots, *losses])
+        if losses:
+            self.losses[unit] = [loss.detach() for loss in losses]
+        if self.slices > 1 and unit not in self._memory:
+            self._memory[unit] = [part.detach().requires_grad_() for part in keys]
+        if handed is None:
+            return None
+        return Handed([tensor.detach() for tensor in handed.tensors], handed.spec)
+
+    def _call(self, held: Held, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if held.weights is None:
+            return self.module(*args, **kwargs)
+        return torch.func.functional_call(self.module, dict(held.weights), args, dict(kwargs))
+
+    def _own(self, held: Held) -> list[Tensor]:
+        """What is the stage's own, whatever the microbatch."""
+        weights = self.module.parameters() if held.weights is None else held.weights.values()
+        return [*weights, *self.module.buffers()]
+
+    def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
+        """Whether I and W pay apart, from the first forward."""
+        custom = custom_function(roots)
+        why = ""
+        if seen:
+            why = f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
+        elif custom:
+            why = f"the custom autograd.Function {custom} computes with its weights"
+        self.fuses = bool(why)
+        if why:
+            self._tell(self.number, why)
+
+    def _earlier(self, unit: int) -> list[list[Tensor]]:
+        """Keys and values of the slices before this one, slice by slice."""
+        first = unit - unit % self.slices
+        return [self._memory[other] for other in range(first, unit)]
+
+    def _ends(
+        self, unit: int, held: Held, gradients: Sequence[Tensor] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Roots and their gradients; later slices have left theirs at keys and values."""
+        if not held.made:
+            raise RunError("there is no graph: R is missing, or a backward came before")
+        roots, seeds = [], []
+        for root, seed in zip(held.roots, gradients or (), strict=True):
+            if root.requires_grad:
+                roots.append(root)
+                seeds.append(seed)
+        for loss in held.losses:
+            if loss.requires_grad:
+                roots.append(loss)
+                seeds.append(torch.full_like(loss, held.given.weight))
+        for root, leaf in zip(held.keys, self._memory.pop(unit, []), strict=True):
+            if leaf.grad is not None and root.requires_grad:
+                roots.append(root)
+                seeds.append(leaf.grad)
+        return roots, seeds
+
+
+def _leaves(
+    tensors: Sequence[Tensor], spec: Spec, graph: bool, inputs: list[Tensor]
+) -> list[Tensor]:
+    """What a graph begins at; those that carry gradients are put into `inputs`, too."""
+    if not graph:
+        return list(tensors)
+    found = []
+    for tensor, leaf in zip(tensors, spec.tensors, strict=True):
+        own = tensor.detach()
+        if leaf.carries:
+            inputs.append(own.requires_grad_())
+        found.append(own)
+    return found
+
+
+def _anchored(args: tuple[Any, ...], inputs: list[Tensor]) -> tuple[Any, ...]:
+    """The first stage's arguments, of which I computes gradients where they are no integers."""
+    tensors, spec = take_apart(args, trains=True)
+    made: tuple[Any, ...] = put_together(_leaves(tensors, spec, True, inputs), spec)
+    return made
+
+
+def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
+    return torch.zeros_like(leaf) if gradient is None else gradient
+
+
+def _number(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ParameterError(
+            f"loss_fn returned {what}; return one number, the mean over the microbatch"
+        )
+    return loss.reshape(())

@@ -1,0 +1,65 @@
+"""Versions of a stage's weights, for schedules that compute with older ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+
+class Versions:
+    """The newest versions of a module's weights; each has gradients of its own.
+
+    Parameters
+    ----------
+    module
+        Its parameters are the newest version.
+    kept
+        How many versions are kept, the newest one included.
+    """
+
+    def __init__(self, module: nn.Module, kept: int) -> None:
+        self._module, self._kept = module, kept
+        self._count = -1
+        """Number of the newest version."""
+        self._begin = 0
+        self._seen: tuple[int, ...] = ()
+        self._copies: dict[int, dict[str, Tensor]] = {}
+        self._used: dict[int, dict[str, Tensor]] = {}
+
+    def start(self) -> None:
+        """Begin a step: an optimizer may have changed the weights since the last one."""
+        self.refresh()
+        self._begin = self._count
+        self._used.clear()
+
+    def refresh(self) -> None:
+        """Take the weights as a new version when they have changed."""
+        weights = dict(self._module.named_parameters())
+        now = tuple(weight._version for weight in weights.values())
+        if now == self._seen:
+            return
+        self._seen = now
+        self._count += 1
+        self._copies[self._count] = {
+            name: weight.detach().clone().requires_grad_(weight.requires_grad)
+            for name, weight in weights.items()
+        }
+        self._copies.pop(self._count - self._kept, None)
+
+    def of(self, iteration: int) -> Mapping[str, Tensor]:
+        """The version for an iteration of the step: the oldest that is kept when it begins."""
+        number = max(self._begin + iteration - self._kept + 1, min(self._copies))
+        found = self._copies[number]
+        self._used[number] = found
+        return found
+
+    def collect(self) -> None:
+        """Add the gradients of all versions to those of the module's own parameters."""
+        own = dict(self._module.named_parameters())
+        for copy in self._used.values():
+            for name, weight in copy.items():
+                if weight.grad is not None:
+                    there = own[name]
+                    there.grad = weight.grad if there.grad is None else there.grad + weight.grad
+                    weight.grad = None

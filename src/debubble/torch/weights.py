@@ -1,0 +1,207 @@
+"""Weights with several homes: stages of several copies of the model, and tied weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.schedule import Schedule
+from debubble.torch.modules import bare, bare_name
+from debubble.torch.setup import says_tied
+from debubble.torch.team import Team
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A parameter of this rank that other ranks have, too.
+
+    Parameters
+    ----------
+    name
+        As its first stage calls it.
+    parameter
+        This rank's.
+    ranks
+        All that have it, in ascending order.
+    source
+        Whose values count.
+    """
+
+    name: str
+    parameter: Tensor
+    ranks: tuple[int, ...]
+    source: int
+
+
+def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """Parameters of stages by stage and name, as ``state_dict`` of a pipeline calls them."""
+    return {
+        f"{stage}.{bare_name(name)}": weight
+        for stage, module in modules.items()
+        for name, weight in bare(module).named_parameters(remove_duplicate=False)
+    }
+
+
+def find_shared(
+    modules: Mapping[int, nn.Module],
+    schedule: Schedule,
+    team: Team,
+    shared: Iterable[Sequence[str]],
+    same: Iterable[Sequence[str]],
+) -> list[Shared]:
+    """Parameters with homes on several ranks; all ranks take part.
+
+    Parameters
+    ----------
+    shared
+        Tied weights that the user names.
+    same
+        Tied weights that were found, as one object in several stages.
+
+    Raises
+    ------
+    ParameterError
+        When a name is not known, shapes differ, or nobody can know what is tied.
+    """
+    own = names_of(modules)
+    facts = {name: (tuple(weight.shape), str(weight.dtype)) for name, weight in own.items()}
+    ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
+    tied = says_tied(modules)
+    found = team.gather((facts, ties, tied))
+    known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
+    classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
+    says = next((words for _, _, words in found if words), "")
+    if says and not classes and schedule.stages > 1:
+        raise ParameterError(
+            f"{says} has tie_word_embeddings=True, and single stages do not show which weights "
+            "that ties; name them, for instance "
+            f'shared=[("0.embed_tokens.weight", "{schedule.stages - 1}.lm_head.weight")], or set '
+            "it to False"
+        )
+    first = {name: members[0] for members in classes for name in members}
+    members_of = {members[0]: members for members in classes}
+    result: dict[str, Shared] = {}
+    for name, weight in own.items():
+        key = first.get(name, name)
+        if key in result:
+            if result[key].parameter is not weight:
+                _replace(modules, name, result[key].parameter)
+            continue
+        stages = [_stage(member) for member in members_of.get(key, (name,))]
+        table = schedule.placement.table
+        ranks = sorted({row[stage] for row in table for stage in stages})
+        result[key] = Shared(key, weight, tuple(ranks), table[0][min(stages)])
+    return [one for one in result.values() if len(one.ranks) > 1]
+
+
+def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[list[str]]:
+    """Names of one and the same weight, ordered by stage."""
+    classes: list[set[str]] = []
+    for tie in ties:
+        for name in tie:
+            if name not in known:
+                raise ParameterError(
+                    f"shared names '{name}', which no stage has; {did_you_mean(name, known)}"
+                )
+        shapes = {known[name] for name in tie}
+        if len(shapes) > 1:
+            what = ", ".join(f"{name} {known[name][1]} {list(known[name][0])}" for name in tie)
+            raise ParameterError(f"shared weights differ: {what}; tie weights of one shape")
+        joined = set(tie)
+        for other in [other for other in classes if other & joined]:
+            joined |= other
+            classes.remove(other)
+        classes.append(joined)
+    return [sorted(each, key=lambda name: (_stage(name), name)) for each in classes]
+
+
+def _stage(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _replace(modules: Mapping[int, nn.Module], name: str, weight: Tensor) -> None:
+    """Make two parameters of one rank one."""
+    stage, _, path = name.partition(".")
+    owner, _, leaf = path.rpartition(".")
+    setattr(bare(modules[int(stage)]).get_submodule(owner), leaf, weight)
+
+
+class Homes:
+    """Exchanges what has several homes."""
+
+    def __init__(self, shared: Sequence[Shared], team: Team) -> None:
+        self.team = team
+        self.shared = sorted(shared, key=lambda one: (one.ranks, one.name))
+        self._groups = {
+            ranks: team.part(ranks) for ranks in sorted({one.ranks for one in self.shared})
+        }
+
+    def level(self, modules: Mapping[int, nn.Module], schedule: Schedule) -> None:
+        """Make values equal: those of the first home are taken."""
+        with torch.no_grad():
+            for one in self.shared:
+                self._take(one.ranks, one.source, one.parameter)
+            table = schedule.placement.table
+            for stage in sorted(modules):
+                ranks = tuple(sorted({row[stage] for row in table}))
+                if ranks in self._groups:
+                    for buffer in modules[stage].buffers():
+                        self._take(ranks, table[0][stage], buffer)
+
+    def sum(self, contributions: Mapping[int, Tensor | None]) -> None:
+        """Add up gradients, by the parameter's id; where nobody has one, there is none.
+
+        They are added to the parameters' ``grad``.
+        """
+        for ranks, group in self._groups.items():
+            ours = [one for one in self.shared if one.ranks == ranks]
+            for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
+                some = [one.parameter for one in ours if one.parameter.dtype == dtype]
+                parts = [contributions[id(weight)] for weight in some]
+                row = [
+                    torch.zeros_like(local(weight)).flatten() if part is None
+                    else local(part).flatten()
+                    for weight, part in zip(some, parts, strict=True)
+                ]  # fmt: skip
+                there = [float(part is not None) for part in parts]
+                row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
+                flat = torch.cat(row).to(self.team.wire)
+                dist.all_reduce(flat, group=group)
+                flat = flat.to(row[0].device)
+                *sums, present = flat.split([len(part) for part in row])
+                for weight, total, has in zip(some, sums, present.tolist(), strict=True):
+                    if has:
+                        add_gradient(weight, total.view(local(weight).shape).clone())
+
+    def _take(self, ranks: tuple[int, ...], source: int, tensor: Tensor) -> None:
+        group = self._groups[ranks]
+        values = local(tensor.detach())
+        wire = values.to(self.team.wire).contiguous()
+        dist.broadcast(wire, group=group, group_src=self.team.place(group, source))
+        if wire is not values:
+            values.copy_(wire)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What is here of a tensor that may be sharded over ranks."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def add_gradient(weight: Tensor, part: Tensor) -> None:
+    """Add to a parameter's gradient; `part` is what is here of it."""
+    if weight.grad is None:
+        if isinstance(weight, DTensor):
+            part = DTensor.from_local(
+                part, weight.device_mesh, weight.placements, shape=weight.shape,
+                stride=weight.stride(),
+            )  # fmt: skip
+        weight.grad = part
+    else:
+        local(weight.grad).add_(part)

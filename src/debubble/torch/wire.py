@@ -1,0 +1,202 @@
+"""Tensors between the ranks of a pipeline; their shapes and types are learned on the way.
+
+What a stage hands on has one form for inputs of one signature. In the first step that sees a
+signature a message goes with its form, by way of the control group, and a receive waits for it no
+sooner than its tensors are needed. From then on both ends know the form: bare tensors go into
+buffers that were posted early.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from debubble.torch.errors import RunError
+from debubble.torch.team import Team, receive, send
+from debubble.torch.tree import Leaf, Spec
+
+
+class Boundary(NamedTuple):
+    """What tensors belong to: a copy of the model, the stage that gets them, and a signature."""
+
+    copy: int
+    stage: int
+    signature: int
+
+
+@dataclass(eq=False)
+class Arrival:
+    """Tensors that are to come."""
+
+    peer: int
+    spec: Spec | None
+    """None while it comes with the tensors."""
+    tensors: list[Tensor] = field(default_factory=list)
+    works: list[Any] = field(default_factory=list)
+    position: int = 0
+    """Of the receive in the program."""
+
+
+class Wire:
+    """Point-to-point transfers of one rank.
+
+    Transfers of a directed pair of ranks meet in the order in which they are posted.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+        self.specs: dict[Boundary, Spec] = {}
+        """Forms that were learned in earlier steps."""
+        self._new: dict[Boundary, Spec] = {}
+        """Forms of this step."""
+        self._sending: list[tuple[Any, Any]] = []
+        self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
+        self._nccl = dist.get_backend(team.group) == "nccl"
+
+    def check(self, boundary: Boundary, spec: Spec) -> None:
+        """Compare what a stage returned with what it returned before for such an input.
+
+        Raises
+        ------
+        RunError
+            When it differs, with both.
+        """
+        known = self.specs.get(boundary) or self._new.setdefault(boundary, spec)
+        if known is not spec and known != spec:
+            raise RunError(
+                f"stage {boundary.stage - 1} returned {spec}; its first microbatch of this shape "
+                f"returned {known}; return the same shapes and types for inputs of one shape"
+            )
+
+    def post(
+        self,
+        sends: Sequence[tuple[int, Boundary, Sequence[Tensor], bool]],
+        receives: Sequence[tuple[int, Boundary, bool]],
+    ) -> list[Arrival]:
+        """Post a group of sends and receives.
+
+        Parameters
+        ----------
+        sends
+            Peer, boundary, tensors, and whether they are gradients.
+        receives
+            Peer, boundary, and whether gradients come.
+        """
+        operations: list[tuple[bool, Tensor, int]] = []
+        """Whether it is a send, the tensor, the peer."""
+        for peer, boundary, tensors, back in sends:
+            parts = [tensor.detach().to(self.team.wire).contiguous() for tensor in tensors]
+            if back or boundary in self.specs:
+                operations += [(True, part, peer) for part in parts]
+            else:
+                self._tell(peer, boundary, parts)
+        arrivals = []
+        begins = []
+        for peer, boundary, back in receives:
+            spec = self._spec(boundary) if back else self.specs.get(boundary)
+            arrival = Arrival(peer, spec)
+            if spec is None:
+                self._coming.setdefault(peer, deque()).append((boundary, arrival))
+            else:
+                leaves = [leaf for leaf in spec.tensors if leaf.carries or not back]
+                arrival.tensors = self._buffers(leaves)
+                begins.append((arrival, len(operations)))
+                operations += [(False, part, peer) for part in arrival.tensors]
+            arrivals.append(arrival)
+        if operations:
+            self._start(operations, begins)
+        return arrivals
+
+    def receive(self, arrival: Arrival) -> list[Tensor]:
+        """Wait for tensors."""
+        if arrival.spec is None:
+            self._drain(arrival)
+        for work in arrival.works:
+            work.wait(self.team.timeout)
+        if self.team.wire == self.team.device:
+            return arrival.tensors
+        return [tensor.to(self.team.device) for tensor in arrival.tensors]
+
+    def finish(self) -> None:
+        """Wait until everything is sent; what was learned is known from now on."""
+        for work, _ in self._sending:
+            work.wait(self.team.timeout)
+        self._sending.clear()
+        if self._new:
+            self.specs |= self._new
+            self._new = {}
+
+    def forget(self) -> None:
+        """Learn all forms anew."""
+        self.specs.clear()
+
+    def _spec(self, boundary: Boundary) -> Spec:
+        return self.specs.get(boundary) or self._new[boundary]
+
+    def _buffers(self, leaves: Sequence[Leaf]) -> list[Tensor]:
+        wire = self.team.wire
+        return [torch.empty(leaf.shape, dtype=leaf.dtype, device=wire) for leaf in leaves]
+
+    def _start(
+        self, operations: list[tuple[bool, Tensor, int]], begins: list[tuple[Arrival, int]]
+    ) -> None:
+        group = self.team.group
+        if self._nccl:
+            calls = {True: dist.isend, False: dist.irecv}
+            works: list[Any] = dist.batch_isend_irecv(
+                [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
+                 for sends, part, peer in operations]
+            )  # fmt: skip
+            for arrival, _ in begins:
+                arrival.works = works
+            self._sending += [(work, operations) for work in works]
+            return
+        works = []
+        for sends, part, peer in operations:
+            works.append((send if sends else receive)(part, group, peer))
+            if sends:
+                self._sending.append((works[-1], part))
+        for arrival, begin in begins:
+            arrival.works = works[begin : begin + len(arrival.tensors)]
+
+    def _tell(self, peer: int, boundary: Boundary, parts: Sequence[Tensor]) -> None:
+        """Send tensors whose form the peer does not know yet, through the control group."""
+        told = [*packed(self._new[boundary]), *(part.to("cpu") for part in parts)]
+        for part in told:
+            self._sending.append((send(part, self.team.control, peer), part))
+
+    def _drain(self, wanted: Arrival) -> None:
+        """Take what a peer told, up to the wanted."""
+        control, device = self.team.control, self.team.wire
+        coming = self._coming[wanted.peer]
+        while wanted.spec is None:
+            boundary, arrival = coming.popleft()
+            arrival.spec = spec = unpacked(control, arrival.peer, self.team.timeout)
+            self._new[boundary] = spec
+            for leaf in spec.tensors:
+                part = torch.empty(leaf.shape, dtype=leaf.dtype)
+                receive(part, control, arrival.peer).wait(self.team.timeout)
+                arrival.tensors.append(part.to(device))
+
+
+def packed(thing: Any) -> tuple[Tensor, Tensor]:
+    """An object as two tensors to send: how many bytes it has, and its bytes."""
+    row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+    return torch.tensor([row.numel()]), row
+
+
+def unpacked(group: Any, peer: int, timeout: timedelta) -> Any:
+    """Receive what :func:`packed` gave."""
+    size = torch.empty(1, dtype=torch.int64)
+    receive(size, group, peer).wait(timeout)
+    row = torch.empty(int(size), dtype=torch.uint8)
+    receive(row, group, peer).wait(timeout)
+    return pickle.loads(row.numpy().tobytes())
