@@ -19,6 +19,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
+import debubble
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
 
@@ -27,6 +30,11 @@ PERIOD = 0.5
 
 GRACE = 3.0
 """Seconds that a rank has to end by itself when another one failed."""
+
+PACKAGES = tuple(
+    str(Path(module.__file__).parent) + os.sep for module in (torch, debubble) if module.__file__
+)
+"""Where code is that is not the user's."""
 
 SHOWN = 8
 """Ranks in a message."""
@@ -108,17 +116,17 @@ class Watch:
         if waited and isinstance(error, RuntimeError):
             # The rank that is waited for may be the one in trouble: it speaks first.
             time.sleep(3 * PERIOD)
-            self._raise_failure(error)
+            self._raise_failure()
             raise RunError(self._claim(self._stall(str(error)))) from None
         words = reason(error)
         place = self.text(self.rank, self.position)
         self._claim(f"{where} failed: {words}; it was at {place}")
         error.add_note(f"debubble: {where} was at {place}")
 
-    def _raise_failure(self, error: BaseException | None = None) -> None:
+    def _raise_failure(self) -> None:
         message = self._failure()
         if message:
-            raise RunError(message) from (None if error is None else error)
+            raise RunError(message) from None
 
     def _stall(self, error: str) -> str:
         """Who waits for whom, as far as ranks have told."""
@@ -216,7 +224,7 @@ def reason(error: BaseException) -> str:
         return "interrupted"
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__)
-        if f"{os.sep}torch{os.sep}" not in frame.filename
+        if not frame.filename.startswith(PACKAGES)
     ]  # fmt: skip
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     first = (str(error).strip() or "no message").splitlines()[0]
