@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import debubble as db
+from debubble.analysis.outputs import pytorch_warnings
 from debubble.analysis.problems import CODES, LISTED
 from debubble.core.actions import PAIR_SHIFT, Kind, pack
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.lowering.sharding import add_sharding
 
 
 def order(rows: list[str], microbatches: int = 2, **fields: Any) -> Schedule:
@@ -195,18 +197,32 @@ def test_a_turn_on_one_rank_is_a_deadlock_when_its_order_is_swapped() -> None:
 
 
 def test_losses_come_in_the_order_of_the_microbatches() -> None:
-    problem = only(db.check(order(["0F1 0F0 0F2 0B1 0B0 0B2", "1F1 1F0 1F2 1B1 1B0 1B2"], 3)))
+    report = db.check(order(["0F1 0F0 0F2 0B1 0B0 0B2", "1F1 1F0 1F2 1B1 1B0 1B2"], 3))
+    assert report.ok
+    (problem,) = report.warnings
     assert (problem.code, problem.rank, problem.position) == ("loss-order", 1, 1)
     assert problem.actions == ("1F0", "1F1")
     assert problem.message.startswith("rank 1, action 1: 1F0 comes after 1F1 (action 0)")
     assert problem.fix.startswith("move 1F0 before 1F1")
 
 
+def test_pytorch_does_not_reduce_gradients_of_split_backwards_under_ddp() -> None:
+    split, full = (db.make(name, ranks=2, microbatches=4) for name in ("zb-h1", "1f1b"))
+    report = db.check(add_sharding(split))
+    assert report.ok
+    assert [(w.code, w.rank, w.actions) for w in report.warnings] == [("ddp-split", 1, ("1W0",))]
+    assert "warning: rank 1, action" in str(report)
+    for schedule in (split, add_sharding(split, mode="fsdp"), add_sharding(full)):
+        assert not db.check(schedule).warnings
+    assert [w.code for w in pytorch_warnings(split)] == ["ddp-split"]
+    assert not pytorch_warnings(full)
+
+
 def test_losses_of_each_copy_have_an_order_of_their_own() -> None:
     both = Placement.bidirectional(1)
     assert db.check(order(["0F2 0F0 0F3 0F1 0B2 0B0 0B3 0B1"], 4, placement=both))
     swapped = db.check(order(["0F2 0F1 0F3 0F0 0B2 0B0 0B3 0B1"], 4, placement=both))
-    assert [(p.code, p.actions) for p in swapped.problems] == [("loss-order", ("0F0", "0F1"))]
+    assert [(p.code, p.actions) for p in swapped.warnings] == [("loss-order", ("0F0", "0F1"))]
 
 
 @pytest.mark.parametrize("row", ["0F0 (0F1;0B1)OVERLAP_F_B 0B0", "0F0 (0I0;0W0)OVERLAP_F_B"])

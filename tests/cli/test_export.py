@@ -45,6 +45,13 @@ def test_transfers_are_added_for_torch_csv_comms(run: Run) -> None:
     assert "0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n" in out
 
 
+def test_what_pytorch_does_wrong_is_said(run: Run) -> None:
+    words = ["export", "zb-h1", "-p", 2, "-m", 4, "--to"]
+    assert "warning: rank 1, action" in run(*words, "torch-csv").err
+    assert "DistributedDataParallel" in run(*words, "torch-csv-comms").err
+    assert run(*words, "json").err == ""
+
+
 def test_exported_transfers_pass_the_check(run: Run, tmp_path: Path) -> None:
     for words in ([], ["--waits"]):
         path = tmp_path / "x.csv"

@@ -21,7 +21,6 @@ FOUND = {
     "full-backward-and-halves": (
         None, "mixed-backward", 1, 1, ("1B0", "1I0", "1W0"), "runs the full backward, and 1I0",
     ),
-    "losses-out-of-order": (None, "loss-order", 1, 1, ("1F0", "1F1"), "1F0 comes after 1F1"),
     "missing-send": (None, "transfer", 1, 2, ("1RECV_F1", "0SEND_F1"), "1RECV_F1 has no other end"),
     "swapped-recv-f": (
         None, "transfer", 1, 0, ("0SEND_F0", "0SEND_F1", "1RECV_F1", "1RECV_F0"),
@@ -81,6 +80,14 @@ def test_receives_that_come_early_cost_time() -> None:
     assert "make the schedule 1 (8.33 %) longer" in warning.message
 
 
+def test_losses_out_of_order_are_a_warning() -> None:
+    report = db.check(db.load(TRAPS / "losses-out-of-order.csv"))
+    assert report
+    (warning,) = report.warnings
+    assert (warning.code, warning.rank, warning.position) == ("loss-order", 1, 1)
+    assert "1F0 comes after 1F1" in warning.message
+
+
 def test_every_file_has_its_test() -> None:
     names = {path.stem for path in TRAPS.glob("*.csv")}
-    assert names == {*FOUND, *REFUSED, "early-receives"}
+    assert names == {*FOUND, *REFUSED, "early-receives", "losses-out-of-order"}

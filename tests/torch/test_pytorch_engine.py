@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
-
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 import debubble as db
-from debubble import Placement, Schedule
+import debubble.torch as dt
+from debubble import Kind, Placement, Schedule
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
-from debubble.torch.pytorch_engine import PyTorchEngine, PyTorchRuntime, not_for_pytorch
-from tests.torch.worlds import in_world
+from debubble.torch import pytorch_engine
+from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch
+from tests.torch.world import run
 
 WIDTH, ROWS = 8, 3
 CPU = torch.device("cpu")
@@ -51,20 +53,10 @@ OUT_OF_ORDER = Schedule.from_text(
 )  # fmt: skip
 
 
-@dataclass
-class Batch:
-    args: Sequence[tuple[Any, ...]]
-    targets: Sequence[Any]
-    weights: Sequence[float]
-    kwargs: Sequence[dict[str, Any]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, microbatches: int) -> Batch:
-        source = torch.Generator().manual_seed(microbatches)
-        x, y = torch.randn(2, microbatches, ROWS, WIDTH, generator=source, dtype=torch.float64)
-        weights = [(unit + 1) / microbatches for unit in range(microbatches)]
-        return cls([(part,) for part in x], [{"y": part} for part in y], weights,
-                   [{}] * microbatches)  # fmt: skip
+def data(microbatches: int) -> tuple[Tensor, dict[str, Tensor]]:
+    source = torch.Generator().manual_seed(microbatches)
+    x, y = torch.randn(2, microbatches * ROWS, WIDTH, generator=source, dtype=torch.float64)
+    return x, {"y": y}
 
 
 class Layer(nn.Module):
@@ -87,41 +79,37 @@ def loss_fn(output: tuple[Tensor, Tensor], target: dict[str, Tensor]) -> Tensor:
 
 @functools.cache
 def model(stages: int) -> list[nn.Module]:
-    torch.manual_seed(7)
-    return [Layer().double() for _ in range(stages)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return [Layer().double() for _ in range(stages)]
 
 
-def reference(stages: int, batch: Batch) -> tuple[float, list[nn.Module]]:
-    """The weighted loss of a loop without a pipeline, and the model with its gradients."""
+def reference(stages: int, microbatches: int) -> tuple[float, list[nn.Module]]:
+    """The loss of a loop without a pipeline, and the model with its gradients."""
     whole = copy.deepcopy(model(stages))
-    total = 0.0
-    for args, target, weight in zip(batch.args, batch.targets, batch.weights, strict=True):
-        state: Any = args
-        for stage in whole:
-            state = stage(*state)
-        loss = loss_fn(state, target) * weight
-        loss.backward()
-        total += loss.item()
-    return total, whole
+    x, target = data(microbatches)
+    state: Any = (x,)
+    for stage in whole:
+        state = stage(*state)
+    loss = loss_fn(state, target)
+    loss.backward()
+    return loss.item(), whole
 
 
-def compare(rank: int, schedule: Schedule, fused: bool) -> str:
+def compare(rank: int, schedule: Schedule, split: str = "auto") -> str:
     """What differs from a loop without a pipeline, over a step, an evaluation and a step."""
-    batch = Batch.of(schedule.microbatches)
-    total, whole = reference(schedule.stages, batch)
-    here = schedule.placement.stages_on(rank)
-    modules = {number: copy.deepcopy(model(schedule.stages)[number]) for number in here}
-    engine = PyTorchEngine(
-        schedule, modules, loss_fn, group=None, device=CPU, fused=here if fused else ()
-    )
-    for run, times in ((engine.step, 1), (engine.forward, 1), (engine.step, 2)):
-        found = run(batch)
-        if schedule.stages - 1 in here:
-            if sorted(found) != list(range(schedule.microbatches)):
-                return f"losses of {sorted(found)}"
-            if abs(sum(loss.item() for loss in found.values()) - total) > 1e-12:
-                return f"losses {found} in place of {total}"
-        for number, module in modules.items():
+    total, whole = reference(schedule.stages, schedule.microbatches)
+    modules = copy.deepcopy(model(schedule.stages))
+    pipe = dt.Pipeline(schedule, lambda stage: modules[stage], loss_fn, engine="torch", split=split)
+    x, target = data(schedule.microbatches)
+    for run_one, times in ((pipe.step, 1), (pipe.eval, 1), (pipe.step, 2)):
+        losses: list[Tensor] = []
+        loss = run_one(x, target=target, losses=losses)
+        if abs(loss.item() - total) > 1e-12:
+            return f"loss {loss.item()} in place of {total}"
+        if pipe.is_last and len(losses) != schedule.microbatches:
+            return f"{len(losses)} losses"
+        for number, module in pipe.stages.items():
             for ours, theirs in zip(module.parameters(), whole[number].parameters(), strict=True):
                 assert ours.grad is not None
                 assert theirs.grad is not None
@@ -130,15 +118,12 @@ def compare(rank: int, schedule: Schedule, fused: bool) -> str:
     return ""
 
 
-def compare_all(rank: int, schedules: list[Schedule], fused: bool) -> dict[str, str]:
-    return {schedule.name: compare(rank, schedule, fused) for schedule in schedules}
-
-
 @functools.cache
 def compared(ranks: int) -> dict[str, list[str]]:
     """What differs, by schedule, on every rank: one world for all schedules."""
-    found = in_world(ranks, compare_all, expressible(ranks), False)
-    return {name: [rank[name] for rank in found] for name in found[0]}
+    schedules = expressible(ranks)
+    found = run(ranks, lambda rank: [compare(rank, schedule) for schedule in schedules])
+    return {each.name: [rank[i] for rank in found] for i, each in enumerate(schedules)}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -162,82 +147,111 @@ def test_which_schedules_it_can_express() -> None:
 @pytest.mark.parametrize(
     "schedule",
     [
-        OUT_OF_ORDER,
-        add_transfers(OUT_OF_ORDER, policy="just-in-time"),
+        add_transfers(OUT_OF_ORDER, policy="queued"),
         db.make("zb-v", ranks=2, microbatches=4),
     ],
-    ids=["losses out of order", "transfers of its own", "zb-v"],
+    ids=["transfers of its own", "zb-v"],
 )
-@pytest.mark.parametrize("fused", [False, True])
-def test_orders(schedule: Schedule, fused: bool) -> None:
-    assert in_world(2, compare, schedule, fused) == ["", ""]
+@pytest.mark.parametrize("split", ["keep", "fuse"])
+def test_orders(schedule: Schedule, split: str) -> None:
+    assert run(2, lambda rank: compare(rank, schedule, split)) == ["", ""]
 
 
 def test_one_rank() -> None:
-    assert in_world(1, compare, db.make("1f1b", ranks=1, microbatches=3), False) == [""]
+    schedule = db.make("1f1b", ranks=1, microbatches=3)
+    assert run(1, lambda rank: compare(rank, schedule)) == [""]
 
 
-def both_styles(rank: int) -> list[float]:
-    """Losses and outputs of PyTorch's own interface, with a batch and with microbatches."""
-    batch = Batch.of(3)
-    stage = PipelineStage(nn.Linear(WIDTH, WIDTH).double(), rank, 2, CPU)
-    with torch.no_grad():
-        stage.submod.weight.fill_(0.1)
-        stage.submod.bias.fill_(0.2)
-    runtime = PyTorchRuntime(OUT_OF_ORDER, [stage], functional.mse_loss)
-    x, y = torch.cat([args[0] for args in batch.args]), torch.cat([t["y"] for t in batch.targets])
-    whole = {"target": y} if rank else {}
-    pieces = {"target_mbs": [t["y"] for t in batch.targets]} if rank else {"arg_mbs": batch.args}
-    seen = []
-    for run in (runtime.step, runtime.eval):
-        losses: list[Tensor] = []
-        first = run(*([] if rank else [x]), **whole, losses=losses)
-        again: list[Tensor] = []
-        second = run(**pieces, losses=again)
-        if rank:
-            assert torch.equal(first, second)
-            state = functional.linear(x, stage.submod.weight, stage.submod.bias)
-            expected = functional.linear(state, stage.submod.weight, stage.submod.bias)
-            assert torch.allclose(first, expected)
-            assert [loss.item() for loss in losses] == [loss.item() for loss in again]
-            seen += [loss.item() for loss in losses]
-    assert stage.submod.weight.grad is not None
-    return [*seen, stage.submod.weight.grad.sum().item()]
-
-
-def test_both_styles_of_step() -> None:
-    """Two steps add up the gradients of the mean loss; outputs come in the batch's order."""
-    first, last = in_world(2, both_styles)
-    batch = Batch.of(3)
+def test_losses_out_of_order() -> None:
+    """The check of orders says that PyTorch's own cannot; this one can, in its own interface."""
+    first, last = run(2, both_styles)
+    x, target = data(3)
     weight = torch.full((WIDTH, WIDTH), 0.1, dtype=torch.float64, requires_grad=True)
-    bias = torch.full((WIDTH,), 0.2, dtype=torch.float64)
     other = weight.detach().clone().requires_grad_()
     losses = [
-        functional.mse_loss(
-            functional.linear(functional.linear(args[0], weight, bias), other, bias), target["y"]
-        )
-        for args, target in zip(batch.args, batch.targets, strict=True)
+        functional.mse_loss(functional.linear(functional.linear(a, weight), other), b)
+        for a, b in zip(x.split(ROWS), target["y"].split(ROWS), strict=True)
     ]
     torch.stack(losses).mean().backward()
     assert last[:-1] == pytest.approx([loss.item() for loss in losses] * 2)
     assert weight.grad is not None
     assert other.grad is not None
+    # Gradients of two steps add up.
     assert first[-1] == pytest.approx(2 * weight.grad.sum().item())
     assert last[-1] == pytest.approx(2 * other.grad.sum().item())
+
+
+def both_styles(rank: int) -> list[float]:
+    """Losses, and the gradient's sum, with a batch and with microbatches, steps and evaluations."""
+    x, target = data(3)
+    layer = nn.Linear(WIDTH, WIDTH, bias=False).double()
+    with torch.no_grad():
+        layer.weight.fill_(0.1)
+    stage = PipelineStage(layer, rank, 2, CPU)
+    runtime = PyTorchRuntime(OUT_OF_ORDER, [stage], functional.mse_loss)
+    whole = {"target": target["y"]} if rank else {}
+    pieces: dict[str, Any] = {"arg_mbs": [(part,) for part in x.split(ROWS)]}
+    if rank:
+        pieces = {"target_mbs": list(target["y"].split(ROWS))}
+    seen = []
+    for run_one in (runtime.step, runtime.eval):
+        losses: list[Tensor] = []
+        first = run_one(*([] if rank else [x]), **whole, losses=losses)
+        again: list[Tensor] = []
+        second = run_one(**pieces, losses=again)
+        if rank:
+            assert torch.equal(first, second)
+            assert torch.allclose(first, x @ layer.weight.T @ layer.weight.T)
+            assert [loss.item() for loss in losses] == [loss.item() for loss in again]
+            seen += [loss.item() for loss in losses]
+    assert layer.weight.grad is not None
+    return [*seen, layer.weight.grad.sum().item()]
+
+
+def test_stage_0_does_its_backward_in_w(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the convention ``runtime: torch`` of costs says."""
+    found = run(1, lambda _: flops(monkeypatch))[0]
+    assert found[Kind.I, 0] == 0
+    assert found[Kind.W, 0] > 0
+    assert found[Kind.I, 1] > 0
+    assert found[Kind.W, 1] > 0
+
+
+def flops(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Kind, int], int]:
+    counted: dict[tuple[Kind, int], int] = {}
+
+    def counting(method: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
+        def call(stage: Any, *args: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                result = method(stage, *args)
+            counted[kind, stage.stage_index] = counter.get_total_flops()
+            return result
+
+        return call
+
+    for name, kind in (("backward_one_chunk", Kind.I), ("backward_weight_one_chunk", Kind.W)):
+        method = getattr(pytorch_engine.PipelineStage, name)
+        monkeypatch.setattr(pytorch_engine.PipelineStage, name, counting(method, kind))
+    order = [["0F0", "1F0", "1I0", "0I0", "1W0", "0W0"]]
+    schedule = Schedule.from_text(order, Placement.loop(1, 2), 1)
+    pipe = dt.Pipeline(schedule, model(2), loss_fn, engine="torch", split="keep")
+    x, target = data(1)
+    pipe.step(x, target=target)
+    return counted
 
 
 class Odd(nn.Module):
     """Its second microbatch comes out in another type."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.calls, self.dtype = 0, dtype
+        self.calls = 0
         self.layer = nn.Linear(WIDTH, WIDTH).double()
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         # PyTorch runs the first microbatch once more, to see what comes out.
-        return self.layer(x).to(self.dtype if self.calls > 2 else torch.float64)
+        return self.layer(x).to(torch.bfloat16 if self.calls > 2 else torch.float64)
 
 
 class Broken(nn.Module):
@@ -245,37 +259,102 @@ class Broken(nn.Module):
         raise LookupError("my layer does not like this input")
 
 
-def failure(rank: int, kind: str) -> str:
-    schedule = db.make("1f1b", ranks=1, microbatches=3)
-    module = Odd(torch.bfloat16) if kind == "dtype" else Broken()
-    if kind == "stages":
-        schedule = db.make("interleaved-1f1b", ranks=1, microbatches=3)
-    two = Schedule.from_text([["0F0", "0F1", "0F2", "1F0", "1F1", "1F2", "1B0", "1B1", "1B2",
-                               "0B0", "0B1", "0B2"]], Placement.loop(1, 2), 3)  # fmt: skip
-    modules: dict[int, nn.Module] = {0: module}
-    if kind == "dtype":
-        schedule, modules = two, {0: module, 1: nn.Linear(WIDTH, WIDTH).double()}
-    batch = Batch.of(3)
+class Adding(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        dt.add_loss(x.mean())
+        return super().forward(x)
+
+
+ORDER = Schedule.from_text(
+    [["0F0", "0F1", "0F2", "1F0", "1F1", "1F2", "1B0", "1B1", "1B2", "0B0", "0B1", "0B2"]],
+    Placement.loop(1, 2), 3,
+)  # fmt: skip
+
+
+def failure(first: nn.Module, **batch: Any) -> str:
+    last = nn.Linear(WIDTH, WIDTH).double()
+    x, target = data(3)
+    batch = batch or {"arg_mbs": [(part,) for part in x.split(ROWS)]}
+    pipe = dt.Pipeline(ORDER, [first, last], functional.mse_loss, engine="torch")
     try:
-        engine = PyTorchEngine(
-            schedule, modules, lambda x, y: functional.mse_loss(x, y["y"]), group=None, device=CPU
-        )
-        engine.step(batch)
+        pipe.step(**batch, target_mbs=list(target["y"].split(ROWS)))
     except (DebubbleError, LookupError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def test_mistakes_are_told() -> None:
-    assert in_world(1, failure, "dtype") == [
-        "ScheduleError: stage 0 returned bfloat16 [3, 8]; its first microbatch returned "
-        "float64 [3, 8]"
+def test_what_it_cannot_do_is_told() -> None:
+    assert run(1, lambda _: failure(Odd())) == [
+        "RunError: stage 0 returned bfloat16 [3, 8]; its first microbatch returned float64 [3, 8]"
     ]
-    assert in_world(1, failure, "module") == ["LookupError: my layer does not like this input"]
-    [text] = in_world(1, failure, "stages")
-    assert text == (
-        "ParameterError: rank 0 has stages [0] of 2; 'interleaved-1f1b' gives it [0, 1] of 2"
-    )
+    assert run(1, lambda _: failure(Broken())) == ["LookupError: my layer does not like this input"]
+    assert run(1, lambda _: failure(Adding(WIDTH, WIDTH).double())) == [
+        "RunError: stage 0 adds a loss of its own, which PyTorch's runtime takes from the last "
+        "stage only; use engine='debubble'"
+    ]
+    uneven = [(torch.zeros(rows, WIDTH, dtype=torch.float64),) for rows in (1, 2, 3)]
+    plain = nn.Linear(WIDTH, WIDTH).double()
+    [text] = run(1, lambda _: failure(plain, arg_mbs=uneven))
+    assert text.startswith("RunError: microbatches have different shapes or types")
+
+
+def shapes(rank: int) -> list[list[int]]:
+    """Outputs of batches of different shapes, one after the other."""
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    layers = [nn.Linear(WIDTH, WIDTH).double() for _ in range(2)]
+    pipe = dt.Pipeline(schedule, layers, functional.mse_loss, engine="torch")
+    seen = []
+    for rows in (4, 6, 4):
+        x = torch.zeros(rows, WIDTH, dtype=torch.float64)
+        pipe.step(x, target=x)
+        _, output = pipe.eval(x, return_outputs=True)
+        seen.append([] if output is None else list(output.shape))
+    return seen
+
+
+def test_batches_of_other_shapes() -> None:
+    assert run(2, shapes) == [[[], [], []], [[4, WIDTH], [6, WIDTH], [4, WIDTH]]]
+
+
+def replicated(rank: int, wrap: str, name: str) -> list[float]:
+    """The norm of each stage's gradient, of two pipelines whose data differ."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    place = rank % 2
+    schedule = db.make(name, ranks=2, microbatches=4)
+    modules = copy.deepcopy(model(2))
+    module: nn.Module = modules[place]
+    if wrap == "ddp":
+        module = DistributedDataParallel(module, process_group=across[place])
+    if wrap == "fsdp":
+        from torch.distributed.device_mesh import DeviceMesh
+
+        fully_shard(module, mesh=DeviceMesh.from_group(across[place], "cpu"))
+    pipe = dt.Pipeline(schedule, {place: module}, loss_fn, engine="torch", group=groups[rank // 2])
+    x, target = data(4)
+    shift = 1.0 + rank // 2
+    pipe.step(x * shift, target=target)
+    total = 0.0
+    for weight in module.parameters():
+        grad: Any = weight.grad
+        grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+        total += float((grad**2).sum())
+    return [total]
+
+
+@pytest.mark.parametrize(("wrap", "name"), [("ddp", "1f1b"), ("ddp", "zb-h1"), ("fsdp", "zb-h1")])
+def test_replicas(wrap: str, name: str) -> None:
+    """Gradients are averaged over replicas, once."""
+    x, target = data(4)
+    whole = copy.deepcopy(model(2))
+    for shift in (1.0, 2.0):
+        state: Any = (x * shift,)
+        for stage in whole:
+            state = stage(*state)
+        (loss_fn(state, target) / 2).backward()
+    norms = [sum(float((w.grad**2).sum()) for w in stage.parameters()) for stage in whole]  # type: ignore[operator]
+    found = run(4, lambda rank: replicated(rank, wrap, name))
+    assert [one[0] for one in found] == pytest.approx(norms * 2)
 
 
 def test_what_it_refuses_and_why() -> None:
@@ -286,3 +365,17 @@ def test_what_it_refuses_and_why() -> None:
     }.items():
         assert not_for_pytorch(db.make(name, ranks=4, microbatches=8)) == reason
     assert not not_for_pytorch(add_transfers(OUT_OF_ORDER))
+
+
+def wrong_stages(_: int) -> str:
+    stage = PipelineStage(nn.Linear(1, 1), 0, 2, CPU)
+    schedule = db.make("interleaved-1f1b", ranks=1, microbatches=3)
+    with pytest.raises(ParameterError) as caught:
+        PyTorchRuntime(schedule, [stage])
+    return str(caught.value)
+
+
+def test_wrong_stages() -> None:
+    assert run(1, wrong_stages) == [
+        "rank 0 has stages [0] of 2; 'interleaved-1f1b' gives it [0, 1] of 2"
+    ]

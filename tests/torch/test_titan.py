@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from debubble.interchange.launchers import TORCHTITAN, modules_text, torchtitan
 from debubble.interchange.torch_csv import to_csv
 from debubble.torch.titan import pipelining_fn
 from tests.torch import torchtitan_wheel
-from tests.torch.worlds import in_world
+from tests.torch.world import run
 
 LAYERS, WIDTH, WORDS, ROWS, TOKENS = 8, 8, 13, 2, 5
 RANKS, MICROBATCHES = 2, 6
@@ -130,7 +131,7 @@ def test_our_flags_and_files_in_their_functions(wheel: Path, tmp_path: Path) -> 
     schedules = [db.make(name, ranks=RANKS, microbatches=MICROBATCHES) for name in names]
     for schedule in schedules:
         (tmp_path / f"{schedule.name}.csv").write_text(to_csv(schedule))
-    found = in_world(RANKS, with_their_flags, wheel, tmp_path, schedules)
+    found = run(RANKS, lambda rank: with_their_flags(rank, wheel, tmp_path, schedules))
     assert found == [[""] * len(names)] * RANKS
 
 
@@ -188,7 +189,10 @@ def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
         (BLOCKS, None, names),
         (db.make("zb-v", ranks=RANKS, microbatches=MICROBATCHES), None, None),
     ]
-    assert in_world(RANKS, with_our_function, wheel, cases) == [[""] * len(cases)] * RANKS
+    assert (
+        run(RANKS, lambda rank: with_our_function(rank, wheel, cases))
+        == [[""] * len(cases)] * RANKS
+    )
 
 
 def refusal(rank: int, wheel: Path, schedule: Schedule, parts: Any) -> str:
@@ -207,7 +211,8 @@ def test_jobs_that_do_not_fit_are_refused(wheel: Path) -> None:
         (wide, None, "'1f1b' has 3 ranks, and the job has 2"),
         (four, [["a"]], "the model is cut into 1 parts; '1f1b' has 2 stages"),
     ):
-        assert in_world(RANKS, refusal, wheel, schedule, parts) == [text] * RANKS
+        work = functools.partial(refusal, wheel=wheel, schedule=schedule, parts=parts)
+        assert run(RANKS, work) == [text] * RANKS
 
 
 def test_files_and_cuts_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from debubble.analysis.copies import inspect_copies
 from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
-from debubble.analysis.outputs import inspect_outputs
+from debubble.analysis.outputs import inspect_outputs, split_under_ddp
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
@@ -27,6 +27,7 @@ from debubble.core.actions import (
     TRANSFER_KINDS,
     Action,
     Kind,
+    kinds_of,
     pack,
 )
 from debubble.core.costs import Costs, check_costs
@@ -79,8 +80,8 @@ def check(
     Report
         True when the schedule is good; else its problems, see
         :data:`debubble.analysis.problems.CODES`. Deadlocks are looked for when every action is
-        there, in its place and in order, because each of these can be the reason for one; the
-        order of losses when there is no deadlock either.
+        there, in its place and in order, because each of these can be the reason for one. What
+        only PyTorch's own runtime cannot do is a warning.
 
     Raises
     ------
@@ -135,15 +136,18 @@ def check(
             error = error or _compile_error(schedule, p2p_mode)
     if not found and error is not None:
         found.problems.append(_stuck(error))
-    if not found:
-        inspect_outputs(schedule, found)
     warnings: list[Problem] = []
+    if not found:
+        late = Findings()
+        inspect_outputs(schedule, late)
+        reduced = more and bool(np.any(kinds_of(schedule.actions) == Kind.REDUCE_GRAD))
+        warnings = late.problems + (split_under_ddp(schedule) if reduced else [])
     if not found and has_transfers:
         if not told:
             _deadlocks(schedule, bare, found)
         queues: P2PMode = p2p_mode if p2p_mode in QUEUES else "group"
         if not found and (not told or p2p_mode == queues):
-            warnings = lost_in_queues(schedule, bare, costs, queues)
+            warnings += lost_in_queues(schedule, bare, costs, queues)
     if limits is not None and strays.outside is None:
         _memory(schedule, memory_use(schedule, costs, p2p_mode), limits, costs, found)
     return Report(schedule, tuple(found.problems), found.more, costs, p2p_mode, tuple(warnings))

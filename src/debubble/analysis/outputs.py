@@ -1,8 +1,8 @@
-"""Losses come out in the order of their microbatches.
+"""What is right and PyTorch's own runtime cannot do: losses in any order, split backwards with DDP.
 
-Runtimes collect losses in a list and look for that of microbatch k at its k-th place: PyTorch's
-says "Loss for microbatch k is not available" where forwards of the last stage change places, and
-with split backwards some gradients are silently missing.
+PyTorch collects losses in a list and looks for that of microbatch k at its k-th place: it says
+"Loss for microbatch k is not available" where forwards of the last stage change places, and with
+split backwards some gradients are silently missing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.problems import Findings, Problem, position_text
-from debubble.core.actions import KIND_MASK, STAGE_MASK, STAGE_SHIFT, Kind, microbatches_of
+from debubble.core.actions import (
+    KIND_MASK,
+    STAGE_MASK,
+    STAGE_SHIFT,
+    Kind,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+)
 from debubble.core.schedule import Schedule
 
 _FIELDS = STAGE_MASK << STAGE_SHIFT | KIND_MASK
+
+
+def pytorch_warnings(schedule: Schedule) -> list[Problem]:
+    """What PyTorch's own runtime cannot do with a right schedule, or does wrong."""
+    found = Findings()
+    inspect_outputs(schedule, found)
+    return found.problems + split_under_ddp(schedule)
+
+
+def split_under_ddp(schedule: Schedule) -> list[Problem]:
+    """Warn of split backwards where weights of a stage are not sharded over its replicas.
+
+    DDP reduces gradients in hooks of a whole backward, and PyTorch's W adds them without; that of
+    stage 0 is a whole one.
+    """
+    kinds = kinds_of(schedule.actions)
+    split = np.flatnonzero((kinds == Kind.W) & (stages_of(schedule.actions) > 0))
+    if not len(split) or np.any(kinds == Kind.UNSHARD):
+        return []
+    rank, index, text, where = position_text(schedule, int(split[0]))
+    return [
+        Problem(
+            "ddp-split",
+            f"{where} is half of a backward: PyTorch's own runtime does not reduce its gradients "
+            "among replicas that are wrapped in DistributedDataParallel",
+            rank,
+            index,
+            (text,),
+            "use fully_shard, full backwards, or debubble.torch, which averages them itself",
+        )
+    ]
 
 
 def inspect_outputs(schedule: Schedule, found: Findings) -> None:
@@ -51,12 +90,13 @@ def _late(
         _, spot, other, _ = position_text(schedule, int(ahead))
         return Problem(
             "loss-order",
-            f"{where} comes after {other} (action {spot}) on the last stage, whose losses are "
-            "taken to be in the order of the microbatches",
+            f"{where} comes after {other} (action {spot}) on the last stage, whose losses "
+            "PyTorch's own runtime takes to be in the order of the microbatches",
             rank,
             index,
             (text, other),
-            f"move {text} before {other}, or number the microbatches in the order they run",
+            f"move {text} before {other}, number the microbatches in the order they run, or use "
+            "debubble.torch",
         )
 
     found.add("loss-order", late, describe)

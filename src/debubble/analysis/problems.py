@@ -29,7 +29,6 @@ CODES = {
     "out-of-range": "a stage, microbatch or kind that does not exist",
     "wrong-rank": "an action on a rank where its stage does not live",
     "order": "an action before one of the same microbatch it needs, on the same rank",
-    "loss-order": "forwards of the last stage that are not in the order of the microbatches",
     "bad-pair": "an overlapped pair that is not one forward and one independent backward",
     "mixed-backward": "a full backward beside a backward for input or for weight",
     "optimizer": "an optimizer step that is missing, repeated or in the wrong place",
@@ -43,7 +42,11 @@ CODES = {
 }
 """Every code a problem can have, and what it means."""
 
-WARNINGS = {"head-of-line": "transfers that wait for others in front of them on a queue"}
+WARNINGS = {
+    "head-of-line": "transfers that wait for others in front of them on a queue",
+    "loss-order": "forwards of the last stage in another order than PyTorch's runtime takes",
+    "ddp-split": "split backwards of stages whose gradients PyTorch's runtime does not reduce",
+}
 """Every code a warning can have, and what it means."""
 
 

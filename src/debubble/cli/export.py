@@ -77,6 +77,11 @@ def export(
             _write(_text(made, to, waits, inputs.mode), output)
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
+    if to in READ_BACK[".csv"]:
+        from debubble.analysis.outputs import pytorch_warnings
+
+        for warning in pytorch_warnings(made):
+            note(f"warning: {warning}")
     if settings:
         note("\n".join(settings))
 

@@ -25,6 +25,7 @@ from debubble.torch.engine import OwnEngine
 from debubble.torch.gradients import Gradients, total_norm
 from debubble.torch.modules import bare, bare_name
 from debubble.torch.plan import Plan
+from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of
 from debubble.torch.setup import (
     Setup,
@@ -378,11 +379,13 @@ class Pipeline:
             last, rank = self.schedule.stages - 1, self._team.rank
             yield f"{last}.{self._output}.shard{rank}", self._shard.rows
 
-    def _made(self) -> OwnEngine:
+    def _made(self) -> OwnEngine | PyTorchEngine:
         fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
         setup = Setup(
             self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell
         )  # fmt: skip
+        if self._kind == "torch":
+            return PyTorchEngine(setup, self._watch)
         return OwnEngine(
             setup, self._gradients, self._watch, self._wire, self._shard, steps=self._steps
         )

@@ -1,270 +1,107 @@
-"""Run an order on PyTorch's own pipeline runtime.
-
-The only module that touches private names of ``torch.distributed.pipelining``. It asks what a
-version has, not which one it is, and was run on PyTorch 2.13.
-"""
+"""The engine of a pipeline that leaves the work to PyTorch's own runtime."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.parallel import DistributedDataParallel
 
-from debubble.core.actions import SHARDING_KINDS, Kind, kinds_of, pairs_of, unpack
-from debubble.core.errors import ParameterError, ScheduleError
-from debubble.core.schedule import Schedule
-from debubble.engine.transfers import first_transfer
-from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, rows_with_transfers
-from debubble.lowering.sharding import add_sharding
-from debubble.lowering.transfers import add_transfers
-
-_HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
-"""Whether sends and reductions are waited for by actions of their own."""
-
-_TAKES_MICROBATCHES = "arg_mbs" in inspect.signature(_PipelineScheduleRuntime.step).parameters
-"""Whether ``step`` takes what is cut into microbatches already."""
-
-_FORWARD = (Kind.F, Kind.SEND_F, Kind.RECV_F)
+from debubble.core.actions import Kind
+from debubble.core.errors import ParameterError
+from debubble.torch.batch import Batch, Forwarded
+from debubble.torch.errors import RunError
+from debubble.torch.losses import added_losses
+from debubble.torch.plan import Plan
+from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch, receive_policy
+from debubble.torch.recorder import Recorder
+from debubble.torch.setup import Setup
+from debubble.torch.watch import State, Watch
 
 
-def not_for_pytorch(schedule: Schedule) -> str:
-    """Why PyTorch's runtime cannot run a schedule as it says, empty when it can."""
-    if np.any(pairs_of(schedule.actions)):
-        return "it overlaps forwards and backwards, which PyTorch runs one after the other"
-    if np.any(np.diff(schedule.offsets) == 0):
-        return "a rank has nothing to do"
-    if max(schedule.versions) > 1:
-        return "it keeps several versions of the weights"
-    try:
-        refuse_inexpressible(schedule, COMMUNICATING)
-    except ParameterError as error:
-        return str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
-    return ""
-
-
-class PyTorchRuntime(_PipelineScheduleRuntime):
-    """PyTorch's runtime with an order and transfers of ours, in place of one of its schedules.
-
-    Beyond what PyTorch's own does, the last stage may take microbatches in any order, gradients of
-    several steps add up, :meth:`eval` runs forwards only for every placement and without preparing
-    the stages anew, and :meth:`step` takes whole batches or microbatches with every version of
-    PyTorch.
+class PyTorchEngine:
+    """One rank of a schedule on PyTorch's runtime.
 
     Parameters
     ----------
-    schedule
-        What to run. Transfers are added where it has none, reductions of gradients, too.
-    stages
-        The ``PipelineStage`` objects of this rank's stages.
-    loss_fn
-        Of (output of the last stage, target).
-    scale_grads
-        Whether gradients are those of the mean of the microbatches' losses, not of their sum.
-    **options
-        As of PyTorch's schedules: ``output_merge_spec``, …
+    setup
+        What to run, on what. Backwards of stages for which it leaves that open are split.
+    watch
+        Is told where this rank is.
+
+    Attributes
+    ----------
+    plan
+        The schedule with its transfers.
 
     Raises
     ------
     ParameterError
-        When PyTorch cannot express the schedule, or `stages` are not those of this rank.
-    ScheduleError
-        When the order cannot run.
+        When PyTorch cannot run the schedule as it says, see :func:`not_for_pytorch`.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        stages: Sequence[PipelineStage],
-        loss_fn: Callable[..., Tensor] | None = None,
-        *,
-        scale_grads: bool = True,
-        **options: Any,
-    ) -> None:
-        refuse_inexpressible(schedule, COMMUNICATING)
-        stages = sorted(stages, key=lambda stage: stage.stage_index)
-        _check_stages(schedule, stages)
-        super().__init__(  # type: ignore[no-untyped-call]
-            list(stages), schedule.microbatches, loss_fn=loss_fn, scale_grads=False, **options
+    def __init__(self, setup: Setup, watch: Watch) -> None:
+        schedule, team = setup.schedule, setup.team
+        reason = not_for_pytorch(schedule)
+        if reason:
+            raise ParameterError(
+                f"PyTorch's runtime cannot run '{schedule.name}': {reason}; use engine='debubble'"
+            )
+        self.plan = Plan.of(schedule, policy=receive_policy(team.group, team.device))
+        program = self.plan.programs[team.rank]
+        self.recorder = Recorder(len(program), team.device)
+        self._watch, self._loss_fn = watch, setup.loss_fn
+        self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
+        self._units = range(schedule.microbatches)
+        self._batch = Batch()
+        self._signature: int | None = None
+        self._stages = [
+            _Stage(self, setup, number, bool(setup.fuses.get(number)))
+            for number in sorted(setup.modules)
+        ]
+        self._runtime = PyTorchRuntime(
+            self.plan.lowered, self._stages, self._loss, scale_grads=False
         )
-        # PyTorch would divide what is there already, too; a part of the loss has its gradients.
-        self._share = 1 / schedule.microbatches if scale_grads else 1.0
-        sharded = any(isinstance(stage.submod, FSDPModule) for stage in stages)
-        lowered = with_communication(schedule, stages[0].group, stages[0].device, sharded)
-        self._prepare_schedule_with_comms(_actions(lowered), format="compute_comms")
-        self._forward_order = _actions(forward_only(lowered, sharded))
-        self._order_of_losses = [
-            microbatch
-            for stage, kind, microbatch in map(unpack, schedule.actions.tolist())
-            if kind == Kind.F and stage == schedule.stages - 1
-        ]
-        self._losses: dict[int, Tensor] = {}
-        self._given: tuple[Any, Any, Any] | None = None
-
-    def step(
-        self,
-        *args: Any,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run all microbatches, forwards and backwards; see PyTorch's ``step``.
-
-        Parameters
-        ----------
-        *args
-            A whole batch, cut along dimension 0.
-        arg_mbs, kwarg_mbs, target_mbs
-            In place of a batch: arguments and targets, a list entry per microbatch.
-        **kwargs
-            ``target``, ``losses``, ``return_outputs``, and keyword arguments of the stages.
-        """
-        given = (arg_mbs, kwarg_mbs, target_mbs)
-        if all(part is None for part in given):
-            return super().step(*args, **kwargs)
-        if _TAKES_MICROBATCHES:
-            kwargs |= {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
-            return super().step(*args, **kwargs)
-        if args or kwargs.get("target") is not None:
-            raise ParameterError("give a whole batch, or microbatches as arg_mbs and target_mbs")
-        self._given = given
-        try:
-            return super().step(**kwargs)
-        finally:
-            self._given = None
-
-    def eval(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forwards of all microbatches; arguments are those of :meth:`step`."""
-        whole = self.pipeline_order_with_comms
-        self.pipeline_order_with_comms = self._forward_order
-        try:
-            with torch.no_grad():
-                return super().eval(*args, **kwargs)
-        finally:
-            self.pipeline_order_with_comms = whole
-
-    def _initialize_stages(self, *args: Any, **kwargs: Any) -> None:
-        # What is prepared for backwards serves forwards, too.
-        if self._has_backward or not getattr(self, "_stages_backward_initialized", False):
-            super()._initialize_stages(*args, **kwargs)
-
-    def _step_microbatches(
-        self, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, *rest: Any,
-        **kwargs: Any,
-    ) -> None:  # fmt: skip
-        if self._given is not None:
-            arg_mbs, kwarg_mbs, target_mbs = self._given
-        self._losses.clear()
-        with _quiet():
-            super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, *rest, **kwargs)
-
-    def _maybe_compute_loss(
-        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *rest: Any
-    ) -> None:
-        if not stage.is_last:
-            _check_output(stage, output)
-        elif self._loss_fn is not None and target_mbs is not None:
-            loss = self._compute_loss(output, target_mbs[mb_index], *rest)  # type: ignore[no-untyped-call]
-            self._losses[mb_index] = loss
-
-    def _maybe_get_loss(self, stage: Any, mb_index: int) -> Tensor | None:
-        return self._losses[mb_index] * self._share if stage.is_last else None
-
-    def _update_losses(self, _stages: Any, losses: list[Tensor] | None) -> None:
-        if losses is not None and self._losses:
-            losses[:] = [self._losses[unit] for unit in sorted(self._losses)]
-        self._losses.clear()
-
-    def _merge_outputs(self, output_chunks: list[Any]) -> Any:
-        # They are in the order of the last stage's forwards.
-        by_unit = dict(zip(self._order_of_losses, output_chunks, strict=True))
-        return super()._merge_outputs([by_unit[unit] for unit in sorted(by_unit)])
-
-
-class Batch(Protocol):
-    """What a step computes with: one entry per microbatch.
-
-    Arguments are read where the first stage is, targets where the last one is, keyword arguments
-    everywhere.
-    """
-
-    args: Sequence[tuple[Any, ...]]
-    kwargs: Sequence[Mapping[str, Any]]
-    targets: Sequence[Any]
-    weights: Sequence[float]
-
-
-class PyTorchEngine:
-    """The engine of a pipeline that leaves the work to PyTorch's runtime.
-
-    Parameters
-    ----------
-    schedule
-        What to run, see :func:`not_for_pytorch`.
-    modules
-        This rank's stages by number.
-    loss_fn
-        Of (output of the last stage, target).
-    group
-        The ranks of the pipeline.
-    device
-        Where the modules are.
-    fused
-        Stages whose I runs the whole backward and whose W does nothing.
-    observe
-        Called with kind, stage and microbatch; a context around that action.
-    """
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        modules: Mapping[int, nn.Module],
-        loss_fn: Callable[[Any, Any], Tensor],
-        *,
-        group: dist.ProcessGroup | None,
-        device: torch.device,
-        fused: Collection[int] = (),
-        observe: Callable[[Kind, int, int], contextlib.AbstractContextManager[Any]] | None = None,
-    ) -> None:
-        self._loss_fn = loss_fn
-        self._batch: Batch | None = None
-        around = observe or (lambda *_: contextlib.nullcontext())
-        stages = [
-            _Stage(module, number, schedule.stages, device, group, number in fused, around)
-            for number, module in sorted(modules.items())
-        ]
-        self._runtime = PyTorchRuntime(schedule, stages, self._weighted_loss, scale_grads=False)
-        self._first = 0 in modules
-        self._last = schedule.stages - 1 in modules
-        self._units = list(range(schedule.microbatches))
 
     def step(self, batch: Batch) -> dict[int, Tensor]:
-        """Add the gradients of a batch; the weighted losses by microbatch of the last stage."""
-        return self._run(self._runtime.step, batch)
+        """Forwards and backwards; gradients are added to those of the modules' parameters."""
+        self._runtime.share = batch.scale
+        losses = self._run(self._runtime.step, batch)
+        self.recorder.close()
+        return losses
 
-    def forward(self, batch: Batch) -> dict[int, Tensor]:
-        """The weighted losses of a batch by microbatch, where the last stage is."""
-        return self._run(self._runtime.eval, batch)
+    def forward(self, batch: Batch, outputs: bool) -> Forwarded:
+        """Forwards only, in the order of the program."""
+        last = self._stages[-1]
+        last.outputs = {} if outputs and last.is_last else None
+        losses = self._run(self._runtime.eval, batch)
+        found, last.outputs = last.outputs or {}, None
+        return Forwarded(losses, found)
+
+    @contextlib.contextmanager
+    def around(self, kind: Kind, stage: int, unit: int) -> Iterator[None]:
+        """Note when an action begins and ends; between actions PyTorch waits for transfers."""
+        index = self._index[kind, stage, unit]
+        self._watch.position, self._watch.state = index, State.RUNNING
+        self.recorder.begin(index)
+        yield
+        self.recorder.finish(index)
+        self._watch.position, self._watch.state = index + 1, State.WAITING
 
     def _run(self, run: Callable[..., Any], batch: Batch) -> dict[int, Tensor]:
-        losses: list[Tensor] = []
         self._batch = batch
+        self._prepare(batch)
+        losses: list[Tensor] = []
         try:
             run(
-                arg_mbs=list(batch.args) if self._first else None,
-                kwarg_mbs=[dict(kwargs) for kwargs in batch.kwargs],
+                arg_mbs=[batch.args[unit] for unit in self._units] if batch.args else None,
+                kwarg_mbs=[batch.kwargs.get(unit, {}) for unit in self._units],
                 # PyTorch hands on tensors only: each stands for the target of its number.
-                target_mbs=[torch.tensor(unit) for unit in self._units] if self._last else None,
+                target_mbs=list(map(torch.tensor, self._units)) if batch.targets else None,
                 losses=losses,
                 return_outputs=False,
             )
@@ -274,34 +111,55 @@ class PyTorchEngine:
                 raise error.__cause__ from None
             raise
         finally:
-            self._batch = None
+            self._batch = Batch()
         return {unit: loss.detach() for unit, loss in enumerate(losses)}
 
-    def _weighted_loss(self, output: Any, unit: Tensor) -> Tensor:
-        assert self._batch is not None
+    def _prepare(self, batch: Batch) -> None:
+        """Have the buffers of transfers made anew for inputs of another form."""
+        forms = set(batch.signatures)
+        if len(forms) > 1:
+            raise RunError(
+                "microbatches have different shapes or types, and PyTorch's runtime has one buffer "
+                "for all of them; use engine='debubble'"
+            )
+        form = forms.pop() if forms else None
+        if form != self._signature:
+            self._signature = form
+            self._runtime.forget()
+
+    def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        return self._loss_fn(output, self._batch.targets[number]) * self._batch.weights[number]
+        loss = self._loss_fn(output, self._batch.targets[number])
+        for more in self._stages[-1].added.pop(number, ()):
+            loss = loss + more
+        return loss * self._batch.weights[number]
 
 
 class _Stage(PipelineStage):
-    """A stage that can be observed, and whose backward can be one piece."""
+    """A stage whose actions are noted, and whose backward can be one piece."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        number: int,
-        count: int,
-        device: torch.device,
-        group: dist.ProcessGroup | None,
-        fused: bool,
-        around: Callable[[Kind, int, int], contextlib.AbstractContextManager[Any]],
-    ) -> None:
-        super().__init__(module, number, count, device, group=group)
-        self._fused, self._around = fused, around
+    def __init__(self, engine: PyTorchEngine, setup: Setup, number: int, fused: bool) -> None:
+        module, team = setup.modules[number], setup.team
+        if isinstance(module, DistributedDataParallel):
+            # Gradients of replicas are averaged once, after the step.
+            module = module.module
+        super().__init__(module, number, setup.schedule.stages, team.device, group=team.group)
+        self._engine, self._fused = engine, fused
+        self.outputs: dict[int, Any] | None = None
+        self.added: dict[int, list[Tensor]] = {}
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._around(Kind.F, self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with self._engine.around(Kind.F, self.stage_index, fwd_chunk_id), added_losses() as added:
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if added and not self.is_last:
+            raise RunError(
+                f"stage {self.stage_index} adds a loss of its own, which PyTorch's runtime takes "
+                "from the last stage only; use engine='debubble'"
+            )
+        self.added[fwd_chunk_id] = added
+        if self.outputs is not None:
+            self.outputs[fwd_chunk_id] = output
+        return output
 
     def backward_one_chunk(
         self,
@@ -310,93 +168,12 @@ class _Stage(PipelineStage):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        with self._around(Kind.B if full_backward else Kind.I, self.stage_index, bwd_chunk_id):
+        kind = Kind.B if full_backward else Kind.I
+        with self._engine.around(kind, self.stage_index, bwd_chunk_id):
             whole = full_backward or self._fused
             super().backward_one_chunk(bwd_chunk_id, loss, whole, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        with self._around(Kind.W, self.stage_index, bwd_chunk_id):
+        with self._engine.around(Kind.W, self.stage_index, bwd_chunk_id):
             if not self._fused:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-
-
-def with_communication(
-    schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device, sharded: bool
-) -> Schedule:
-    """The schedule with transfers, reductions and, for fully sharded stages, gathered weights."""
-    kinds = kinds_of(schedule.actions)
-    if first_transfer(schedule) is None:
-        # NCCL works its queues off in order; anything else meets out of order.
-        queues = device.type == "cuda" and dist.get_backend(group) == "nccl"
-        schedule = add_transfers(schedule, policy="queued" if queues else "eager")
-    if not np.any(np.isin(kinds, SHARDING_KINDS)):
-        schedule = add_sharding(schedule, mode="fsdp" if sharded else "ddp")
-    return schedule
-
-
-def forward_only(lowered: Schedule, sharded: bool) -> Schedule:
-    """The forwards of a schedule with communication, and what they send, in the same order.
-
-    What is left out of an order that cannot deadlock leaves one that cannot.
-    """
-    kept = np.isin(kinds_of(lowered.actions), _FORWARD)
-    programs = [
-        lowered.program(rank)[kept[lowered.offsets[rank] : lowered.offsets[rank + 1]]]
-        for rank in range(lowered.ranks)
-    ]
-    order = lowered.with_programs(programs)
-    return add_sharding(order, mode="fsdp") if sharded else order
-
-
-def _actions(schedule: Schedule) -> dict[int, list[Any]]:
-    rows = rows_with_transfers(schedule, _HAS_WAITS)
-    return {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
-
-
-def _check_stages(schedule: Schedule, stages: Sequence[Any]) -> None:
-    if not stages:
-        raise ParameterError("no stages are given; give those of this rank")
-    rank, size = stages[0].group_rank, stages[0].group_size
-    if size != schedule.ranks:
-        raise ParameterError(
-            f"'{schedule.name}' has {schedule.ranks} ranks, and the process group has {size}"
-        )
-    given = [stage.stage_index for stage in stages]
-    wanted = sorted(schedule.placement.stages_on(rank))
-    if given != wanted or stages[0].num_stages != schedule.stages:
-        raise ParameterError(
-            f"rank {rank} has stages {given} of {stages[0].num_stages}; '{schedule.name}' gives it "
-            f"{wanted} of {schedule.stages}"
-        )
-
-
-def _check_output(stage: Any, output: Any) -> None:
-    """Refuse an output that does not fit the buffers that wait for it."""
-    metas = stage._stage_meta.outputs
-    found = output if isinstance(output, (tuple, list)) else (output,)
-    want = [_text(meta) for meta in metas]
-    have = [_text(part) if isinstance(part, Tensor) else type(part).__name__ for part in found]
-    if have != want:
-        raise ScheduleError(
-            f"stage {stage.stage_index} returned {', '.join(have)}; its first microbatch returned "
-            f"{', '.join(want)}"
-        )
-
-
-def _text(part: Any) -> str:
-    return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the whole schedule in the log where an action fails; the error says which."""
-    log = schedules.logger
-
-    def short(record: logging.LogRecord) -> bool:
-        return record.levelno != logging.ERROR
-
-    log.addFilter(short)
-    try:
-        yield
-    finally:
-        log.removeFilter(short)

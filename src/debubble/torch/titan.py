@@ -22,7 +22,7 @@ from debubble.core.schedule import Schedule
 from debubble.interchange.files import load
 from debubble.interchange.launchers import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
-from debubble.torch.pytorch_engine import PyTorchRuntime
+from debubble.torch.pytorch_runtime import PyTorchRuntime
 
 Cut: TypeAlias = Sequence[int] | Sequence[Sequence[str]] | str | Path
 """Layers or module names of every stage, or a file of ``debubble optimize --layers``."""
