@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds after which processes are ended."""
 
 
@@ -46,7 +47,7 @@ def run(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[
                     if not pipe.poll(max(0.0, end - time.monotonic())):
                         fine, value = False, "nothing came in time"
                     else:
-                        fine, value = pipe.recv()
+                        fine, value = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     process.join(5)
                     fine, value = False, process.exitcode
@@ -82,13 +83,13 @@ def _child(rank: int, ranks: int, work: Callable[[int], Any], store: str, pipe: 
         )  # fmt: skip
         result = work(rank)
         dist.barrier()
-        pipe.send((True, result))
+        pipe.send_bytes(pickle.dumps((True, result)))
     except BaseException as error:
         notes = getattr(error, "__notes__", [])
         text = f"{type(error).__name__}: {error}" + "".join(f"\n{note}" for note in notes)
         if os.environ.get("DEBUBBLE_DEBUG"):
             traceback.print_exc()
-        pipe.send((False, text))
+        pipe.send_bytes(pickle.dumps((False, text)))
         pipe.close()
         os._exit(1)
     pipe.close()

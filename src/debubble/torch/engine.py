@@ -23,6 +23,7 @@ from debubble.torch.plan import Plan, Step
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
 from debubble.torch.stage import Given, Handed, Stage
+from debubble.torch.team import Tag
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import State, Watch
 from debubble.torch.wire import Arrival, Boundary, Wire
@@ -477,14 +478,14 @@ class OwnEngine:
     def _agree(self) -> None:
         """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
         if self.schedule.sync == "global":
-            self.team.sum(torch.zeros(1))
+            self.team.link.sum(torch.zeros(1))
         elif self.schedule.sync == "post-validation":
             # The partial norm goes from rank to rank.
-            norm, rank, control = torch.zeros(1), self.team.rank, self.team.control
+            norm, rank, link = torch.zeros(1), self.team.rank, self.team.link
             if rank > 0:
-                torch.distributed.recv(norm, group=control, group_src=rank - 1)
+                link.receive(norm, rank - 1, Tag.STEPS)
             if rank < self.team.size - 1:
-                torch.distributed.send(norm, group=control, group_dst=rank + 1)
+                link.send(norm, rank + 1, Tag.STEPS).wait(self.team.timeout)
 
 
 Handler: TypeAlias = Callable[[OwnEngine, Step, Any], None]

@@ -34,9 +34,7 @@ class Gradients:
         }  # fmt: skip
         weights = [one.parameter for one in homes.shared]
         weights += [w for module in self._replicated.values() for w in module.parameters()]
-        self._aside = list(
-            {id(weight): weight for weight in weights if weight.requires_grad}.values()
-        )
+        self._aside = list({id(weight): weight for weight in weights}.values())
         self._before: dict[int, Tensor | None] = {}
         self._averaged: set[int] = set()
 
@@ -130,6 +128,5 @@ def total_norm(
             part = part.full_tensor()
         value = part.detach().to("cpu", torch.float64)
         norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
-    operation = dist.ReduceOp.MAX if kind == float("inf") else dist.ReduceOp.SUM
-    dist.all_reduce(norm, operation, group=team.control)
+    team.link.sum(norm, largest=kind == float("inf"))
     return norm if kind == float("inf") else norm ** (1 / kind)

@@ -82,17 +82,20 @@ def saving_seen() -> Iterator[list[str]]:
 
 
 def custom_function(roots: Sequence[Tensor]) -> str:
-    """The name of a custom ``autograd.Function`` that computes with weights; empty for none."""
+    """The name of a custom ``autograd.Function`` that computes with weights; empty for none.
+
+    That of reentrant checkpointing does so unseen: it runs a whole backward of its own.
+    """
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()
         children = [child for child, _ in node.next_functions if child is not None]
-        if isinstance(node, BackwardCFunction) and any(
-            hasattr(child, "variable") and isinstance(child.variable, nn.Parameter)
-            for child in children
-        ):
-            return node.name().removesuffix("Backward")
+        if isinstance(node, BackwardCFunction):
+            name = node.name().removesuffix("Backward")
+            leaves = (getattr(child, "variable", None) for child in children)
+            if name == "CheckpointFunction" or any(isinstance(x, nn.Parameter) for x in leaves):
+                return name
         for child in children:
             if child not in seen:
                 seen.add(child)

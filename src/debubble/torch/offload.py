@@ -13,7 +13,7 @@ from torch import Tensor
 from debubble.core.actions import COPY_KINDS, Kind
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
-from debubble.torch.team import Team, receive, send
+from debubble.torch.team import Tag, Team
 
 
 class Activations:
@@ -70,26 +70,17 @@ class Copies:
     """What left this rank, and what this rank keeps for others.
 
     The rank that keeps has no actions for that: a thread follows the program of the rank that
-    sends, over a process group of the two.
+    sends.
     """
 
     def __init__(self, team: Team, plan: Plan) -> None:
         moves = [[step for step in program if step.kind in COPY_KINDS] for program in plan.programs]
         pairs = [(rank, steps[0].peer) for rank, steps in enumerate(moves) if steps]
-        groups = {
-            pair: team.part(pair, "gloo")
-            for pair in sorted(pairs)
-            if pair[1] >= 0 and team.rank in pair
-        }
+        pairs = [pair for pair in pairs if pair[1] >= 0]
         self._team = team
-        self._keeper = next((pair for pair in groups if pair[0] == team.rank), None)
-        self._group = groups.get(self._keeper) if self._keeper else None
-        self._there = 0
-        if self._keeper is not None:
-            self._there = team.place(self._group, self._keeper[1])
+        self._keeper = next((pair[1] for pair in pairs if pair[0] == team.rank), None)
         self._kept = [
-            (owner, groups[owner, keeper], moves[owner], team)
-            for owner, keeper in groups if keeper == team.rank
+            (owner, moves[owner], team) for owner, keeper in pairs if keeper == team.rank
         ]  # fmt: skip
         self._away: dict[Key, Tensor] = {}
         """What left; without content where another rank keeps that."""
@@ -119,7 +110,7 @@ class Copies:
         if self._keeper is None:
             return
         for tensor in (torch.tensor([row.numel()]), row):
-            work = send(tensor, self._group, self._there)
+            work = self._team.link.send(tensor, self._keeper, Tag.COPIES)
             self._sending.append((work, tensor))
         self._away[key] = torch.empty(0)
 
@@ -130,7 +121,7 @@ class Copies:
         row, work = self._away.pop(key), None
         if self._keeper is not None:
             row = torch.empty(size, dtype=torch.uint8)
-            work = receive(row, self._group, self._there)
+            work = self._team.link.begin(row, self._keeper, Tag.COPIES)
         self._coming[key] = (work, row)
 
     def back(self, key: Key) -> Tensor:
@@ -143,18 +134,14 @@ class Copies:
         return row
 
 
-def _keep(owner: int, group: Any, steps: list[Step], team: Team) -> None:
+def _keep(owner: int, steps: list[Step], team: Team) -> None:
     kept: dict[Key, Tensor] = {}
-    there = team.place(group, owner)
-
-    def received(tensor: Tensor) -> Tensor:
-        receive(tensor, group, there).wait(team.timeout)
-        return tensor
-
+    link = team.link
     for step in steps:
         key = (step.stage, step.unit)
         if step.kind == Kind.OFFLOAD:
-            size = int(received(torch.empty(1, dtype=torch.int64)))
-            kept[key] = received(torch.empty(size, dtype=torch.uint8))
+            size = int(link.receive(torch.empty(1, dtype=torch.int64), owner, Tag.COPIES))
+            row = torch.empty(size, dtype=torch.uint8)
+            kept[key] = link.receive(row, owner, Tag.COPIES)
         else:
-            send(kept.pop(key), group, there).wait(team.timeout)
+            link.send(kept.pop(key), owner, Tag.COPIES).wait(team.timeout)

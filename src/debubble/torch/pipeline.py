@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
 from torch.utils import _pytree as pytree
 
 from debubble.core.costs import Costs
@@ -140,7 +138,7 @@ class Pipeline:
         self._signatures = Signatures()
         self._told: set[int] = set()
         self._wire = Wire(team)
-        self._clock = team.clock()
+        self._clock = team.link.clock()
         self._watch = self._watched(timeout)
         self._engine = self._made()
 
@@ -371,7 +369,7 @@ class Pipeline:
 
     def _recorded(self) -> Recorded:
         own = self._engine.recorder.times + self._clock
-        return Recorded.of(self._engine.plan.lowered, self._team.gather(own))
+        return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for stage, module in self._modules.items():
@@ -395,8 +393,7 @@ class Pipeline:
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
 
     def _watched(self, timeout: float) -> Watch:
-        name = self._team.gather(uuid.uuid4().hex)[0]
-        store = dist.PrefixStore(f"debubble/{name}", _get_default_store())
+        store = dist.PrefixStore("watch", self._team.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
         watch = Watch(self._team.rank, self._team.size, store, timeout, _text_of(self.schedule))
@@ -460,7 +457,7 @@ class Pipeline:
         # A stage that begins to train, or ceases to, hands on other forms.
         numbers[2, 0] = float(self._signatures.changed(self._modules))
         self._watch.waits()
-        numbers = self._team.sum(numbers)
+        numbers = self._team.link.sum(numbers)
         if numbers[2, 0]:
             self._wire.forget()
         weights = numbers[1].tolist()
@@ -476,7 +473,7 @@ class Pipeline:
             total[0] += loss.to("cpu", torch.float64)
             total[1] += 1
         self._watch.waits()
-        self._team.sum(total)
+        self._team.link.sum(total)
         mean = total[0] / max(self.schedule.iterations, 1)
         return (mean if total[1] else mean * torch.nan).to(self._team.device)
 

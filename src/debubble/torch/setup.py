@@ -122,7 +122,7 @@ def compare_orders(schedule: Schedule, team: Team) -> None:
     """
     plain = {key: value for key, value in schedule.to_dict().items() if key != "name"}
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
-    found = team.gather((digest, socket.gethostname()))
+    found = team.link.gather((digest, socket.gethostname()))
     other = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
     if other:
         where = ", ".join(f"rank {rank} on {found[rank][1]}" for rank in other[:4])

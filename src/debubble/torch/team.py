@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
 
 from debubble.core.errors import ParameterError
 
@@ -19,14 +22,87 @@ PINGS = 20
 """Messages that tell how far apart the clocks of two hosts are."""
 
 
-def send(tensor: Tensor, group: Any, peer: int) -> Any:
-    """Begin to send to a rank of a group."""
-    return dist.isend(tensor, group=group, group_dst=peer)
+class Tag(IntEnum):
+    """What messages on the host belong to; those of one tag and two ranks keep their order."""
+
+    TENSORS = 0
+    """What stages hand on."""
+    FORMS = 1
+    """The same, with its form."""
+    COPIES = 2
+    """Activations that another rank keeps."""
+    VOCABULARY = 3
+    """What shards of the output layer exchange."""
+    WEIGHTS = 4
+    """Weights with several homes, and their gradients."""
+    STEPS = 5
+    """What optimizer steps wait for."""
 
 
-def receive(tensor: Tensor, group: Any, peer: int) -> Any:
-    """Begin to receive from a rank of a group."""
-    return dist.irecv(tensor, group=group, group_src=peer)
+class Link:
+    """Connections of ranks on the host, of their own: nobody else's messages are among theirs."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        # Making a group of the world's would need all ranks of the world, or equal names of groups.
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def send(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
+        """Begin to send."""
+        return self._gloo.send([tensor], peer, int(tag))
+
+    def begin(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
+        """Begin to receive."""
+        return self._gloo.recv([tensor], peer, int(tag))
+
+    def receive(self, tensor: Tensor, peer: int, tag: Tag) -> Tensor:
+        """Receive."""
+        self.begin(tensor, peer, tag).wait(self.timeout)
+        return tensor
+
+    def sum(self, numbers: Tensor, *, largest: bool = False) -> Tensor:
+        """Add up what ranks have, or take the largest."""
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        options.timeout = self.timeout
+        self._gloo.allreduce([numbers], options).wait(self.timeout)
+        return numbers
+
+    def gather(self, thing: Any) -> list[Any]:
+        """An object of every rank."""
+        row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = row.numel()
+        longest = int(self.sum(sizes).max())
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: row.numel()] = row
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        self._gloo.allgather([found], [padded]).wait(self.timeout)
+        return [
+            pickle.loads(part[:size].numpy().tobytes())
+            for part, size in zip(found, sizes.tolist(), strict=True)
+        ]
+
+    def clock(self) -> int:
+        """What to add to this host's clock for that of rank 0's host, in nanoseconds."""
+        hosts = self.gather(socket.gethostname())
+        best, offset = 1 << 62, 0
+        for other in range(1, self.size):
+            if hosts[other] == hosts[0]:
+                continue
+            for _ in range(PINGS):
+                now = torch.tensor([time.perf_counter_ns()])
+                if self.rank == 0:
+                    self.receive(torch.empty_like(now), other, Tag.STEPS)
+                    now = torch.tensor([time.perf_counter_ns()])
+                    self.send(now, other, Tag.STEPS).wait(self.timeout)
+                elif self.rank == other:
+                    self.send(now, 0, Tag.STEPS).wait(self.timeout)
+                    theirs = self.receive(torch.empty_like(now), 0, Tag.STEPS)
+                    took = time.perf_counter_ns() - int(now)
+                    if took < best:
+                        best, offset = took, int(theirs) - int(now) - took // 2
+        return offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,24 +114,27 @@ class Team:
     rank, size
         Which rank of the schedule this is, of how many.
     group
-        Tensors go through this process group; its ranks are the schedule's.
-    control
-        The same ranks on the host, for what goes beside tensors.
+        The process group whose ranks are the schedule's; tensors on a GPU go through it.
+    link
+        The same ranks on the host: tensors there, and what goes beside tensors.
     device
         Where this rank computes.
     wire
         Where tensors are when they are sent: the device, or the host where the group cannot.
     timeout
         How long a rank waits for another.
+    store
+        Where these ranks, and nobody else, may write.
     """
 
     rank: int
     size: int
     group: Any
-    control: Any
+    link: Link
     device: torch.device
     wire: torch.device
     timeout: timedelta
+    store: Any
 
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Team:
@@ -72,62 +151,52 @@ class Team:
                 "in processes that torchrun started"
             )
         group = dist.group.WORLD if group is None else group
-        backend = dist.get_backend(group)
+        nccl = "nccl" in dist.get_backend(group)
         if device is None:
-            cuda = "nccl" in backend
-            device = torch.device("cuda", torch.cuda.current_device()) if cuda else "cpu"
+            device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
         device = torch.device(device)
         limit = timedelta(seconds=timeout)
-        rank = dist.get_rank(group)
-        # Waits have a limit of their own; that of the group is for what goes on beside.
-        control = dist.new_group(
-            dist.get_process_group_ranks(group), timeout=2 * limit, backend="gloo",
-            use_local_synchronization=True,
-        )  # fmt: skip
-        wire = device if "nccl" in backend or device.type == "cpu" else torch.device("cpu")
-        return cls(rank, dist.get_world_size(group), group, control, device, wire, limit)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        ranks = dist.get_process_group_ranks(group)
+        # Ranks of several groups make their pipelines in any order, those of one together.
+        key = "debubble/" + "-".join(map(str, ranks))
+        count = _COUNTS[key] = _COUNTS.get(key, 0) + 1
+        store = dist.PrefixStore(f"{key}/{count}", _get_default_store())
+        link = Link(dist.PrefixStore("link", store), rank, size, limit)
+        wire = device if nccl else torch.device("cpu")
+        return cls(rank, size, group, link, device, wire, limit, store)
 
-    def part(self, ranks: Iterable[int], backend: str | None = None) -> Any:
-        """A process group of some ranks, which all of them make in the same order."""
-        return dist.new_group(
-            sorted(dist.get_global_rank(self.group, rank) for rank in ranks),
-            timeout=2 * self.timeout, backend=backend or dist.get_backend(self.group),
-            use_local_synchronization=True,
-        )  # fmt: skip
-
-    def place(self, group: Any, rank: int) -> int:
-        """Which rank of another group a rank is."""
-        return dist.get_group_rank(group, dist.get_global_rank(self.group, rank))
-
-    def gather(self, thing: Any) -> list[Any]:
-        """An object of every rank."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, thing, group=self.control)
+    def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
+        """What each of some ranks has, in their order; `row` is this rank's."""
+        found = [row if rank == self.rank else torch.empty_like(row) for rank in ranks]
+        others = [
+            (rank, part) for rank, part in zip(ranks, found, strict=True) if rank != self.rank
+        ]
+        for work in self._start([(row, rank) for rank, _ in others], others):
+            work.wait(self.timeout)
         return found
 
-    def sum(self, numbers: Tensor) -> Tensor:
-        """Add up what ranks have, on the host."""
-        dist.all_reduce(numbers, group=self.control)
-        return numbers
+    def spread(self, row: Tensor, ranks: Sequence[int], source: int) -> None:
+        """Give what one of some ranks has to the others, in place."""
+        sends, receives = [], [(source, row)]
+        if self.rank == source:
+            sends, receives = [(row, rank) for rank in ranks if rank != source], []
+        for work in self._start(sends, receives):
+            work.wait(self.timeout)
 
-    def clock(self) -> int:
-        """What to add to this host's clock for that of rank 0's host, in nanoseconds."""
-        hosts = self.gather(socket.gethostname())
-        best, offset = 1 << 62, 0
-        for other in range(1, self.size):
-            if hosts[other] == hosts[0]:
-                continue
-            for _ in range(PINGS):
-                now = torch.tensor([time.perf_counter_ns()])
-                if self.rank == 0:
-                    dist.recv(torch.empty_like(now), group=self.control, group_src=other)
-                    now = torch.tensor([time.perf_counter_ns()])
-                    dist.send(now, group=self.control, group_dst=other)
-                elif self.rank == other:
-                    theirs = torch.empty_like(now)
-                    dist.send(now, group=self.control, group_dst=0)
-                    dist.recv(theirs, group=self.control, group_src=0)
-                    took = time.perf_counter_ns() - int(now)
-                    if took < best:
-                        best, offset = took, int(theirs) - int(now) - took // 2
-        return offset
+    def _start(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
+    ) -> list[Any]:
+        if self.wire.type == "cpu":
+            works = [self.link.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
+            return works + [self.link.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
+        calls = [dist.P2POp(dist.isend, row, group=self.group, group_peer=rank)
+                 for row, rank in sends]  # fmt: skip
+        calls += [dist.P2POp(dist.irecv, part, group=self.group, group_peer=rank)
+                  for rank, part in receives]  # fmt: skip
+        begun: list[Any] = dist.batch_isend_irecv(calls) if calls else []
+        return begun
+
+
+_COUNTS: dict[str, int] = {}
+"""How many pipelines of this process each group of ranks has made."""

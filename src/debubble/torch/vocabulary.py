@@ -28,7 +28,7 @@ from debubble.core.schedule import Schedule
 from debubble.torch.batch import IGNORED, Batch
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
-from debubble.torch.team import Team, receive, send
+from debubble.torch.team import Tag, Team
 
 HIDDEN, SUMS, GRADIENT = "hidden states", "sums", "gradients"
 LAYERS = ("output", "lm_head")
@@ -77,7 +77,7 @@ def take_rows(
             parts = _cut(modules[last], team.size, loss_fn)
         except ParameterError as error:
             parts = [str(error)] * team.size
-    found = team.gather(parts)[schedule.placement.table[0][last]][team.rank]
+    found = team.link.gather(parts)[schedule.placement.table[0][last]][team.rank]
     if isinstance(found, str):
         raise ParameterError(found)
     name, weight, bias, first, trains = found
@@ -178,9 +178,6 @@ class Shard:
 
     def __init__(self, team: Team, rows: Rows) -> None:
         self.team, self.rows = team, rows
-        # By way of the host: on one stream of NCCL, what two ranks send each other in different
-        # orders would wait for each other.
-        self._group = team.part(range(team.size), "gloo")
         self._ranks = range(team.size)
         self._others = [rank for rank in self._ranks if rank != team.rank]
         self.losses: dict[int, Tensor] = {}
@@ -358,9 +355,11 @@ class Shard:
         self._send(tensor, [rank for rank in ranks if rank != self.team.rank])
 
     def _send(self, tensor: Tensor, ranks: Sequence[int]) -> None:
+        # By way of the host: on one stream of NCCL, what two ranks send each other in different
+        # orders would wait for each other.
         wire = tensor.to("cpu").contiguous()
         self._sending = [entry for entry in self._sending if not entry[0].is_completed()]
-        self._sending += [(send(wire, self._group, rank), wire) for rank in ranks]
+        self._sending += [(self.team.link.send(wire, rank, Tag.VOCABULARY), wire) for rank in ranks]
 
     def _receive(self, what: str, source: int, unit: int) -> None:
         """Take what a rank sends until the wanted is there."""
@@ -386,8 +385,7 @@ class Shard:
 
     def _buffer(self, source: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         buffer = torch.empty(*shape, dtype=dtype)
-        receive(buffer, self._group, source).wait(self.team.timeout)
-        return buffer
+        return self.team.link.receive(buffer, source, Tag.VOCABULARY)
 
     def _shape(self, what: str, unit: int) -> tuple[int, ...]:
         about = self._about.get(unit)

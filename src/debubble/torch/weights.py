@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from debubble.core.errors import ParameterError, did_you_mean
@@ -71,10 +70,13 @@ def find_shared(
         When a name is not known, shapes differ, or nobody can know what is tied.
     """
     own = names_of(modules)
-    facts = {name: (tuple(weight.shape), str(weight.dtype)) for name, weight in own.items()}
+    facts = {
+        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
+        for name, weight in own.items()
+    }
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
     tied = says_tied(modules)
-    found = team.gather((facts, ties, tied))
+    found = team.link.gather((facts, ties, tied))
     known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
     classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
     says = next((words for _, _, words in found if words), "")
@@ -139,9 +141,7 @@ class Homes:
     def __init__(self, shared: Sequence[Shared], team: Team) -> None:
         self.team = team
         self.shared = sorted(shared, key=lambda one: (one.ranks, one.name))
-        self._groups = {
-            ranks: team.part(ranks) for ranks in sorted({one.ranks for one in self.shared})
-        }
+        self._groups = sorted({one.ranks for one in self.shared})
 
     def level(self, modules: Mapping[int, nn.Module], schedule: Schedule) -> None:
         """Make values equal: those of the first home are taken."""
@@ -160,7 +160,7 @@ class Homes:
 
         They are added to the parameters' ``grad``.
         """
-        for ranks, group in self._groups.items():
+        for ranks in self._groups:
             ours = [one for one in self.shared if one.ranks == ranks]
             for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
                 some = [one.parameter for one in ours if one.parameter.dtype == dtype]
@@ -173,18 +173,19 @@ class Homes:
                 there = [float(part is not None) for part in parts]
                 row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
                 flat = torch.cat(row).to(self.team.wire)
-                dist.all_reduce(flat, group=group)
-                flat = flat.to(row[0].device)
-                *sums, present = flat.split([len(part) for part in row])
-                for weight, total, has in zip(some, sums, present.tolist(), strict=True):
+                # Added in one order everywhere, so that all homes get the very same.
+                total, *others = self.team.exchange(flat, ranks)
+                for other in others:
+                    total = total + other
+                *sums, present = total.to(row[0].device).split([len(part) for part in row])
+                for weight, part, has in zip(some, sums, present.tolist(), strict=True):
                     if has:
-                        add_gradient(weight, total.view(local(weight).shape).clone())
+                        add_gradient(weight, part.view(local(weight).shape).clone())
 
     def _take(self, ranks: tuple[int, ...], source: int, tensor: Tensor) -> None:
-        group = self._groups[ranks]
         values = local(tensor.detach())
         wire = values.to(self.team.wire).contiguous()
-        dist.broadcast(wire, group=group, group_src=self.team.place(group, source))
+        self.team.spread(wire, ranks, source)
         if wire is not values:
             values.copy_(wire)
 

@@ -12,7 +12,6 @@ import pickle
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from debubble.torch.errors import RunError
-from debubble.torch.team import Team, receive, send
+from debubble.torch.team import Link, Tag, Team
 from debubble.torch.tree import Leaf, Spec
 
 
@@ -59,7 +58,6 @@ class Wire:
         """Forms of this step."""
         self._sending: list[tuple[Any, Any]] = []
         self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
-        self._nccl = dist.get_backend(team.group) == "nccl"
 
     def check(self, boundary: Boundary, spec: Spec) -> None:
         """Compare what a stage returned with what it returned before for such an input.
@@ -148,8 +146,8 @@ class Wire:
     def _start(
         self, operations: list[tuple[bool, Tensor, int]], begins: list[tuple[Arrival, int]]
     ) -> None:
-        group = self.team.group
-        if self._nccl:
+        if self.team.wire.type != "cpu":
+            group = self.team.group
             calls = {True: dist.isend, False: dist.irecv}
             works: list[Any] = dist.batch_isend_irecv(
                 [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
@@ -160,8 +158,9 @@ class Wire:
             self._sending += [(work, operations) for work in works]
             return
         works = []
+        call = {True: self.team.link.send, False: self.team.link.begin}
         for sends, part, peer in operations:
-            works.append((send if sends else receive)(part, group, peer))
+            works.append(call[sends](part, peer, Tag.TENSORS))
             if sends:
                 self._sending.append((works[-1], part))
         for arrival, begin in begins:
@@ -171,20 +170,21 @@ class Wire:
         """Send tensors whose form the peer does not know yet, through the control group."""
         told = [*packed(self._new[boundary]), *(part.to("cpu") for part in parts)]
         for part in told:
-            self._sending.append((send(part, self.team.control, peer), part))
+            work = self.team.link.send(part, peer, Tag.FORMS)
+            self._sending.append((work, part))
 
     def _drain(self, wanted: Arrival) -> None:
         """Take what a peer told, up to the wanted."""
-        control, device = self.team.control, self.team.wire
+        link = self.team.link
         coming = self._coming[wanted.peer]
         while wanted.spec is None:
             boundary, arrival = coming.popleft()
-            arrival.spec = spec = unpacked(control, arrival.peer, self.team.timeout)
+            arrival.spec = spec = unpacked(link, arrival.peer)
             self._new[boundary] = spec
             for leaf in spec.tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
-                receive(part, control, arrival.peer).wait(self.team.timeout)
-                arrival.tensors.append(part.to(device))
+                link.receive(part, arrival.peer, Tag.FORMS)
+                arrival.tensors.append(part.to(self.team.wire))
 
 
 def packed(thing: Any) -> tuple[Tensor, Tensor]:
@@ -193,10 +193,8 @@ def packed(thing: Any) -> tuple[Tensor, Tensor]:
     return torch.tensor([row.numel()]), row
 
 
-def unpacked(group: Any, peer: int, timeout: timedelta) -> Any:
+def unpacked(link: Link, peer: int) -> Any:
     """Receive what :func:`packed` gave."""
-    size = torch.empty(1, dtype=torch.int64)
-    receive(size, group, peer).wait(timeout)
-    row = torch.empty(int(size), dtype=torch.uint8)
-    receive(row, group, peer).wait(timeout)
+    size = link.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
+    row = link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS)
     return pickle.loads(row.numpy().tobytes())
