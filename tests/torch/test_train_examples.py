@@ -1,0 +1,93 @@
+"""The scripts in examples/train, with few steps on few ranks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import debubble as db
+from debubble.torch.from_config import from_config
+
+pytest.importorskip("transformers", reason="trains models of transformers")
+
+FOLDER = Path(__file__).parents[2] / "examples" / "train"
+RANKS, STEPS, MICROBATCHES = 2, 5, 4
+LIMIT = 300
+"""Seconds."""
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The script that trains, as a module."""
+    names = ("data", "models", "train")
+    monkeypatch.syspath_prepend(FOLDER)
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("train")
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def torchrun(script: str, *words: object) -> str:
+    """What a script prints on the ranks that torchrun starts."""
+    found = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
+            "--standalone", str(FOLDER / script), *map(str, words),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule"), [("gpt2", "dualpipe-v"), ("llama", "zb-v"), ("qwen3-moe", "best.csv")]
+)
+def test_a_pipeline_trains_as_the_model_alone(
+    scripts: Any, model: str, schedule: str, tmp_path: Path
+) -> None:
+    if schedule.endswith(".csv"):
+        schedule = str(tmp_path / schedule)
+        db.optimize(
+            ranks=RANKS, chunks=2, microbatches=MICROBATCHES, effort=0.01, cache=False
+        ).schedule.save(schedule)
+    words = ("--model", model, "--steps", STEPS, "--microbatches", MICROBATCHES)
+    saved = tmp_path / "run.pt"
+    torchrun(
+        "train.py", "--schedule", schedule, *words, "--dtype", "float64", "--save", saved
+    )  # fmt: skip
+    found = torch.load(saved)
+    alone = scripts.build(model, torch.float64)
+    losses, state = scripts.without_pipeline(
+        alone, Namespace(steps=STEPS, microbatches=MICROBATCHES)
+    )
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(found["losses"], losses, rtol=0, atol=1e-9)
+    assert found["state"].keys() == state.keys()
+    for name, value in state.items():
+        torch.testing.assert_close(found["state"][name], value, rtol=0, atol=1e-9, msg=name)
+
+
+def test_pytorch_trains_with_our_order(tmp_path: Path) -> None:
+    path = tmp_path / "zbv.csv"
+    db.make("zb-v", ranks=RANKS, microbatches=8).save(path)
+    printed = torchrun("plain_torch.py", path, 1).split()
+    assert printed[:2] == ["step", "0"]
+    assert float(printed[3]) == pytest.approx(5.55, abs=0.1)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_configs_can_be_profiled(path: Path) -> None:
+    made = from_config(str(path), 4, rows=2)
+    assert made.x.shape == (2, 64)
+    assert len(made.stages) == 4
