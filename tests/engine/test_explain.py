@@ -251,6 +251,10 @@ def test_fewer_queues_stop_more(data: st.DataObject) -> None:
             r"0REDUCE_GRAD0 \(rank 0\) waits for 0B0 \(rank 0\), which comes after it; move 0B0",
         ),
         (
+            [["0F0", "0REDUCE_GRAD1", "0B0"], ["1F0", "1B0"]],
+            r"0REDUCE_GRAD1 \(rank 0\) waits for 0B0 \(rank 0\), which comes after it; move 0B0",
+        ),
+        (
             [["0F0", "0F1", "0OFFLOAD1", "0RELOAD1", "0B1", "0R0", "0B0"],
              ["1F0", "1F1", "1B1", "1B0"]],
             "0OFFLOAD1 copies what stage 0 recomputes for some microbatches and not for others",

@@ -273,7 +273,8 @@ class _Lookup:
         period = schedule.microbatches * schedule.slices
         wide, steps = int(self.stage.max(initial=0)) + 1, self.units + 1
         of = (self.rank * wide + self.stage) * steps
-        keys = of[here] + np.minimum(self.unit[here], self.units)
+        # One behind the last iteration is of the last.
+        keys = of[here] + np.minimum(self.unit[here], min(self.units, schedule.iterations - 1))
         order = np.argsort(keys, kind="stable")
         here, keys = here[order], keys[order]
         wanted = of[there] + self.unit[there] // period
