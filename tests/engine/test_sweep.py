@@ -27,7 +27,9 @@ CASES: dict[str, Callable[[], Schedule]] = {
     "groups": lambda: db.make("dualpipe", ranks=4, microbatches=8),
     "slices": lambda: db.make("seq1f1b", ranks=4, microbatches=8, slices=2),
     "transfers": lambda: add_transfers(db.make("1f1b", ranks=4, microbatches=8)),
-    "copies": lambda: db.make("1f1b", ranks=4, microbatches=8, offload="full"),
+    "copies": lambda: db.make(
+        "1f1b", ranks=4, microbatches=8, offload="full", costs=db.Costs(host_bandwidth=1)
+    ),
     "collectives": lambda: add_sharding(db.make("1f1b", ranks=4, microbatches=8), mode="fsdp"),
     "shards": lambda: db.make("vocab-1", ranks=4, microbatches=8),
 }
