@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 Gradients: TypeAlias = Sequence[Tensor | None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Branches:
     """Gradients that reached the nodes before weights, and these weights."""
 
@@ -33,7 +33,7 @@ class Branches:
     """Whether several nodes lead to the same weight."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Nodes whose branches lead to the same weights, in numbers of a form."""
 
@@ -47,7 +47,7 @@ class _Group:
     several: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Form:
     """The form of a stage's graph.
 
