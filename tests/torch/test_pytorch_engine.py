@@ -240,6 +240,24 @@ def flops(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[Kind, int], int]:
     return counted
 
 
+def measured(rank: int) -> tuple[set[str], int, float]:
+    schedule = db.make("zb-h1", ranks=2, microbatches=4)
+    modules = copy.deepcopy(model(2))
+    pipe = dt.Pipeline(schedule, modules, loss_fn, engine="torch")
+    x, target = data(4)
+    for _ in range(2):
+        pipe.step(x, target=target)
+    costs, timeline = pipe.costs(), pipe.timeline()
+    return {name for name in "FIWB" if getattr(costs, name)}, len(timeline.end), timeline.makespan
+
+
+def test_its_actions_are_measured() -> None:
+    for names, actions, makespan in run(2, measured):
+        assert names == {"F", "I", "W"}
+        assert actions == 2 * 3 * 4
+        assert makespan > 0
+
+
 class Odd(nn.Module):
     """Its second microbatch comes out in another type."""
 
