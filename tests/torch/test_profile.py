@@ -241,8 +241,8 @@ class Hidden(Custom):
     ("module", "words"),
     [
         (Hidden, "they do 2.00 times the FLOPs of B"),
-        (Custom, "the autograd.Function Product computes gradients of weights"),
-        (lambda: Checkpointed(linear(), True), "use_reentrant=True"),
+        (Custom, "the autograd.Function Product computes all its gradients"),
+        (lambda: Checkpointed(linear(), True), "the autograd.Function CheckpointFunction"),
         (lambda: linear().requires_grad_(False), "it has no weights to train"),
     ],
 )
