@@ -19,6 +19,8 @@ from debubble.torch.from_config import from_config
 
 pytest.importorskip("transformers", reason="trains models of transformers")
 
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
 FOLDER = Path(__file__).parents[2] / "examples" / "train"
 RANKS, STEPS, MICROBATCHES = 2, 5, 4
 LIMIT = 300

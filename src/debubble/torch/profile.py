@@ -138,8 +138,7 @@ def profile(
                 )
                 measures = replace(measures, layers=inner)
             found.append(measures)
-            with torch.no_grad():
-                value = module(*args, **given)
+            value = mapped(part.forward().result, Tensor.detach)
     return Profile(tuple(found), _source(steps, place))
 
 
