@@ -16,7 +16,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 import debubble as db
 import debubble.torch as dt
 
-MICROBATCHES, ROWS, RATE = 8, 2, 3e-3
+MICROBATCHES, ROWS, RATE = 8, 2, 1e-3
 
 
 def main(path, steps=200):

@@ -17,7 +17,7 @@ import debubble.torch as dt
 ROWS = 2
 """Sequences of a microbatch."""
 
-RATE = 3e-3
+RATE = 1e-3
 
 
 def options():
@@ -29,6 +29,7 @@ def options():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--chunks", type=int, help="where the schedule leaves a choice")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    parser.add_argument("--clip", type=float, help="largest norm of the gradients")
     parser.add_argument("--engine", default="auto", choices=["auto", "torch", "debubble"])
     parser.add_argument("--reference", action="store_true", help="train without a pipeline")
     parser.add_argument("--save", metavar="FILE", help="losses and final parameters")
@@ -62,7 +63,8 @@ def in_pipeline(model, args):
     for step in range(args.steps):
         x, y = batch(step, ROWS * schedule.microbatches, TOKENS)
         loss = pipe.step(x, target=y)
-        pipe.clip_grad_norm_(1.0)
+        if args.clip:
+            pipe.clip_grad_norm_(args.clip)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -91,7 +93,8 @@ def without_pipeline(model, args):
             loss = loss / args.microbatches
             loss.backward()
             total += loss.item()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if args.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.core.costs import COST_FIELDS
 from debubble.core.errors import FormatError
-from debubble.interchange.cost_files import costs_data, load_costs, parse_costs
+from debubble.interchange.cost_files import costs_data, load_costs, parse_costs, save_costs
 from debubble.interchange.cost_model import TOP_KEYS, validate
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "zero-bubble" / "gpt-6.2b-m24.yaml"
 
 YAML = """
 name: GPT 28.3B on A100
@@ -117,6 +119,36 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
     assert (file.name, file.time_unit) == ("no", "1:30")
 
 
+def test_costs_of_layers_and_what_was_measured(tmp_path: Path) -> None:
+    layers = "{F: [1, 2], kept_for_weight: [1, 0.5], embedding: {F: 3, activation: 4}}"
+    text = f"times: {{F: 1}}\nlayers: {layers}\nmeasured: {{weights: [1, null]}}"
+    file = read(tmp_path, text)
+    assert file.layers == {
+        "F": (1, 2), "kept_for_weight": (1, 0.5), "embedding": {"F": 3, "activation": 4},
+    }  # fmt: skip
+    assert file.measured == {"weights": [1, None]}
+
+
+@pytest.mark.parametrize("name", ["costs.yaml", "costs.json"])
+def test_files_that_are_written_are_read(tmp_path: Path, name: str) -> None:
+    data = costs_data(load_costs(EXAMPLE).costs) | {"name": "a model: 1", "ranks": 8}
+    data["measured"] = {"split": ["it's fine", "no"], "peak": [1, None], "quartiles": [[1, 2.5]]}
+    path = tmp_path / name
+    save_costs(data, str(path))
+    file = load_costs(path)
+    assert file.costs == load_costs(EXAMPLE).costs
+    assert (file.name, file.ranks) == ("a model: 1", 8)
+    assert file.measured == data["measured"]
+
+
+def test_what_is_no_cost_file_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"a cost file is written as .yaml or .json"):
+        save_costs({"times": {"F": 1}}, str(tmp_path / "costs.toml"))
+    with pytest.raises(FormatError, match="times is missing"):
+        save_costs({}, str(tmp_path / "costs.yaml"))
+    assert list(tmp_path.iterdir()) == []
+
+
 REFUSED = {
     "": "null is no cost file; it needs times: {F: 1, B: 2}",
     "- 1": "a list is no cost file; it needs times: {F: 1, B: 2}",
@@ -130,6 +162,17 @@ REFUSED = {
     "times: {}": "times is empty; give at least F and B, or F, I and W",
     "times: 3": "times is 3; give a mapping",
     "times: {F: 1}\nexpected: [1]": "expected is a list; give a mapping",
+    "times: {F: 1}\nmeasured: {1: 2}": "measured has a key that is no text; keys are text",
+    "times: {F: 1}\nlayers: {F: 1}": "layers.F is 1.0; give a list with one per layer",
+    "times: {F: 1}\nlayers: {F: [1, 2], B: [3]}": (
+        "layers.B has 1 values and layers.F 2; both have one per layer"
+    ),
+    "times: {F: 1}\nlayers: {p2p: [1, 2]}": (
+        "unknown key 'layers.p2p'; the nearest are 'mtp', 'recompute_kept' and 'kept_for_weight'"
+    ),
+    "times: {F: 1}\nlayers: {F: [1], head: {F: -1}}": (
+        "layers.head[F] is -1; costs are not negative"
+    ),
     "times: {F: -1}": "times.F is -1; costs are not negative",
     "times: {F: [1, -0.5]}": "times.F[1] is -0.5; costs are not negative",
     "times: {F: .nan}": "times.F is nan; give a finite number",

@@ -192,6 +192,13 @@ def test_what_microbatches_share_is_counted_for_none() -> None:
     assert found.stages[0].message == ROWS * WIDTH * 2
 
 
+def test_a_weight_of_two_stages_under_autocast_is_trained_by_both() -> None:
+    module = nn.Linear(WIDTH, WIDTH, bias=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = profile([module, module], mean_square, *data(), steps=1)
+    assert [stage.gradients for stage in found.stages] == [WIDTH * WIDTH * FLOAT] * 2
+
+
 def test_a_checkpointed_stage_keeps_its_input_and_does_not_split() -> None:
     found = profile([linear(), Checkpointed(linear())], mean_square, *data(), steps=1)
     stage = found.stages[1]
@@ -241,8 +248,8 @@ class Hidden(Custom):
     ("module", "words"),
     [
         (Hidden, "they do 2.00 times the FLOPs of B"),
-        (Custom, "the autograd.Function Product computes gradients of weights"),
-        (lambda: Checkpointed(linear(), True), "use_reentrant=True"),
+        (Custom, "the autograd.Function Product computes all its gradients"),
+        (lambda: Checkpointed(linear(), True), "the autograd.Function CheckpointFunction"),
         (lambda: linear().requires_grad_(False), "it has no weights to train"),
     ],
 )

@@ -132,7 +132,8 @@ class Splitter:
 
 def backward_weight(rest: list[Branches]) -> None:
     """Add the gradients of the weights to their ``grad``."""
-    for branches in rest:
+    # From a later use of a weight the way to an earlier one leads through others' nodes.
+    for branches in sorted(rest, key=lambda one: not one.several):
         hooks = []
         if branches.several:
             # A weight that is used twice: what flows from one use to the other is noted there.
@@ -140,7 +141,10 @@ def backward_weight(rest: list[Branches]) -> None:
             for edge, gradient in zip(branches.edges, branches.gradients, strict=True):
                 noted.setdefault(edge.node, {})[edge.output_nr] = gradient
             hooks = [node.register_prehook(_replace(slots)) for node, slots in noted.items()]
-        torch.autograd.backward(branches.edges, branches.gradients, inputs=branches.weights)
+        torch.autograd.backward(
+            branches.edges, branches.gradients, retain_graph=branches.several,
+            inputs=branches.weights,
+        )  # fmt: skip
         for hook in hooks:
             hook.remove()
 
@@ -167,7 +171,7 @@ def _same(
             if wanted.__class__ is int:
                 if wanted == len(nodes) and child is not None:
                     nodes.append(child)
-                elif nodes[wanted] is not child:
+                elif wanted >= len(nodes) or nodes[wanted] is not child:
                     return None
                 if slot != output:
                     return None

@@ -138,8 +138,7 @@ def profile(
                 )
                 measures = replace(measures, layers=inner)
             found.append(measures)
-            with torch.no_grad():
-                value = module(*args, **given)
+            value = mapped(part.forward().result, Tensor.detach)
     return Profile(tuple(found), _source(steps, place))
 
 
@@ -180,7 +179,7 @@ def _fused(part: Part) -> str:
         done = part.forward(split=True)
     custom = custom_function(done.roots)
     if custom:
-        return f"the autograd.Function {custom} computes gradients of weights whenever it runs"
+        return f"the autograd.Function {custom} computes all its gradients whenever it runs"
     gradients = done.gradients()
     try:
         rest = done.backward_input(gradients)
