@@ -140,7 +140,9 @@ def backward_weight(rest: list[Branches]) -> None:
             for edge, gradient in zip(branches.edges, branches.gradients, strict=True):
                 noted.setdefault(edge.node, {})[edge.output_nr] = gradient
             hooks = [node.register_prehook(_replace(slots)) for node, slots in noted.items()]
-        torch.autograd.backward(branches.edges, branches.gradients, inputs=branches.weights)
+        torch.autograd.backward(
+            branches.edges, branches.gradients, branches.several, inputs=branches.weights
+        )
         for hook in hooks:
             hook.remove()
 
@@ -233,6 +235,8 @@ def _form(
             onward.append(place)
         elif weights[number]:
             _join(groups, _Group(_once(weights[number]), starts=[place]))
+    # On the way from one use of a weight to the other are nodes of other groups, which need them.
+    groups.sort(key=lambda group: not group.several)
     form = Form(
         [(numbers[start.node], start.output_nr) for start in starts],
         [numbers.get(end.node) for end in ends],
