@@ -11,19 +11,18 @@ others it is compared, node by node, and worked out anew only where it differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients: TypeAlias = Sequence[Tensor | None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Branches:
     """Gradients that reached the nodes before weights, and these weights."""
 
@@ -34,7 +33,7 @@ class Branches:
     """Whether several nodes lead to the same weight."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Nodes whose branches lead to the same weights, in numbers of a form."""
 
@@ -48,7 +47,7 @@ class _Group:
     several: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Form:
     """The form of a stage's graph.
 
@@ -141,38 +140,11 @@ def backward_weight(rest: list[Branches]) -> None:
             for edge, gradient in zip(branches.edges, branches.gradients, strict=True):
                 noted.setdefault(edge.node, {})[edge.output_nr] = gradient
             hooks = [node.register_prehook(_replace(slots)) for node, slots in noted.items()]
-        torch.autograd.backward(branches.edges, branches.gradients, inputs=branches.weights)
+        torch.autograd.backward(
+            branches.edges, branches.gradients, branches.several, inputs=branches.weights
+        )
         for hook in hooks:
             hook.remove()
-
-
-class Anchor:
-    """The first output with a gradient that a part of a module computes.
-
-    A stage whose input has no gradient, token numbers for instance, has I go down to there.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = [
-            part for part in module.modules() if not any(True for _ in part.children())
-        ]  # fmt: skip
-
-    @contextmanager
-    def found(self) -> Iterator[list[Tensor]]:
-        """Collect it from a forward."""
-        found: list[Tensor] = []
-
-        def note(part: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ARG001
-            if not found and isinstance(output, Tensor) and output.requires_grad:
-                found.append(output)
-                self._parts = [part]
-
-        hooks = [part.register_forward_hook(note) for part in self._parts]
-        try:
-            yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def _same(
@@ -263,6 +235,8 @@ def _form(
             onward.append(place)
         elif weights[number]:
             _join(groups, _Group(_once(weights[number]), starts=[place]))
+    # On the way from one use of a weight to the other are nodes of other groups, which need them.
+    groups.sort(key=lambda group: not group.several)
     form = Form(
         [(numbers[start.node], start.output_nr) for start in starts],
         [numbers.get(end.node) for end in ends],

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
-from debubble.torch.autograd import Anchor, Branches, Splitter, backward_weight
+from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
 from debubble.torch.losses import added_losses
 from debubble.torch.modules import custom_function, saving_seen, without_sync
@@ -68,6 +69,9 @@ class Held:
     """Keys and values of earlier slices."""
     activations: Activations | None = None
     rest: list[Branches] | None = None
+    """What I left for W."""
+    whole: tuple[list[Tensor], list[Tensor]] | None = None
+    """Roots and their gradients where I left all."""
     made: bool = False
     """Whether there is a graph."""
 
@@ -87,8 +91,7 @@ class Stage:
     last
         Whether nobody computes with its output.
     splits
-        Whether the schedule splits its backwards: then the first stage, too, has something that I
-        computes the gradient of.
+        Whether the schedule splits its backwards.
     fuses
         Whether I does the whole backward then, and W nothing; when nobody has said so, None: that
         is decided at the first forward.
@@ -124,8 +127,8 @@ class Stage:
         self.outputs: dict[int, Any] | None = None
         """Where what the last stage returns is kept; None keeps nothing."""
         self.versions = Versions(module, versions) if versions > 1 else None
+        self._replicated = isinstance(module, DistributedDataParallel)
         self._splitter = Splitter()
-        self._anchor = Anchor(module) if splits and number == 0 else None
         self._memory: dict[int, list[Tensor]] = {}
         """Keys and values of slices, as leaves that collect their gradients."""
         self.trains = True
@@ -178,18 +181,21 @@ class Stage:
         # A stage without weights whose input wants no gradient has nothing to do.
         if roots:
             torch.autograd.backward(roots, seeds)
-        return [_gradient(leaf, leaf.grad) for leaf in held.inputs if leaf.is_leaf]
+        return [_gradient(leaf, leaf.grad) for leaf in held.inputs]
 
     def backward_input(self, unit: int, gradients: Sequence[Tensor] | None) -> list[Tensor]:
-        """I: the gradients of what the stage before handed on."""
+        """I: the gradients of what the stage before handed on.
+
+        Where there are none to compute, on the first stage for instance, all is left to W.
+        """
         if self.fuses:
             return self.backward(unit, gradients)
         held = self._of(unit)
         roots, seeds = self._ends(unit, held, gradients)
-        if not roots:
-            held.rest = []
-            return [_gradient(leaf, None) for leaf in held.inputs]
         targets = [*held.inputs, *held.leaves]
+        if not targets or not roots:
+            held.whole = roots, seeds
+            return [_gradient(leaf, None) for leaf in held.inputs]
         found_, held.rest = self._splitter.backward_input(roots, seeds, targets)
         count = len(held.inputs)
         for leaf, part in zip(held.leaves, found_[count:], strict=True):
@@ -203,10 +209,13 @@ class Stage:
         if self.fuses:
             return
         held = self._of(unit)
-        if held.rest is None:
+        if held.rest is None and held.whole is None:
             raise RunError("W comes before I")
         del self.held[unit]
-        backward_weight(held.rest)
+        if held.rest is not None:
+            backward_weight(held.rest)
+        elif held.whole is not None and held.whole[0]:
+            torch.autograd.backward(*held.whole)
 
     def activations(self, unit: int) -> Activations:
         """What OFFLOAD and RELOAD move."""
@@ -229,22 +238,12 @@ class Stage:
             trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in spec.leaves)
         else:
             args = given.args
-            if self.splits and graph:
-                args = _anchored(args, inputs)
         earlier = self._earlier(unit) if self.slices > 1 else []
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(graph))
-            if held.activations is not None and graph:
-                stack.enter_context(held.activations.saved())
-            anchor: list[Tensor] = []
-            if graph and self._anchor is not None and not inputs:
-                anchor = stack.enter_context(self._anchor.found())
-            seen = None
+        keys: list[Tensor] = []
+        seen: list[str] | None = None
+        with self._contexts(held, graph) as stack, added_losses() as added:
             if graph and self.splits and self.fuses is None:
                 seen = stack.enter_context(saving_seen())
-            added = stack.enter_context(added_losses())
-            stack.enter_context(without_sync(self.module))
-            keys: list[Tensor] = []
             if self.slices > 1:
                 start = sum(parts[0].shape[2] for parts in earlier)
                 past = [torch.cat(parts, 2) for parts in zip(*earlier, strict=True)]
@@ -260,7 +259,7 @@ class Stage:
         if graph:
             held.roots = [] if handed is None else handed.carrying
             held.losses, held.keys, held.made = losses, keys, True
-            held.inputs = inputs or anchor[:1]
+            held.inputs = inputs
             held.leaves = [leaf for parts in earlier for leaf in parts]
             if seen is not None:
                 self._decide(seen, [*held.roots, *losses])
@@ -271,6 +270,17 @@ class Stage:
         if handed is None:
             return None
         return Handed([tensor.detach() for tensor in handed.tensors], handed.spec)
+
+    def _contexts(self, held: Held, graph: bool) -> ExitStack:
+        """What a forward runs in; nothing where nothing is to be changed."""
+        stack = ExitStack()
+        if torch.is_grad_enabled() != graph:
+            stack.enter_context(torch.set_grad_enabled(graph))
+        if held.activations is not None and graph:
+            stack.enter_context(held.activations.saved())
+        if self._replicated:
+            stack.enter_context(without_sync(self.module))
+        return stack
 
     def _call(self, held: Held, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if held.weights is None:
@@ -334,13 +344,6 @@ def _leaves(
             inputs.append(own.requires_grad_())
         found.append(own)
     return found
-
-
-def _anchored(args: tuple[Any, ...], inputs: list[Tensor]) -> tuple[Any, ...]:
-    """The first stage's arguments, of which I computes gradients where they are no integers."""
-    tensors, spec = take_apart(args, trains=True)
-    made: tuple[Any, ...] = put_together(_leaves(tensors, spec, True, inputs), spec)
-    return made
 
 
 def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
