@@ -188,6 +188,7 @@ def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
         (BLOCKS, names, None),
         (BLOCKS, None, names),
         (db.make("zb-v", ranks=RANKS, microbatches=MICROBATCHES), None, None),
+        (db.make("dualpipe-v", ranks=RANKS, microbatches=MICROBATCHES), None, None),
     ]
     assert (
         run(RANKS, lambda rank: with_our_function(rank, wheel, cases))

@@ -237,6 +237,8 @@ def _form(
             onward.append(place)
         elif weights[number]:
             _join(groups, _Group(_once(weights[number]), starts=[place]))
+    # On the way from one use of a weight to the other are nodes of other groups, which need them.
+    groups.sort(key=lambda group: not group.several)
     form = Form(
         [(numbers[start.node], start.output_nr) for start in starts],
         [numbers.get(end.node) for end in ends],

@@ -171,3 +171,17 @@ def weights_of(targets: Mapping[int, Any], schedule: Schedule, by_tokens: bool) 
             for unit, count in zip(units, tokens, strict=True):
                 weights[unit] = count / max(sum(tokens), 1.0) / microbatches
     return weights
+
+
+def merged(outputs: Mapping[int, Any]) -> Any:
+    """Outputs of microbatches in one tree, along dimension 0."""
+    if not outputs:
+        return None
+    trees = [outputs[unit] for unit in sorted(outputs)]
+    leaves = [pytree.tree_leaves(tree) for tree in trees]
+    spec = pytree.tree_structure(trees[0])
+    merged = [
+        torch.cat(column) if isinstance(column[0], Tensor) and column[0].dim() else column[0]
+        for column in zip(*leaves, strict=True)
+    ]
+    return pytree.tree_unflatten(merged, spec)

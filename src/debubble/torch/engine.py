@@ -3,58 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
 from torch import Tensor
 
-from debubble.core.actions import TRANSFER_KINDS
-from debubble.core.kinds import KINDS, Kind, Need, Of
+from debubble.core.kinds import KINDS, Kind, Need
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
-from debubble.torch.modules import is_sharded
+from debubble.torch.modules import autocast_of, is_sharded
 from debubble.torch.offload import Copies
 from debubble.torch.plan import Plan, Step
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
 from debubble.torch.stage import Given, Handed, Stage
-from debubble.torch.team import Tag
+from debubble.torch.tasks import (
+    BACKWARD,
+    BY_SHARD,
+    FORWARD,
+    FORWARD_KINDS,
+    Key,
+    Task,
+    groups_of,
+    tasks_of,
+    way_of,
+)
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import State, Watch
 from debubble.torch.wire import Arrival, Boundary, Wire
-
-FORWARD, BACKWARD = False, True
-"""Which way something goes."""
-
-FORWARD_KINDS = (Kind.F, Kind.SEND_F, Kind.RECV_F)
-"""What there is without backwards."""
-
-BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
-BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
-"""Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
-
-Key = tuple[bool, int, int]
-"""Way, stage and microbatch (or slice) of what is ready for a computation."""
-
-
-class Task(NamedTuple):
-    """One action, with all that can be known before data is."""
-
-    place: int
-    """In the program."""
-    step: Step
-    run: Handler
-    takes: Key | None
-    """The result of another stage that it computes with."""
-    rest: tuple[Need, ...]
-    """What else it waits for."""
-    pace: float
-    """Seconds that it lasts at least."""
 
 
 class OwnEngine:
@@ -133,10 +114,10 @@ class OwnEngine:
             step.stage: index for index, step in enumerate(self.program)
             if step.kind in (Kind.I, Kind.B)
         }  # fmt: skip
-        self._tasks = self._compiled(pace)
+        self._tasks = tasks_of(plan, self.team.rank, pace, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
-            for bounds in _groups(self.program)
+            for bounds in groups_of(self.program)
         ]
         self._batch = Batch()
         self._training = True
@@ -156,8 +137,13 @@ class OwnEngine:
                 stage.versions.start()
         for number in self._sharded:
             hold_back(self.setup.modules[number])
-        for task in self._tasks:
-            task()
+        for part in self._tasks:
+            if isinstance(part, range):
+                self._transfer(part)
+            elif len(part) == 1:
+                self._compute(part[0])
+            else:
+                self._compute_group(part)
         self._wire.finish()
         self._copies.finish()
         if self._shard is not None:
@@ -219,46 +205,6 @@ class OwnEngine:
                 found[unit] = found[unit] + part if unit in found else part
         return found
 
-    def _compiled(self, pace: Sequence[float]) -> list[Callable[[], None]]:
-        """The program as calls without arguments."""
-        needs = {
-            spec.kind: [need for need in spec.needs if need.when(self.schedule)] for spec in KINDS
-        }
-        lasts = [0.0] * len(self.program)
-        begin = int(self.schedule.offsets[self.team.rank])
-        if len(pace):
-            for place, position in enumerate(self.plan.positions.tolist()):
-                if begin <= position < begin + len(self.program):
-                    lasts[position - begin] = float(pace[place])
-        found: list[Callable[[], None]] = []
-        for first, end in _groups(self.program):
-            kind = self.program[first].kind
-            if kind in TRANSFER_KINDS:
-                found.append(_bound(self._transfer, range(first, end)))
-            else:
-                tasks = [self._task(index, needs, lasts[index]) for index in range(first, end)]
-                if len(tasks) == 1:
-                    found.append(_bound(self._compute, tasks[0]))
-                else:
-                    found.append(_bound(self._compute_group, tasks))
-        return found
-
-    def _task(self, index: int, needs: Mapping[Kind, list[Need]], pace: float) -> Task:
-        step = self.program[index]
-        takes, rest = None, []
-        for need in needs[step.kind]:
-            if need.last_stage_only and step.stage != self._last:
-                continue
-            if need.through is not None:
-                if 0 <= step.stage + need.stage <= self._last:
-                    takes = (need.stage > 0, step.stage, step.unit)
-            elif Kind.RELOAD in need.kinds:
-                if (step.stage, step.unit) in self._leaving:
-                    rest.append(need)
-            elif need.of in BY_SHARD or (need.of in BY_STEP and not need.optional):
-                rest.append(need)
-        return Task(index, step, HANDLERS[step.kind], takes, tuple(rest), pace)
-
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self._watch.position = indices[0]
@@ -269,7 +215,7 @@ class OwnEngine:
             spec = KINDS[step.kind]
             there = step.stage + spec.away
             boundary = self._boundary(step, max(step.stage, there))
-            back = _way(step)
+            back = way_of(step)
             if spec.sends:
                 ready = self._ready.pop((back, there, step.unit), None)
                 if ready is None or isinstance(ready, Arrival):
@@ -432,7 +378,7 @@ class OwnEngine:
                 found = self._of_shard(task, need)
             else:
                 self._wait(task.place)
-                self._agree()
+                self.team.agree(self.schedule.sync)
         return found
 
     def _of_shard(self, task: Task, need: Need) -> Any:
@@ -475,18 +421,6 @@ class OwnEngine:
     def _wait(self, index: int) -> None:
         self._watch.position, self._watch.state = index, State.WAITING
 
-    def _agree(self) -> None:
-        """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
-        if self.schedule.sync == "global":
-            self.team.link.sum(torch.zeros(1))
-        elif self.schedule.sync == "post-validation":
-            # The partial norm goes from rank to rank.
-            norm, rank, link = torch.zeros(1), self.team.rank, self.team.link
-            if rank > 0:
-                link.receive(norm, rank - 1, Tag.STEPS)
-            if rank < self.team.size - 1:
-                link.send(norm, rank + 1, Tag.STEPS).wait(self.team.timeout)
-
 
 Handler: TypeAlias = Callable[[OwnEngine, Step, Any], None]
 
@@ -506,41 +440,3 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.RESHARD: OwnEngine._reshard,
 }
 """What runs an action of a kind. Transfers go out in groups."""
-
-
-def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Contexts like the caller's autocast, for every action and thread.
-
-    Casts of weights are not kept: one of a forward without gradients would serve one with them.
-    """
-    kind = device.type
-    if not torch.is_autocast_enabled(kind):
-        return nullcontext
-    dtype = torch.get_autocast_dtype(kind)
-    return lambda: torch.autocast(kind, dtype, cache_enabled=False)
-
-
-def _bound(call: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-    return lambda: call(*arguments)
-
-
-def _way(step: Step) -> bool:
-    """Which way a transfer goes: what is received from the stage before is a forward's."""
-    spec = KINDS[step.kind]
-    return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
-
-
-def _groups(program: list[Step]) -> Iterator[tuple[int, int]]:
-    """Begin and end of what is done together: contiguous transfers, groups, single actions."""
-    index = 0
-    while index < len(program):
-        end = index + 1
-        if program[index].kind in TRANSFER_KINDS:
-            while end < len(program) and program[end].kind in TRANSFER_KINDS:
-                end += 1
-        elif program[index].pair == 1:
-            while program[end].pair != 2:
-                end += 1
-            end += 1
-        yield index, end
-        index = end

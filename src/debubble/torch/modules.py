@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
@@ -101,3 +103,15 @@ def custom_function(roots: Sequence[Tensor]) -> str:
                 seen.add(child)
                 stack.append(child)
     return ""
+
+
+def autocast_of(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Contexts like the caller's autocast, for every action and thread.
+
+    Casts of weights are not kept: one of a forward without gradients would serve one with them.
+    """
+    kind = device.type
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext
+    dtype = torch.get_autocast_dtype(kind)
+    return lambda: torch.autocast(kind, dtype, cache_enabled=False)

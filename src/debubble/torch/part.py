@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from debubble.torch.autograd import Anchor, Branches, Splitter
+from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
 
@@ -39,28 +38,47 @@ class Part:
     splitter: Splitter = field(default_factory=Splitter)
 
     def forward(self, split: bool = False, own: bool = False) -> Forward:
-        """F. Where no input wants a gradient, I of a `split` backward gets something to end at.
+        """F. In a `split` backward inputs of floating-point numbers get a gradient.
 
-        That is an input of floating-point numbers, else the first activation. `own` copies the
-        tensors of this call, as every microbatch has its own.
+        Where there are none, I has nothing to do. `own` copies the tensors of this call, as every
+        microbatch has its own.
         """
         args, kwargs = mapped((self.args, self.kwargs), _copy if own else leaf_of)
         inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
         if split and not inputs:
             inputs = [t.requires_grad_() for t in tensors_of(args) if t.is_floating_point()]
-        anchored = split and not inputs
-        with ExitStack() as stack:
-            anchor = stack.enter_context(Anchor(self.module).found()) if anchored else []
-            added = stack.enter_context(added_losses())
+        with added_losses() as added:
             output = self.module(*args, **kwargs)
             if self.loss is not None:
                 output = self.loss(output)
         outputs = [t for t in tensors_of(output) if t.requires_grad]
         roots = outputs + [value for value in added if value.requires_grad]
         alone = len(outputs) if self.loss is None else 0
-        return Forward(
-            self.splitter, roots, alone, inputs or anchor[:1], list(tensors_of(args)), output
-        )
+        return Forward(self.splitter, roots, alone, inputs, list(tensors_of(args)), output)
+
+
+@dataclass
+class Rest:
+    """Work that I leaves to W: branches of the graph, or all of it where I has nothing to do."""
+
+    branches: list[Branches]
+    roots: list[Tensor] = field(default_factory=list)
+    seeds: list[Tensor] = field(default_factory=list)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Gradients that are kept for W."""
+        return [*self.seeds, *(g for branches in self.branches for g in branches.gradients)]
+
+    def __bool__(self) -> bool:
+        return bool(self.branches or self.roots)
+
+    def backward_weight(self) -> None:
+        """W."""
+        backward_weight(self.branches)
+        if self.roots:
+            torch.autograd.backward(self.roots, self.seeds)
+        self.roots.clear()
 
 
 @dataclass
@@ -88,11 +106,13 @@ class Forward:
         self.roots.clear()
         self.result = None
 
-    def backward_input(self, gradients: Sequence[Tensor]) -> list[Branches]:
-        """I: what is left for the weights."""
-        rest: list[Branches] = []
-        if self.roots:
-            _, rest = self.splitter.backward_input(self.roots, gradients, self.inputs)
+    def backward_input(self, gradients: Sequence[Tensor]) -> Rest:
+        """I, and the rest."""
+        rest = Rest([])
+        if self.roots and self.inputs:
+            _, rest.branches = self.splitter.backward_input(self.roots, gradients, self.inputs)
+        elif self.roots:
+            rest = Rest([], list(self.roots), list(gradients))
         self.roots.clear()
         self.result = None
         return rest

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.utils import _pytree as pytree
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
@@ -20,13 +19,15 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Batch, Forwarded, cut, in_units, weights_of
+from debubble.torch.batch import Forwarded, merged
 from debubble.torch.engine import OwnEngine
+from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients, total_norm
 from debubble.torch.modules import bare, bare_name
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of
+from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
     Setup,
     compare_orders,
@@ -34,9 +35,8 @@ from debubble.torch.setup import (
     find_schedule,
     fuses_of,
 )
-from debubble.torch.signatures import Signatures
 from debubble.torch.team import Team
-from debubble.torch.vocabulary import Shard, take_rows
+from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
 from debubble.torch.weights import Homes, find_shared
 from debubble.torch.wire import Wire
@@ -120,7 +120,7 @@ class Pipeline:
             raise ParameterError(
                 f"loss_fn is {type(loss_fn).__name__}; give a function of (output, target)"
             )
-        self._scale, self._split, self._kind = SCALES[scale_grads], split, engine
+        self._split, self._kind = split, engine
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps: Callable[[int], None] | None = None
@@ -136,11 +136,11 @@ class Pipeline:
             self._output, rows = take_rows(modules, self.schedule, team, loss_fn)
             self._shard = Shard(team, rows)
         self._gradients = Gradients(modules, self._homes)
-        self._signatures = Signatures()
         self._told: set[int] = set()
         self._wire = Wire(team)
         self._clock = team.link.clock()
         self._watch = self._watched(timeout)
+        self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
         self._engine = self._made()
 
     def step(
@@ -188,7 +188,7 @@ class Pipeline:
         if return_outputs:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
-            batch = self._batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
@@ -223,7 +223,7 @@ class Pipeline:
             module.eval()
         try:
             with self._watch.step(), torch.no_grad():
-                batch = self._batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+                batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
                 if losses is not None:
                     losses.extend(
@@ -234,7 +234,7 @@ class Pipeline:
         finally:
             for stage, module in self._modules.items():
                 module.train(training[stage])
-        return (loss, _merged(found.outputs)) if return_outputs else loss
+        return (loss, merged(found.outputs)) if return_outputs else loss
 
     def use(self, schedule: Any) -> None:
         """Run another order from now on, with the same stages on the same ranks.
@@ -380,6 +380,7 @@ class Pipeline:
             yield f"{last}.{self._output}.shard{rank}", self._shard.rows
 
     def _made(self) -> OwnEngine | PyTorchEngine:
+        self._feed.schedule = self.schedule
         fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
         setup = Setup(
             self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell
@@ -403,73 +404,6 @@ class Pipeline:
         weakref.finalize(self, watch.stop)
         return watch
 
-    def _batch(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        target: Any,
-        arg_mbs: Sequence[Any] | None,
-        kwarg_mbs: Sequence[Mapping[str, Any]] | None,
-        target_mbs: Sequence[Any] | None,
-    ) -> Batch:
-        schedule = self.schedule
-        count = schedule.microbatches * schedule.iterations
-        if arg_mbs is None and self.is_first:
-            arg_mbs = cut(args, count, "the batch")
-        if kwarg_mbs is None:
-            kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
-        if target_mbs is None and target is not None and self.is_last:
-            target_mbs = cut(target, count, "target")
-        for name, parts in (
-            ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
-        ):  # fmt: skip
-            if parts is not None and len(parts) != count:
-                raise ParameterError(
-                    f"{name} has {len(parts)} microbatches; '{schedule.name}' has {count}"
-                )
-        given: dict[int, Any] = {}
-        if self.is_first and arg_mbs is not None:
-            given = in_units(
-                [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
-            )
-        targets = in_units(target_mbs, schedule) if self.is_last and target_mbs else {}
-        by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
-        return self._agreed(given, by_unit, targets)
-
-    def _agreed(
-        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]
-    ) -> Batch:
-        """The batch with what all ranks have to know: weights, and forms of the inputs."""
-        schedule, units = self.schedule, self.schedule.units
-        copies = schedule.copies_of(torch.arange(units).numpy())
-        table, rank = schedule.placement.table, self._team.rank
-        numbers = torch.zeros(3, units, dtype=torch.float64)
-        for unit, args in given.items():
-            if table[copies[unit]][0] == rank:
-                key = (args, kwargs.get(unit), self._modules[0].training)
-                numbers[0, unit] = self._signatures.number(key, self._team.device)
-        owned = {
-            unit: part for unit, part in targets.items()
-            if table[copies[unit]][schedule.stages - 1] == rank
-        }  # fmt: skip
-        if self._scale == "tokens":
-            own = weights_of(targets, schedule, by_tokens=True)
-            numbers[1] = torch.tensor([own[u] if u in owned else 0.0 for u in range(units)])
-        elif schedule.slices > 1:
-            numbers[1] = weights_of(owned, schedule, by_tokens=False)
-        # A stage that begins to train, or ceases to, hands on other forms.
-        numbers[2, 0] = float(self._signatures.changed(self._modules))
-        self._watch.waits()
-        numbers = self._team.link.sum(numbers)
-        if numbers[2, 0]:
-            self._wire.forget()
-        weights = numbers[1].tolist()
-        if not any(weights):
-            weights = [1 / (units / schedule.iterations)] * units
-        scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
-        signatures = [int(number) for number in numbers[0].tolist()]
-        return Batch(given, kwargs, targets, weights, scale, signatures)
-
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         total = torch.zeros(2, dtype=torch.float64)
         for loss in losses.values():
@@ -488,17 +422,3 @@ def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
 
 def _and_more(names: Sequence[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def _merged(outputs: Mapping[int, Any]) -> Any:
-    """Outputs of microbatches in one tree, along dimension 0."""
-    if not outputs:
-        return None
-    trees = [outputs[unit] for unit in sorted(outputs)]
-    leaves = [pytree.tree_leaves(tree) for tree in trees]
-    spec = pytree.tree_structure(trees[0])
-    merged = [
-        torch.cat(column) if isinstance(column[0], Tensor) and column[0].dim() else column[0]
-        for column in zip(*leaves, strict=True)
-    ]
-    return pytree.tree_unflatten(merged, spec)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import parse_costs, save_costs
-from debubble.torch.autograd import backward_weight
 from debubble.torch.measured import Spread, StageMeasures, costs_of, table
 from debubble.torch.meters import Flops, Stopwatch
 from debubble.torch.modules import custom_function, saving_seen, why_whole
@@ -183,7 +182,7 @@ def _fused(part: Part) -> str:
     gradients = done.gradients()
     try:
         rest = done.backward_input(gradients)
-        backward_weight(rest)
+        rest.backward_weight()
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
     if seen:
@@ -232,7 +231,7 @@ def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
             watch.mark()
             rest = done.backward_input(gradients)
             watch.mark()
-            backward_weight(rest)
+            rest.backward_weight()
             watch.mark()
             halves = watch.read()
         if step >= WARM_UP:
@@ -253,7 +252,7 @@ def _flops(part: Part) -> dict[str, int]:
         marks.append(counter.total)
         rest = done.backward_input(gradients)
         marks.append(counter.total)
-        backward_weight(rest)
+        rest.backward_weight()
         marks.append(counter.total)
     B, _, I, W = (end - start for start, end in pairwise(marks))
     return {"B": B, "I": I, "W": W}
@@ -278,9 +277,8 @@ def _bytes(part: Part, split: bool) -> dict[str, Any]:
     gradients = done.gradients()
     if split:
         rest = done.backward_input(gradients)
-        reached = [gradient for branches in rest for gradient in branches.gradients]
         del gradients
-        sizes["kept_for_weight"] = saved.bytes([*reached, *done.args])
+        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.args])
     return sizes
 
 

@@ -20,7 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from debubble.core.actions import SHARDING_KINDS, Kind, kinds_of, pairs_of, unpack
+from debubble.core.actions import (
+    PAIR_MASK,
+    PAIR_SHIFT,
+    SHARDING_KINDS,
+    Kind,
+    kinds_of,
+    pairs_of,
+    unpack,
+)
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
@@ -217,12 +225,11 @@ def forward_only(lowered: Schedule, sharded: bool) -> Schedule:
 
     What is left out of an order that cannot deadlock leaves one that cannot.
     """
-    kept = np.isin(kinds_of(lowered.actions), _FORWARD)
-    programs = [
-        lowered.program(rank)[kept[lowered.offsets[rank] : lowered.offsets[rank + 1]]]
-        for rank in range(lowered.ranks)
-    ]
-    order = lowered.with_programs(programs)
+    # Nothing is left to overlap with.
+    alone = [lowered.program(rank) & ~(PAIR_MASK << PAIR_SHIFT) for rank in range(lowered.ranks)]
+    order = lowered.with_programs(
+        program[np.isin(kinds_of(program), _FORWARD)] for program in alone
+    )
     return add_sharding(order, mode="fsdp") if sharded else order
 
 

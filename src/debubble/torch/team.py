@@ -184,6 +184,18 @@ class Team:
         for work in self._start(sends, receives):
             work.wait(self.timeout)
 
+    def agree(self, sync: str) -> None:
+        """Wait for what an optimizer step waits for, see ``sync`` of a schedule."""
+        norm = torch.zeros(1)
+        if sync == "global":
+            self.link.sum(norm)
+        elif sync == "post-validation":
+            # The partial norm goes from rank to rank.
+            if self.rank > 0:
+                self.link.receive(norm, self.rank - 1, Tag.STEPS)
+            if self.rank < self.size - 1:
+                self.link.send(norm, self.rank + 1, Tag.STEPS).wait(self.timeout)
+
     def _start(
         self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
     ) -> list[Any]:

@@ -1,0 +1,125 @@
+"""The data of a step: cut into units, with what all ranks have to know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule
+from debubble.torch.batch import Batch, cut, in_units, weights_of
+from debubble.torch.signatures import Signatures
+from debubble.torch.team import Team
+from debubble.torch.watch import Watch
+from debubble.torch.wire import Wire
+
+
+class Feed:
+    """Makes batches of what the training loop gives.
+
+    Parameters
+    ----------
+    team
+        The ranks.
+    modules
+        This rank's stages.
+    wire
+        Forgets the forms of what stages hand on where they change.
+    watch
+        Is told when this rank waits.
+    scale
+        What gradients are of: ``"mean"``, ``"sum"`` or ``"tokens"``.
+
+    Attributes
+    ----------
+    schedule
+        What is run.
+    """
+
+    schedule: Schedule
+
+    def __init__(
+        self, team: Team, modules: Mapping[int, nn.Module], wire: Wire, watch: Watch, scale: str
+    ) -> None:
+        self._team, self._modules, self._wire, self._watch = team, modules, wire, watch
+        self._scale = scale
+        self._signatures = Signatures()
+
+    def batch(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: Any,
+        arg_mbs: Sequence[Any] | None,
+        kwarg_mbs: Sequence[Mapping[str, Any]] | None,
+        target_mbs: Sequence[Any] | None,
+    ) -> Batch:
+        """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
+
+        Raises
+        ------
+        ParameterError
+            When it cannot be cut into the schedule's microbatches.
+        """
+        schedule = self.schedule
+        first = 0 in self._modules
+        last = schedule.stages - 1 in self._modules
+        count = schedule.microbatches * schedule.iterations
+        if arg_mbs is None and first:
+            arg_mbs = cut(args, count, "the batch")
+        if kwarg_mbs is None:
+            kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
+        if target_mbs is None and target is not None and last:
+            target_mbs = cut(target, count, "target")
+        for name, parts in (
+            ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
+        ):  # fmt: skip
+            if parts is not None and len(parts) != count:
+                raise ParameterError(
+                    f"{name} has {len(parts)} microbatches; '{schedule.name}' has {count}"
+                )
+        given: dict[int, Any] = {}
+        if first and arg_mbs is not None:
+            given = in_units(
+                [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
+            )
+        targets = in_units(target_mbs, schedule) if last and target_mbs else {}
+        by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
+        return self._agreed(given, by_unit, targets)
+
+    def _agreed(
+        self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]
+    ) -> Batch:
+        """The batch with what all ranks have to know: weights, and forms of the inputs."""
+        schedule, units = self.schedule, self.schedule.units
+        copies = schedule.copies_of(torch.arange(units).numpy())
+        table, rank = schedule.placement.table, self._team.rank
+        numbers = torch.zeros(3, units, dtype=torch.float64)
+        for unit, args in given.items():
+            if table[copies[unit]][0] == rank:
+                key = (args, kwargs.get(unit), self._modules[0].training)
+                numbers[0, unit] = self._signatures.number(key, self._team.device)
+        owned = {
+            unit: part for unit, part in targets.items()
+            if table[copies[unit]][schedule.stages - 1] == rank
+        }  # fmt: skip
+        if self._scale == "tokens":
+            own = weights_of(targets, schedule, by_tokens=True)
+            numbers[1] = torch.tensor([own[u] if u in owned else 0.0 for u in range(units)])
+        elif schedule.slices > 1:
+            numbers[1] = weights_of(owned, schedule, by_tokens=False)
+        # A stage that begins to train, or ceases to, hands on other forms.
+        numbers[2, 0] = float(self._signatures.changed(self._modules))
+        self._watch.waits()
+        numbers = self._team.link.sum(numbers)
+        if numbers[2, 0]:
+            self._wire.forget()
+        weights = numbers[1].tolist()
+        if not any(weights):
+            weights = [1 / (units / schedule.iterations)] * units
+        scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
+        signatures = [int(number) for number in numbers[0].tolist()]
+        return Batch(given, kwargs, targets, weights, scale, signatures)

@@ -1,0 +1,106 @@
+"""A rank's program as tasks: actions with all that can be known before there is data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from debubble.core.actions import TRANSFER_KINDS
+from debubble.core.kinds import KINDS, Kind, Need, Of
+from debubble.torch.plan import Plan, Step
+
+FORWARD, BACKWARD = False, True
+"""Which way something goes."""
+
+FORWARD_KINDS = (Kind.F, Kind.SEND_F, Kind.RECV_F)
+"""What there is without backwards."""
+
+BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
+BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
+"""Needs that passes of the output layer, and optimizer steps, exchange among all ranks."""
+
+Key = tuple[bool, int, int]
+"""Way, stage and microbatch (or slice) of what is ready for a computation."""
+
+
+class Task(NamedTuple):
+    """One action, with all that can be known before data is."""
+
+    place: int
+    """In the program."""
+    step: Step
+    run: Callable[..., None]
+    """Gets the engine, the step, and the result of another stage."""
+    takes: Key | None
+    """The result of another stage that it computes with."""
+    rest: tuple[Need, ...]
+    """What else it waits for."""
+    pace: float
+    """Seconds that it lasts at least."""
+
+
+def tasks_of(
+    plan: Plan, rank: int, pace: Sequence[float], handlers: Mapping[Kind, Callable[..., None]]
+) -> list[range | list[Task]]:
+    """What a rank does, one after the other: transfers to post together, or tasks of one group.
+
+    Parameters
+    ----------
+    pace
+        Seconds that each action of the plan's schedule lasts at least; empty for none.
+    handlers
+        What runs an action of a kind.
+    """
+    schedule, program = plan.lowered, plan.programs[rank]
+    needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}
+    leaving = {(step.stage, step.unit) for step in program if step.kind == Kind.OFFLOAD}
+    last = schedule.stages - 1
+    lasts = [0.0] * len(program)
+    begin = int(schedule.offsets[rank])
+    for seconds, position in zip(pace, plan.positions.tolist(), strict=False):
+        if begin <= position < begin + len(program):
+            lasts[position - begin] = float(seconds)
+
+    def task(place: int) -> Task:
+        step = program[place]
+        takes, rest = None, []
+        for need in needs[step.kind]:
+            if need.last_stage_only and step.stage != last:
+                continue
+            if need.through is not None:
+                if 0 <= step.stage + need.stage <= last:
+                    takes = (need.stage > 0, step.stage, step.unit)
+            elif Kind.RELOAD in need.kinds:
+                if (step.stage, step.unit) in leaving:
+                    rest.append(need)
+            elif need.of in BY_SHARD or (need.of in BY_STEP and not need.optional):
+                rest.append(need)
+        return Task(place, step, handlers[step.kind], takes, tuple(rest), lasts[place])
+
+    return [
+        range(first, end) if program[first].kind in TRANSFER_KINDS
+        else [task(place) for place in range(first, end)]
+        for first, end in groups_of(program)
+    ]  # fmt: skip
+
+
+def way_of(step: Step) -> bool:
+    """Which way a transfer goes: what is received from the stage before is a forward's."""
+    spec = KINDS[step.kind]
+    return FORWARD if (spec.away < 0) == spec.receives else BACKWARD
+
+
+def groups_of(program: list[Step]) -> Iterator[tuple[int, int]]:
+    """Begin and end of what is done together: contiguous transfers, groups, single actions."""
+    index = 0
+    while index < len(program):
+        end = index + 1
+        if program[index].kind in TRANSFER_KINDS:
+            while end < len(program) and program[end].kind in TRANSFER_KINDS:
+                end += 1
+        elif program[index].pair == 1:
+            while program[end].pair != 2:
+                end += 1
+            end += 1
+        yield index, end
+        index = end
