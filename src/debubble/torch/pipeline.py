@@ -19,11 +19,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, merged
+from debubble.torch.batch import Batch, Forwarded, merged
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients, total_norm
-from debubble.torch.modules import bare, bare_name
 from debubble.torch.plan import Plan
 from debubble.torch.recorder import Recorded, costs_of
 from debubble.torch.rows import take_rows
@@ -34,6 +33,7 @@ from debubble.torch.setup import (
     find_schedule,
     fuses_of,
 )
+from debubble.torch.state import load_state, named_parameters, state_of
 from debubble.torch.team import Team
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
@@ -191,11 +191,7 @@ class Pipeline:
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
-            if losses is not None:
-                losses.extend(
-                    found[unit] / batch.weights[unit]
-                    for unit in sorted(found) if unit in batch.targets
-                )  # fmt: skip
+            _tell_losses(losses, found, batch)
             return self._mean(found)
 
     def eval(
@@ -224,11 +220,7 @@ class Pipeline:
             with self._watch.step(), torch.no_grad():
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
-                if losses is not None:
-                    losses.extend(
-                        found.losses[unit] / batch.weights[unit]
-                        for unit in sorted(found.losses) if unit in batch.targets
-                    )  # fmt: skip
+                _tell_losses(losses, found.losses, batch)
                 loss = self._mean(found.losses)
         finally:
             for stage, module in self._modules.items():
@@ -274,12 +266,7 @@ class Pipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter of this rank once, by stage and name: ``"3.layers.0.weight"``."""
-        seen: set[int] = set()
-        for prefix, module in self._named_modules():
-            for name, weight in bare(module).named_parameters():
-                if id(weight) not in seen:
-                    seen.add(id(weight))
-                    yield f"{prefix}.{bare_name(name)}", weight
+        return named_parameters(self._named_modules())
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Every parameter of this rank once, for an optimizer."""
@@ -319,11 +306,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
-        return {
-            f"{prefix}.{bare_name(name)}": value
-            for prefix, module in self._named_modules()
-            for name, value in bare(module).state_dict().items()
-        }
+        return state_of(self._named_modules())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take parameters and buffers; `state` may have those of other ranks, too.
@@ -333,19 +316,7 @@ class Pipeline:
         ParameterError
             When one of this rank's is missing, or has another shape.
         """
-        missing = [name for name in self.state_dict() if name not in state]
-        if missing:
-            raise ParameterError(
-                f"the state has no '{missing[0]}'{_and_more(missing)}; "
-                f"{did_you_mean(missing[0], state)}"
-            )
-        for prefix, module in self._named_modules():
-            inner = bare(module)
-            own = {name: f"{prefix}.{bare_name(name)}" for name in inner.state_dict()}
-            try:
-                inner.load_state_dict({name: state[full] for name, full in own.items()})
-            except RuntimeError as error:
-                raise ParameterError(f"the state does not fit '{prefix}': {error}") from None
+        load_state(self._named_modules(), state)
         self._homes.level(self._modules, self.schedule)
 
     def costs(self) -> Costs:
@@ -417,5 +388,8 @@ def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
     return plan.text
 
 
-def _and_more(names: Sequence[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
+    """Losses of single units, without their weights, where the last stage is."""
+    if losses is not None:
+        units = [unit for unit in sorted(found) if unit in batch.targets]
+        losses.extend(found[unit] / batch.weights[unit] for unit in units)
