@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
@@ -31,6 +31,7 @@ from debubble.torch.tasks import (
     Key,
     Task,
     groups_of,
+    sleep_until,
     tasks_of,
     way_of,
 )
@@ -215,9 +216,10 @@ class OwnEngine:
         watch, recorder, index = self._watch, self.recorder, task.place
         watch.position, watch.state = index, State.RUNNING
         recorder.begin(index)
+        end = time.perf_counter() + task.pace
         task.run(self, task.step, operand)
         if task.pace:
-            self._sleep(index, task.pace)
+            sleep_until(end, self.team.device)
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
@@ -227,21 +229,15 @@ class OwnEngine:
         watch.position, watch.state = tasks[0].place, State.RUNNING
         for task in tasks:
             recorder.begin(task.place)
+        end = time.perf_counter() + tasks[0].pace
         self._pairs.run(
             [(task, partial(task.run, self, task.step, operand))
              for task, operand in zip(tasks, operands, strict=True)]
         )  # fmt: skip
         if tasks[0].pace:
-            self._sleep(tasks[0].place, tasks[0].pace)
+            sleep_until(end, self.team.device)
         for task in tasks:
             recorder.finish(task.place)
-
-    def _sleep(self, index: int, pace: float) -> None:
-        if self.team.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        rest = pace - (time.perf_counter_ns() - self.recorder.start[index]) / 1e9
-        if rest > 0:
-            time.sleep(rest)
 
     def _boundary(self, step: Step, stage: int) -> Boundary:
         return Boundary(step.copy, stage, self._batch.signatures[step.unit])
@@ -304,7 +300,9 @@ class OwnEngine:
         for stage in self.stages.values():
             if stage.versions is not None:
                 stage.versions.collect()
+        self._gradients.finish()
         self._steps(step.unit)
+        self._gradients.start()
         for stage in self.stages.values():
             if stage.versions is not None:
                 stage.versions.refresh()
@@ -384,9 +382,7 @@ class OwnEngine:
         self._watch.position, self._watch.state = index, State.WAITING
 
 
-Handler: TypeAlias = Callable[[OwnEngine, Step, Any], None]
-
-HANDLERS: dict[Kind, Handler] = {
+HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
     Kind.F: OwnEngine._forward,
     Kind.I: OwnEngine._backward_input,
     Kind.W: OwnEngine._backward_weight,

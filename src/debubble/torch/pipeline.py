@@ -122,8 +122,8 @@ class Pipeline:
         self._split, self._kind = split, engine
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
-        self._steps: Callable[[int], None] | None = None
-        self.schedule = find_schedule(schedule, team.size, sizes, steps=False)
+        self._steps = self._optimizer_steps()
+        self.schedule = find_schedule(schedule, team.size, sizes, self._steps is not None)
         compare_orders(self.schedule, team)
         modules, same = find_modules(stages, self.schedule, team.rank)
         self._modules = modules
@@ -235,7 +235,7 @@ class Pipeline:
         ParameterError
             When stages would be on other ranks.
         """
-        new = find_schedule(schedule, self._team.size, {}, steps=self._steps is not None)
+        new = find_schedule(schedule, self._team.size, {}, self._steps is not None)
         for what, ours, theirs in (
             ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
             ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
@@ -342,6 +342,10 @@ class Pipeline:
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
+    def _optimizer_steps(self) -> Callable[[int], None] | None:
+        """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
+        return None
+
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for stage, module in self._modules.items():
             yield str(stage), module
@@ -373,14 +377,15 @@ class Pipeline:
         return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
-        total = torch.zeros(2, dtype=torch.float64)
-        for loss in losses.values():
-            total[0] += loss.to("cpu", torch.float64)
-            total[1] += 1
+        total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)
+        if losses:
+            parts = [loss.to(total) for loss in losses.values()]
+            total[0], total[1] = torch.stack(parts).sum(), len(parts)
         self._watch.waits()
-        self._team.link.sum(total)
-        mean = total[0] / max(self.schedule.iterations, 1)
-        return (mean if total[1] else mean * torch.nan).to(self._team.device)
+        self._team.total(total)
+        # Without any loss, as of forwards without targets, there is no number to give.
+        mean = total[0] / self.schedule.iterations / (total[1] > 0)
+        return mean.to(self._team.device)
 
 
 def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
