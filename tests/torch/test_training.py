@@ -60,6 +60,65 @@ def trained(schedule: db.Schedule, **options: Any) -> list[str]:
     return wrong
 
 
+class Stepping(dt.Pipeline):
+    """Takes the optimizer steps that stand in the schedule."""
+
+    def _optimizer_steps(self) -> Any:
+        def step(iteration: int) -> None:
+            if self.optimizer is None:
+                self.optimizer = adamw(self.parameters())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+        self.optimizer: Any = None
+        return step
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "pipedream-2bw", "dualpipe"])
+def test_optimizer_steps_within_a_schedule(name: str) -> None:
+    made = db.make(name, ranks=2, microbatches=4, iterations=STEPS)
+
+    def work(rank: int) -> None:
+        wanted = wanted_of(db.make(name, ranks=2, microbatches=4))
+        model = gpt(made.stages)
+        pipe = Stepping(made, lambda stage: model[stage], cross_entropy)
+        batches = [text(4, step) for step in range(STEPS)]
+        x, y = (torch.cat(part) for part in zip(*batches, strict=True))
+        loss = pipe.step(x, target=y)
+        assert loss.item() == pytest.approx(sum(one["loss"] for one in wanted) / STEPS, rel=1e-9)
+        for key, weight in pipe.named_parameters():
+            assert close(weight.detach(), wanted[-1]["weights"][key]), key
+
+    run(2, work)
+
+
+def test_stages_of_pytorch_and_modules_by_number() -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    made = db.make("zb-v", ranks=2, microbatches=4)
+    x, y = text(4, 0)
+
+    def work(rank: int) -> list[float]:
+        cpu = torch.device("cpu")
+        losses = []
+        for form in ("stages", "mapping", "list"):
+            model = gpt(4)
+            stages: Any = {
+                "stages": [PipelineStage(model[s], s, 4, cpu) for s in ((0, 3), (1, 2))[rank]],
+                "mapping": {s: model[s] for s in ((0, 3), (1, 2))[rank]},
+                "list": torch.nn.ModuleList(model),
+            }[form]
+            losses.append(dt.Pipeline(made, stages, cross_entropy).step(x, target=y).item())
+        wrong = [PipelineStage(gpt(4)[s], s, 4, cpu) for s in (0, 1)]
+        with pytest.raises(db.ParameterError, match="make PipelineStages for"):
+            dt.Pipeline(made, wrong, cross_entropy)
+        return losses
+
+    first, second = run(2, work)
+    assert first == second
+    assert len(set(first)) == 1
+
+
 def whole(found: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """The weight of a name, or its part where that names a shard."""
     stage, layer, shard, leaf = [*name.split("."), "", ""][:4]

@@ -119,6 +119,11 @@ def test_tied_weights_that_cannot_be_known_or_served_are_refused() -> None:
         assert "tie_word_embeddings=True" in message
         assert 'shared=[("0.embed_tokens.weight", "3.lm_head.weight")]' in message
         pipe([("0.weight", "3.weight")])
+        ends = [("0.tokens.weight", "1.output.weight")]
+        message = refused(
+            lambda: dt.Pipeline(schedule("vocab-1"), gpt(2), cross_entropy, shared=ends)
+        )
+        assert "'1.output.weight' is tied, and 'vocab-1' cuts it along the vocabulary" in message
 
     run(2, work)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -171,6 +171,19 @@ def weights_of(targets: Mapping[int, Any], schedule: Schedule, by_tokens: bool) 
             for unit, count in zip(units, tokens, strict=True):
                 weights[unit] = count / max(sum(tokens), 1.0) / microbatches
     return weights
+
+
+def weighted(
+    parts: Iterable[Mapping[int, Sequence[Tensor]]], weights: Sequence[float]
+) -> dict[int, Tensor]:
+    """Losses by unit, times the units' weights; those of one unit are added up."""
+    found: dict[int, Tensor] = {}
+    for part in parts:
+        for unit, losses in part.items():
+            for loss in losses:
+                share = loss * weights[unit]
+                found[unit] = found[unit] + share if unit in found else share
+    return found
 
 
 def merged(outputs: Mapping[int, Any]) -> Any:

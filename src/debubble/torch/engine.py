@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
 from torch import Tensor
 
 from debubble.core.kinds import KINDS, Kind, Need
-from debubble.torch.batch import Batch, Forwarded
+from debubble.torch.batch import Batch, Forwarded, weighted
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
 from debubble.torch.modules import autocast_of, is_sharded
 from debubble.torch.offload import Copies
+from debubble.torch.pairs import Pairs
 from debubble.torch.plan import Plan, Step
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
-from debubble.torch.stage import Given, Handed, Stage
+from debubble.torch.stage import Given, Handed, stages_of
 from debubble.torch.tasks import (
     BACKWARD,
     BY_SHARD,
@@ -30,6 +31,7 @@ from debubble.torch.tasks import (
     Key,
     Task,
     groups_of,
+    sleep_until,
     tasks_of,
     way_of,
 )
@@ -97,18 +99,7 @@ class OwnEngine:
         self._leaving = {(s.stage, s.unit) for s in self.program if s.kind == Kind.OFFLOAD}
         self._away: set[tuple[int, int]] = set()
         """Of these, what has not come back in this step."""
-        splits = {step.stage for step in self.program if step.kind == Kind.I}
-        versions = schedule.versions[self.team.rank]
-        self.stages = {
-            number: Stage(
-                number, module,
-                setup.loss_fn if number == self._last and not schedule.vocabulary else None,
-                last=number == self._last and not schedule.vocabulary,
-                splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-                versions=versions, device=self.team.device, tell=setup.tell,
-            )
-            for number, module in setup.modules.items()
-        }  # fmt: skip
+        self.stages = stages_of(setup, self.program)
         self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
         self._ends = {
             step.stage: index for index, step in enumerate(self.program)
@@ -121,11 +112,7 @@ class OwnEngine:
         ]
         self._batch = Batch()
         self._training = True
-        self._cuda = self.team.device.type == "cuda"
-        self._side = torch.cuda.Stream(self.team.device) if self._cuda else None
-        self._helper: ThreadPoolExecutor | None = None
-        self._aside: set[tuple[int, int]] = set()
-        """Forwards that ran on the side stream, where their backwards will run, too."""
+        self._pairs = Pairs(self.team.device)
         self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def step(self, batch: Batch) -> dict[int, Tensor]:
@@ -183,7 +170,7 @@ class OwnEngine:
     def _start(self, batch: Batch, training: bool) -> None:
         self._batch, self._training = batch, training
         self._ready.clear()
-        self._aside.clear()
+        self._pairs.start()
         self._away = set(self._leaving) if training else set()
         self._casting = autocast_of(self.team.device)
         for stage in self.stages.values():
@@ -192,18 +179,10 @@ class OwnEngine:
             self._shard.start(batch, training)
 
     def _losses(self) -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
-        weights = self._batch.weights
-        for stage in self.stages.values():
-            for unit, losses in stage.losses.items():
-                for loss in losses:
-                    part = loss * weights[unit]
-                    found[unit] = found[unit] + part if unit in found else part
+        parts = [stage.losses for stage in self.stages.values()]
         if self._shard is not None:
-            for unit, loss in self._shard.losses.items():
-                part = loss * weights[unit]
-                found[unit] = found[unit] + part if unit in found else part
-        return found
+            parts.append({unit: [loss] for unit, loss in self._shard.losses.items()})
+        return weighted(parts, self._batch.weights)
 
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
@@ -237,46 +216,28 @@ class OwnEngine:
         watch, recorder, index = self._watch, self.recorder, task.place
         watch.position, watch.state = index, State.RUNNING
         recorder.begin(index)
+        end = time.perf_counter() + task.pace
         task.run(self, task.step, operand)
         if task.pace:
-            self._sleep(index, task.pace)
+            sleep_until(end, self.team.device)
         recorder.finish(index)
 
     def _compute_group(self, tasks: Sequence[Task]) -> None:
-        """Run a pair at the same time: its second half on a thread, on a GPU on a stream, too."""
+        """Run the actions of an overlapped group."""
         operands = [self._wait_for(task) for task in tasks]
         watch, recorder = self._watch, self.recorder
         watch.position, watch.state = tasks[0].place, State.RUNNING
         for task in tasks:
             recorder.begin(task.place)
-        # A backward runs on the stream of its forward: the pair's forward takes the other one.
-        others = {(t.step.stage, t.step.unit) for t in tasks if t.step.kind != Kind.F}
-        aside = self._cuda and not others & self._aside
-        if aside:
-            self._aside |= {(t.step.stage, t.step.unit) for t in tasks if t.step.kind == Kind.F}
-        if self._helper is None:
-            begin = torch.cuda.set_device if self._cuda else lambda _: None
-            self._helper = ThreadPoolExecutor(1, "debubble-pair", begin, (self.team.device,))
-        rest = list(zip(tasks, operands, strict=True))[1:]
-        future = self._helper.submit(self._run_all, rest)
-        tasks[0].run(self, tasks[0].step, operands[0])
-        future.result()
+        end = time.perf_counter() + tasks[0].pace
+        self._pairs.run(
+            [(task, partial(task.run, self, task.step, operand))
+             for task, operand in zip(tasks, operands, strict=True)]
+        )  # fmt: skip
         if tasks[0].pace:
-            self._sleep(tasks[0].place, tasks[0].pace)
+            sleep_until(end, self.team.device)
         for task in tasks:
             recorder.finish(task.place)
-
-    def _run_all(self, tasks: Sequence[tuple[Task, Any]]) -> None:
-        # A task's handler sets the modes that belong to a thread: gradients, autocast.
-        for task, operand in tasks:
-            task.run(self, task.step, operand)
-
-    def _sleep(self, index: int, pace: float) -> None:
-        if self._cuda:
-            torch.cuda.current_stream().synchronize()
-        rest = pace - (time.perf_counter_ns() - self.recorder.start[index]) / 1e9
-        if rest > 0:
-            time.sleep(rest)
 
     def _boundary(self, step: Step, stage: int) -> Boundary:
         return Boundary(step.copy, stage, self._batch.signatures[step.unit])
@@ -291,8 +252,7 @@ class OwnEngine:
             batch.targets.get(unit) if step.stage == self._last else None,
             batch.weights[unit] * batch.scale,
         )
-        side = torch.cuda.stream(self._side) if key in self._aside else nullcontext()
-        with side, self._casting():
+        with self._pairs.stream_of(*key), self._casting():
             handed = self.stages[step.stage].forward(
                 unit, given, graph=training, recomputed=training and key in self._recomputed,
                 leaves=training and key in self._leaving,
@@ -328,18 +288,21 @@ class OwnEngine:
     def _backward_weight(self, step: Step, _: Any) -> None:
         self.stages[step.stage].backward_weight(step.unit)
 
-    def _first_pass(self, step: Step, _: Any) -> None:
-        self._own_shard.first_pass(step.unit)
-
-    def _second_pass(self, step: Step, _: Any) -> None:
-        self._own_shard.second_pass(step.unit)
+    def _shard_pass(self, step: Step, _: Any) -> None:
+        assert self._shard is not None, "other schedules have no such passes"
+        if step.kind == Kind.S:
+            self._shard.first_pass(step.unit)
+        else:
+            self._shard.second_pass(step.unit)
 
     def _optimizer_step(self, step: Step, _: Any) -> None:
         assert self._steps is not None, "without somebody to take them there are no such actions"
         for stage in self.stages.values():
             if stage.versions is not None:
                 stage.versions.collect()
+        self._gradients.finish()
         self._steps(step.unit)
+        self._gradients.start()
         for stage in self.stages.values():
             if stage.versions is not None:
                 stage.versions.refresh()
@@ -362,11 +325,6 @@ class OwnEngine:
     def _reshard(self, step: Step, _: Any) -> None:
         if step.stage in self._sharded:
             self.setup.modules[step.stage].reshard()  # type: ignore[operator]
-
-    @property
-    def _own_shard(self) -> Shard:
-        assert self._shard is not None, "other schedules have no such passes"
-        return self._shard
 
     def _wait_for(self, task: Task) -> Any:
         """What an action computes with, when all that its kind needs is there."""
@@ -391,8 +349,10 @@ class OwnEngine:
         if need.last_stage_only and key in self._ready:
             return self._take(key, task.place)
         self._wait(task.place)
-        self._own_shard.wait_for(need, step.unit)
-        return [self._own_shard.gradient(step.unit)] if need.last_stage_only else None
+        shard = self._shard
+        assert shard is not None, "other schedules have no such needs"
+        shard.wait_for(need, step.unit)
+        return [shard.gradient(step.unit)] if need.last_stage_only else None
 
     def _come_back(self, task: Task) -> None:
         """Wait for an activation that left, once."""
@@ -422,9 +382,7 @@ class OwnEngine:
         self._watch.position, self._watch.state = index, State.WAITING
 
 
-Handler: TypeAlias = Callable[[OwnEngine, Step, Any], None]
-
-HANDLERS: dict[Kind, Handler] = {
+HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
     Kind.F: OwnEngine._forward,
     Kind.I: OwnEngine._backward_input,
     Kind.W: OwnEngine._backward_weight,
@@ -433,8 +391,8 @@ HANDLERS: dict[Kind, Handler] = {
     Kind.OPT: OwnEngine._optimizer_step,
     Kind.OFFLOAD: OwnEngine._offload,
     Kind.RELOAD: OwnEngine._reload,
-    Kind.S: OwnEngine._first_pass,
-    Kind.T: OwnEngine._second_pass,
+    Kind.S: OwnEngine._shard_pass,
+    Kind.T: OwnEngine._shard_pass,
     Kind.REDUCE_GRAD: OwnEngine._reduce,
     Kind.UNSHARD: OwnEngine._unshard,
     Kind.RESHARD: OwnEngine._reshard,

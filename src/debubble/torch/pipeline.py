@@ -19,11 +19,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, merged
+from debubble.torch.batch import Batch, Forwarded, merged
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients, total_norm
-from debubble.torch.modules import bare, bare_name
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of
@@ -35,6 +34,7 @@ from debubble.torch.setup import (
     find_schedule,
     fuses_of,
 )
+from debubble.torch.state import load_state, named_parameters, state_of
 from debubble.torch.team import Team
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
@@ -123,8 +123,8 @@ class Pipeline:
         self._split, self._kind = split, engine
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
-        self._steps: Callable[[int], None] | None = None
-        self.schedule = find_schedule(schedule, team.size, sizes, steps=False)
+        self._steps = self._optimizer_steps()
+        self.schedule = find_schedule(schedule, team.size, sizes, self._steps is not None)
         compare_orders(self.schedule, team)
         modules, same = find_modules(stages, self.schedule, team.rank)
         self._modules = modules
@@ -192,11 +192,7 @@ class Pipeline:
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
-            if losses is not None:
-                losses.extend(
-                    found[unit] / batch.weights[unit]
-                    for unit in sorted(found) if unit in batch.targets
-                )  # fmt: skip
+            _tell_losses(losses, found, batch)
             return self._mean(found)
 
     def eval(
@@ -225,11 +221,7 @@ class Pipeline:
             with self._watch.step(), torch.no_grad():
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
-                if losses is not None:
-                    losses.extend(
-                        found.losses[unit] / batch.weights[unit]
-                        for unit in sorted(found.losses) if unit in batch.targets
-                    )  # fmt: skip
+                _tell_losses(losses, found.losses, batch)
                 loss = self._mean(found.losses)
         finally:
             for stage, module in self._modules.items():
@@ -244,7 +236,7 @@ class Pipeline:
         ParameterError
             When stages would be on other ranks.
         """
-        new = find_schedule(schedule, self._team.size, {}, steps=self._steps is not None)
+        new = find_schedule(schedule, self._team.size, {}, self._steps is not None)
         for what, ours, theirs in (
             ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
             ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
@@ -275,12 +267,7 @@ class Pipeline:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter of this rank once, by stage and name: ``"3.layers.0.weight"``."""
-        seen: set[int] = set()
-        for prefix, module in self._named_modules():
-            for name, weight in bare(module).named_parameters():
-                if id(weight) not in seen:
-                    seen.add(id(weight))
-                    yield f"{prefix}.{bare_name(name)}", weight
+        return named_parameters(self._named_modules())
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Every parameter of this rank once, for an optimizer."""
@@ -320,11 +307,7 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
-        return {
-            f"{prefix}.{bare_name(name)}": value
-            for prefix, module in self._named_modules()
-            for name, value in bare(module).state_dict().items()
-        }
+        return state_of(self._named_modules())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take parameters and buffers; `state` may have those of other ranks, too.
@@ -334,19 +317,7 @@ class Pipeline:
         ParameterError
             When one of this rank's is missing, or has another shape.
         """
-        missing = [name for name in self.state_dict() if name not in state]
-        if missing:
-            raise ParameterError(
-                f"the state has no '{missing[0]}'{_and_more(missing)}; "
-                f"{did_you_mean(missing[0], state)}"
-            )
-        for prefix, module in self._named_modules():
-            inner = bare(module)
-            own = {name: f"{prefix}.{bare_name(name)}" for name in inner.state_dict()}
-            try:
-                inner.load_state_dict({name: state[full] for name, full in own.items()})
-            except RuntimeError as error:
-                raise ParameterError(f"the state does not fit '{prefix}': {error}") from None
+        load_state(self._named_modules(), state)
         self._homes.level(self._modules, self.schedule)
 
     def costs(self) -> Costs:
@@ -371,6 +342,10 @@ class Pipeline:
     def _recorded(self) -> Recorded:
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
+
+    def _optimizer_steps(self) -> Callable[[int], None] | None:
+        """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
+        return None
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for stage, module in self._modules.items():
@@ -405,14 +380,15 @@ class Pipeline:
         return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
-        total = torch.zeros(2, dtype=torch.float64)
-        for loss in losses.values():
-            total[0] += loss.to("cpu", torch.float64)
-            total[1] += 1
+        total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)
+        if losses:
+            parts = [loss.to(total) for loss in losses.values()]
+            total[0], total[1] = torch.stack(parts).sum(), len(parts)
         self._watch.waits()
-        self._team.link.sum(total)
-        mean = total[0] / max(self.schedule.iterations, 1)
-        return (mean if total[1] else mean * torch.nan).to(self._team.device)
+        self._team.total(total)
+        # Without any loss, as of forwards without targets, there is no number to give.
+        mean = total[0] / self.schedule.iterations / (total[1] > 0)
+        return mean.to(self._team.device)
 
 
 def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
@@ -420,5 +396,8 @@ def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
     return plan.text
 
 
-def _and_more(names: Sequence[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
+    """Losses of single units, without their weights, where the last stage is."""
+    if losses is not None:
+        units = [unit for unit in sorted(found) if unit in batch.targets]
+        losses.extend(found[unit] / batch.weights[unit] for unit in units)

@@ -20,7 +20,7 @@ from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
 from debubble.interchange import files
 from debubble.interchange.named import make
-from debubble.torch.modules import bare, bare_name, why_whole
+from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
 from debubble.torch.team import Team
 
 SPLITS = ("auto", "keep", "fuse")
@@ -163,6 +163,14 @@ def find_modules(
                     f"{stage} does not take them; give it slices = True and "
                     "forward(x, start, past)"
                 )
+    if schedule.versions[rank] > 1:
+        wrapped = [stage for stage in here if bare(given[stage]) is not given[stage]
+                   or is_sharded(given[stage])]  # fmt: skip
+        if wrapped:
+            raise ParameterError(
+                f"'{schedule.name}' keeps {schedule.versions[rank]} versions of the weights, and "
+                f"stage {wrapped[0]} is wrapped; give the plain module, or a schedule with one"
+            )
     names: dict[int, list[str]] = {}
     for stage, module in sorted(given.items()):
         for name, weight in bare(module).named_parameters():

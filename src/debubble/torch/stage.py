@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import Kind
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
 from debubble.torch.losses import added_losses
 from debubble.torch.modules import custom_function, saving_seen, without_sync
 from debubble.torch.offload import Activations
+from debubble.torch.plan import Step
 from debubble.torch.random_state import RandomState
+from debubble.torch.setup import Setup
 from debubble.torch.tree import Leaf, Spec, arguments, put_together, take_apart
 from debubble.torch.versions import Versions
 
@@ -357,3 +360,19 @@ def _number(loss: Any) -> Tensor:
             f"loss_fn returned {what}; return one number, the mean over the microbatch"
         )
     return loss.reshape(())
+
+
+def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
+    """The stages of a rank, as its program needs them."""
+    schedule, team = setup.schedule, setup.team
+    splits = {step.stage for step in program if step.kind == Kind.I}
+    # A sharded output layer computes the loss, and is behind the last stage.
+    last = -1 if schedule.vocabulary else schedule.stages - 1
+    return {
+        number: Stage(
+            number, module, setup.loss_fn if number == last else None, last=number == last,
+            splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
+            versions=schedule.versions[team.rank], device=team.device, tell=setup.tell,
+        )
+        for number, module in setup.modules.items()
+    }  # fmt: skip

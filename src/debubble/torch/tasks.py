@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import torch
 
 from debubble.core.actions import TRANSFER_KINDS
 from debubble.core.kinds import KINDS, Kind, Need, Of
@@ -104,3 +107,10 @@ def groups_of(program: list[Step]) -> Iterator[tuple[int, int]]:
             end += 1
         yield index, end
         index = end
+
+
+def sleep_until(end: float, device: torch.device) -> None:
+    """Let an action last until then, when its computation is over."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    time.sleep(max(0.0, end - time.perf_counter()))

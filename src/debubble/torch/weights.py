@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.modules import bare, bare_name
+from debubble.torch.rows import LAYERS
 from debubble.torch.setup import says_tied
 from debubble.torch.team import Team
 
@@ -79,6 +80,13 @@ def find_shared(
     found = team.link.gather((facts, ties, tied))
     known = {name: fact for theirs, _, _ in found for name, fact in theirs.items()}
     classes = _classes(sorted({tie for _, each, _ in found for tie in each}), known)
+    last = schedule.stages - 1
+    for name in (name for members in classes for name in members):
+        if schedule.vocabulary and name.split(".")[:-1] in ([str(last), one] for one in LAYERS):
+            raise ParameterError(
+                f"'{name}' is tied, and '{schedule.name}' cuts it along the vocabulary; tie "
+                "nothing to it, or use a schedule that does not shard the output layer"
+            )
     says = next((words for _, _, words in found if words), "")
     if says and not classes and schedule.stages > 1:
         raise ParameterError(
