@@ -27,7 +27,7 @@ def test_the_file_is_what_other_commands_take(run: Callable[..., Any], tmp_path:
         "stage", "F", "ms", "I", "ms", "W", "ms", "B", "ms", "after", "F", "after", "I", "inputs",
         "weights",
     ]  # fmt: skip
-    assert len(lines) == 1 + 4 + 4
+    assert sum(line.startswith("stage ") for line in lines) == 1 + 4
     file = load_costs(path)
     assert (file.ranks, file.chunks, file.microbatches, file.name) == (2, 2, 4, "build")
     assert len(file.layers["F"]) == 10

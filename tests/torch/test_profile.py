@@ -19,6 +19,7 @@ import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.interchange.cost_files import load_costs
 from debubble.torch.losses import add_loss
+from debubble.torch.measured import Spread, StageMeasures, table
 from debubble.torch.part import Part
 from debubble.torch.profile import profile
 
@@ -386,6 +387,16 @@ def test_what_is_no_model_is_refused() -> None:
             profile(stages, mean_square, x, y, steps=steps)
     with pytest.raises(ParameterError, match=r"loss_fn returned \[8, 16\]"):
         profile([linear()], lambda out, target: out - target, x, y, steps=1)
+
+
+def test_times_that_vary_are_said_to() -> None:
+    calm, wild = Spread.of([4, 5, 5, 5, 6]), Spread.of([1, 2, 5, 8, 9])
+    assert (wild.lower, wild.median, wild.upper, wild.width) == (2, 5, 8, 1.2)
+    assert "quartiles" not in table([StageMeasures({"F": calm})])
+    assert table([StageMeasures({"F": calm, "B": wild})]).endswith(
+        "quartiles of a time are up to 120% of it apart; measure on an idle machine, or with more "
+        "steps"
+    )
 
 
 def test_a_part_starts_anew_every_time() -> None:

@@ -140,7 +140,8 @@ def _count(flag: str, text: str) -> int:
 app = command(
     profile,
     [
-        "profile --model examples/model.py:build -p 4 -o costs.yaml",
-        "profile --model config.json -p 4 -v 2 --rows 2 --tokens 512 -o costs.yaml",
+        "profile --model examples/model.py:build -p 4 -v 2 -o measured.yaml",
+        "profile --model examples/model.py:build -p 4 --steps 5 --no-layers",
+        "profile --model examples/model.py:build -p 2 -m 8 --steps 5 --json",
     ],
 )

@@ -9,6 +9,9 @@ from typing import Any
 
 from debubble.core.units import amount
 
+WIDE = 0.25
+"""Share of a time that its quartiles may be apart before that is worth a word."""
+
 DIGITS = 6
 """Significant digits of what is written; no clock is better."""
 
@@ -20,6 +23,11 @@ class Spread:
     lower: float
     median: float
     upper: float
+
+    @property
+    def width(self) -> float:
+        """How far the quartiles are apart, as a share of the median."""
+        return (self.upper - self.lower) / self.median if self.median else 0.0
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
@@ -196,6 +204,12 @@ def table(stages: Sequence[StageMeasures]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
     lines += [f"stage {number}: {stage.split}" for number, stage in enumerate(stages)]
+    widest = max(spread.width for stage in stages for spread in stage.times.values())
+    if widest > WIDE:
+        lines.append(
+            f"quartiles of a time are up to {widest:.0%} of it apart; measure on an idle machine, "
+            "or with more steps"
+        )
     return "\n".join(lines)
 
 
