@@ -124,7 +124,7 @@ def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
 
     first, _ = run(2, work, fails=True)
     words = {
-        "rows": "the batch has a tensor of shape [3, 32] for 4 microbatches; give at least one row",
+        "rows": "has a tensor of shape [3, 32] for 4 microbatches; give at least one row for each",
         "microbatches": "arg_mbs has 1 microbatches; '1f1b' has 4",
     }
     assert words[wrong] in first

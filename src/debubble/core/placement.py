@@ -140,7 +140,7 @@ class Placement:
 
 
 def check_sizes(ranks: int, chunks: int = 1) -> tuple[int, int]:
-    """Numbers of ranks and chunks as Python's own integers; those that no placement has are refused.
+    """Numbers of ranks and chunks as Python's integers; those that no placement has are refused.
 
     Raises
     ------
