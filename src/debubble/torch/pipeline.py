@@ -9,7 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -19,16 +21,17 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Batch, Forwarded, merged
+from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients, total_norm
+from debubble.torch.gradients import Gradients
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
-from debubble.torch.recorder import Recorded, costs_of
+from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
     Setup,
+    check_stages_stay,
     compare_orders,
     find_modules,
     find_schedule,
@@ -142,6 +145,8 @@ class Pipeline:
         self._clock = team.link.clock()
         self._watch = self._watched(timeout)
         self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
+        self._after_step: Callable[[], None] | None = None
+        """What :func:`debubble.torch.tune` does once, after a step."""
         self._engine = self._made()
 
     def step(
@@ -193,8 +198,12 @@ class Pipeline:
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
-            _tell_losses(losses, found, batch)
-            return self._mean(found)
+            tell_losses(losses, found, batch)
+            loss = self._mean(found)
+            after, self._after_step = self._after_step, None
+            if after is not None:
+                after()
+        return loss
 
     def eval(
         self,
@@ -222,7 +231,7 @@ class Pipeline:
             with self._watch.step(), torch.no_grad():
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
-                _tell_losses(losses, found.losses, batch)
+                tell_losses(losses, found.losses, batch)
                 loss = self._mean(found.losses)
         finally:
             for stage, module in self._modules.items():
@@ -238,17 +247,11 @@ class Pipeline:
             When stages would be on other ranks.
         """
         new = find_schedule(schedule, self._team.size, {}, self._steps is not None)
-        for what, ours, theirs in (
-            ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
-            ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
-        ):
-            if ours != theirs:
-                raise ParameterError(
-                    f"'{new.name}' {what} than '{self.schedule.name}'; make a new Pipeline for it"
-                )
+        check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
         self._watch.text = _text_of(new)
+        self._after_step = None
         self._engine = self._made()
 
     @property
@@ -293,18 +296,7 @@ class Pipeline:
         Tensor
             The norm before.
         """
-        elsewhere = {
-            id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
-        }
-        weights = list(self.parameters())
-        norm = total_norm(
-            weights, lambda weight: id(weight) not in elsewhere, self._team, float(norm_type)
-        )
-        factor = min(1.0, max_norm / (float(norm) + 1e-6))
-        for weight in weights:
-            if weight.grad is not None and factor < 1.0:
-                weight.grad.mul_(factor)
-        return norm
+        return self._gradients.clip(list(self.parameters()), max_norm, float(norm_type), self._team)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
@@ -324,6 +316,10 @@ class Pipeline:
     def costs(self) -> Costs:
         """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
         return costs_of(self._recorded())
+
+    def step_times(self) -> NDArray[np.float64]:
+        """How long the latest steps took, the first aside: last end − first start, in ms."""
+        return makespans(self._recorded(), self._positions)
 
     def timeline(self) -> Timeline:
         """The latest step as measured, in ms."""
@@ -393,10 +389,3 @@ class Pipeline:
 def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
     plan = Plan.of(schedule)
     return plan.text
-
-
-def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
-    """Losses of single units, without their weights, where the last stage is."""
-    if losses is not None:
-        units = [unit for unit in sorted(found) if unit in batch.targets]
-        losses.extend(found[unit] / batch.weights[unit] for unit in units)

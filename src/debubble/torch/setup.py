@@ -154,6 +154,24 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
     return found
 
 
+def check_stages_stay(old: Schedule, new: Schedule) -> None:
+    """Refuse an order that would have stages, or parts of them, on other ranks.
+
+    Raises
+    ------
+    ParameterError
+        When it would.
+    """
+    for what, ours, theirs in (
+        ("places stages on other ranks", old.placement.table, new.placement.table),
+        ("shards the output layer in another way", old.vocabulary, new.vocabulary),
+    ):
+        if ours != theirs:
+            raise ParameterError(
+                f"'{new.name}' {what} than '{old.name}'; make a new Pipeline for it"
+            )
+
+
 def find_modules(
     stages: Any, schedule: Schedule, rank: int
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
