@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from debubble import ParameterError, Placement
@@ -61,3 +62,9 @@ def test_impossible_sizes_are_refused(shape, ranks, chunks, message) -> None:
     with pytest.raises(ParameterError) as refused:
         shape(ranks, chunks)
     assert str(refused.value).startswith(message)
+
+
+def test_whole_numbers_of_numpy_make_the_same_placements() -> None:
+    one = Placement.wave(np.int64(2), np.int64(2))  # type: ignore[arg-type]
+    assert one == Placement.wave(2, 2)
+    assert {type(rank) for rank in (one.ranks, *one.table[0])} == {int}

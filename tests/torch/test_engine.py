@@ -19,7 +19,7 @@ from debubble.lowering.chain import lower
 from debubble.torch.autograd import Splitter, backward_weight
 from debubble.torch.engine import HANDLERS
 from tests.kinds import MADE, schedule_with
-from tests.torch.loop import cross_entropy, gpt, text, vectors
+from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import run
 
 M = 4
@@ -156,3 +156,39 @@ def test_a_split_backward_follows_the_graph() -> None:
     before = module.b.grad.clone()
     module.a.grad.add_(1.0)
     assert torch.equal(module.b.grad, before)
+
+
+def sliced(microbatches: int, slices: int, backward: tuple[str, ...], **fields: Any) -> db.Schedule:
+    """GPipe over slices on two ranks, backwards in reverse."""
+    units = [f"{u}.{j}" for u in range(microbatches) for j in range(slices)]
+    back = [f"{u}.{j}" for u in range(microbatches) for j in reversed(range(slices))]
+    rows = [
+        [f"{r}F{u}" for u in units] + [f"{r}{kind}{u}" for u in back for kind in backward]
+        for r in range(2)
+    ]
+    return db.Schedule.from_text(
+        rows, db.Placement.linear(2), microbatches, slices=slices, **fields
+    )
+
+
+def test_slices_of_sequences() -> None:
+    schedules = [
+        sliced(2, 3, ("B",)), sliced(2, 3, ("I", "W")), sliced(2, 2, ("R", "B")),
+        sliced(2, 5, ("R", "I", "W")), sliced(2, 3, ("I", "W"), cut=(0.5, 0.3, 0.2)),
+    ]  # fmt: skip
+
+    def work(rank: int) -> None:
+        x, y = text(2, 0)
+        alone = gpt(2)
+        for part, target in zip(x.tensor_split(2), y.tensor_split(2), strict=True):
+            (cross_entropy(alone[1](alone[0](part)), target) / 2).backward()
+        for schedule in schedules:
+            model = gpt(2)
+            pipe = dt.Pipeline(schedule, model, cross_entropy)
+            pipe.step(x, target=y)
+            for ours, theirs in zip(pipe.parameters(), alone[rank].parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+        with pytest.raises(db.ParameterError, match=r"give it slices = True and forward\(x, start"):
+            dt.Pipeline(schedules[0], mlp(2), functional.mse_loss)
+
+    run(2, work)

@@ -112,6 +112,20 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
     assert once == [a + b for a, b in zip(first, second, strict=True)]
 
 
+def test_a_stage_that_cannot_be_built() -> None:
+    def build(stage: int) -> nn.Module:
+        if stage == 1:
+            raise OSError("no such checkpoint")
+        return mlp(1)[0]
+
+    def work(rank: int) -> None:
+        dt.Pipeline("1f1b", build, functional.mse_loss, microbatches=M, timeout=30)
+
+    first, second = run(2, work, fails=True)
+    assert first.startswith("ParameterError: rank 1 cannot begin: OSError: no such checkpoint (")
+    assert second.startswith("OSError: no such checkpoint")
+
+
 @pytest.mark.parametrize("wrong", ["rows", "microbatches"])
 def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
     def work(rank: int) -> None:
@@ -124,7 +138,7 @@ def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
 
     first, _ = run(2, work, fails=True)
     words = {
-        "rows": "the batch has a tensor of shape [3, 32] for 4 microbatches; give at least one row",
+        "rows": "has a tensor of shape [3, 32] for 4 microbatches; give at least one row for each",
         "microbatches": "arg_mbs has 1 microbatches; '1f1b' has 4",
     }
     assert words[wrong] in first

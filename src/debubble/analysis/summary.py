@@ -14,8 +14,8 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, memory_scale, number, percent
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
-from debubble.schedules._formula import legend
-from debubble.schedules._nearest import NearestForm, nearest_forms
+from debubble.schedules.formula import legend
+from debubble.schedules.nearest import NearestForm, nearest_forms
 from debubble.schedules.registry import TIME_QUANTITIES, FormValue, closed_forms, entries
 
 LISTED_RANKS = 16

@@ -16,7 +16,7 @@ from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.units import number, percent
 from debubble.schedules import registry
-from debubble.schedules._formula import legend
+from debubble.schedules.formula import legend
 from debubble.schedules.registry import Entry
 
 if TYPE_CHECKING:

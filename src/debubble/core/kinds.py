@@ -100,6 +100,20 @@ class Time(Enum):
     NONE = "it takes no time"
 
 
+QUANTITIES = {
+    "stored": "what a forward leaves: the activation, or the checkpoint where it is recomputed",
+    "recomputed": "the rest of the activation, which a recompute brings back",
+    "activation": "the whole activation",
+    "not_kept": "its part that is of no use for the weights",
+    "kept": "its part that is kept for the weights",
+    "moved": "what an offload moves to the host",
+    "shard": "what a shard of the output layer keeps between its passes",
+    "kv": "keys and values of a slice",
+    "kv_gradients": "gradients of the keys and values of a whole microbatch",
+    "kv_with_gradients": "keys and values of a slice, and their gradients",
+}
+"""Quantities of memory that actions take and free."""
+
 Condition: TypeAlias = "Callable[[Schedule], bool]"
 
 
@@ -173,8 +187,8 @@ class KindSpec:
     letter
         Letter before the microbatch in narrow pictures; empty for kinds that none shows.
     takes, frees
-        Quantities of memory that are taken when it starts and freed when it ends, by the names of
-        :func:`debubble.engine.memory.quantities`.
+        Quantities of memory that are taken when it starts and freed when it ends, by the names in
+        :data:`QUANTITIES`.
     instead_of
         Kinds that a (stage, microbatch) cannot have together with this one.
     other_end
@@ -259,7 +273,7 @@ KINDS: tuple[KindSpec, ...] = (
     ),
     KindSpec(
         I, "backward for input", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="I",
-        takes=("kv_gradients",), frees=("not_kept", "kv", "kv"), instead_of=(B,),
+        takes=("kv_gradients",), frees=("not_kept", "kv_with_gradients"), instead_of=(B,),
     ),
     KindSpec(
         W, "backward for weights", Stream.COMPUTE, Per.UNIT, letter="W", frees=("kept",),
@@ -268,7 +282,7 @@ KINDS: tuple[KindSpec, ...] = (
     ),
     KindSpec(
         B, "full backward", Stream.COMPUTE, Per.UNIT, _BACKWARD_NEEDS, letter="B",
-        takes=("kv_gradients",), frees=("activation", "kv", "kv"), instead_of=(I, W),
+        takes=("kv_gradients",), frees=("activation", "kv_with_gradients"), instead_of=(I, W),
     ),
     KindSpec(
         R, "recompute", Stream.COMPUTE, Per.UNIT, letter="R", takes=("recomputed",),

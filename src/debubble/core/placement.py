@@ -57,27 +57,27 @@ class Placement:
     @classmethod
     def linear(cls, ranks: int) -> Placement:
         """One stage per rank: stage s on rank s."""
-        check_sizes(ranks)
+        ranks, _ = check_sizes(ranks)
         return cls((tuple(range(ranks)),), "one stage per rank", ranks)
 
     @classmethod
     def block(cls, ranks: int, chunks: int) -> Placement:
         """Neighbouring stages together: stage s on rank s // chunks."""
-        check_sizes(ranks, chunks)
+        ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(stage // chunks for stage in range(ranks * chunks))
         return cls((table,), "block", ranks)
 
     @classmethod
     def loop(cls, ranks: int, chunks: int) -> Placement:
         """Round and round: stage s on rank s mod ranks."""
-        check_sizes(ranks, chunks)
+        ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(stage % ranks for stage in range(ranks * chunks))
         return cls((table,), "loop" if chunks > 1 else "one stage per rank", ranks)
 
     @classmethod
     def wave(cls, ranks: int, chunks: int) -> Placement:
         """Down and up again, `chunks` times across all ranks; two chunks make a V."""
-        check_sizes(ranks, chunks)
+        ranks, chunks = check_sizes(ranks, chunks)
         table = tuple(
             stage % ranks if stage // ranks % 2 == 0 else ranks - 1 - stage % ranks
             for stage in range(ranks * chunks)
@@ -93,6 +93,7 @@ class Placement:
     @classmethod
     def bidirectional(cls, ranks: int, chunks: int = 1) -> Placement:
         """Two copies of the model in opposite directions, each placed as a wave."""
+        ranks, chunks = check_sizes(ranks, chunks)
         down = cls.wave(ranks, chunks).table[0]
         up = tuple(ranks - 1 - rank for rank in down)
         return cls((down, up), "two copies, opposite directions", ranks)
@@ -138,8 +139,8 @@ class Placement:
         return f"{self.name}, {self.stages} stages on {self.ranks} ranks"
 
 
-def check_sizes(ranks: int, chunks: int = 1) -> None:
-    """Refuse numbers of ranks and chunks that no placement has.
+def check_sizes(ranks: int, chunks: int = 1) -> tuple[int, int]:
+    """Numbers of ranks and chunks as Python's integers; those that no placement has are refused.
 
     Raises
     ------
@@ -153,3 +154,4 @@ def check_sizes(ranks: int, chunks: int = 1) -> None:
             raise ParameterError(f"{name} is {shown}; give a whole number from 1 up")
     if int(ranks) * int(chunks) > MAX_STAGES:
         raise ParameterError(f"{ranks * chunks} stages; the limit is {MAX_STAGES}")
+    return int(ranks), int(chunks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind, Program, kinds_of
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import refuse_outside
+from debubble.engine.exist import refuse_outside, survey_of
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
 
@@ -56,6 +57,31 @@ class MemoryUse:
         return self.at_start[kinds, places], self.at_end[kinds, places]
 
 
+_EFFECTS = tuple((spec.kind, spec.takes, spec.frees) for spec in KINDS if spec.takes or spec.frees)
+
+_AMOUNTS: dict[str, Callable[[CostTable, NDArray[np.bool_]], NDArray[np.float64] | float]] = {
+    "stored": lambda table, whole: np.where(whole, table.checkpoint, table.activation),
+    "recomputed": lambda table, _: table.activation - table.checkpoint,
+    "activation": lambda table, _: table.activation,
+    "not_kept": lambda table, _: table.activation - table.kept,
+    "kept": lambda table, _: table.kept,
+    "moved": lambda table, whole: table.moved(whole),
+    "shard": lambda table, _: table.shard,
+    "kv": lambda table, _: table.kv,
+    "kv_gradients": lambda table, _: _gradients_of_all_slices(table),
+    "kv_with_gradients": lambda table, _: 2 * table.kv,
+}
+"""Each of :data:`debubble.core.kinds.QUANTITIES` on every place."""
+
+
+def _gradients_of_all_slices(table: CostTable) -> NDArray[np.float64]:
+    """Room that the first backward of a microbatch, its last slice's, makes for all slices."""
+    last = table.placement.copies * table.placement.stages
+    found = np.zeros(len(table.kv))
+    found[-last:] = table.kv.reshape(-1, last).sum(axis=0)
+    return found
+
+
 def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     """Memory of every rank: F takes the activation, I keeps the share for W, W and B free it.
 
@@ -78,21 +104,15 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         # The kind of a forward is 0.
         actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
     at_start, at_end = np.zeros((2, len(Kind) + 1, len(table.activation)))
-    at_start[Kind.F] = np.where(whole, table.checkpoint, table.activation)
-    at_start[RECOMPUTED_F] = table.checkpoint
-    at_start[Kind.R] = table.activation - table.checkpoint
-    at_end[Kind.I] = table.kept - table.activation
-    at_end[Kind.W] = -table.kept
-    at_end[Kind.B] = -table.activation
-    at_start[Kind.S] = table.shard
-    at_end[Kind.T] = -table.shard
-    at_start[Kind.RELOAD] = table.moved(whole)
-    at_end[Kind.OFFLOAD] = -at_start[Kind.RELOAD]
-    if table.costs.kv != 0:
-        last = schedule.placement.copies * schedule.stages
-        at_start[[Kind.F, RECOMPUTED_F]] += table.kv
-        at_start[[Kind.I, Kind.B], -last:] += table.kv.reshape(-1, last).sum(axis=0)
-        at_end[[Kind.I, Kind.B]] -= 2 * table.kv
+    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
+    for kind, takes, frees in _EFFECTS:
+        if present >> kind & 1:
+            for row, names in ((at_start[kind], takes), (at_end[kind], frees)):
+                for name in names:
+                    if slicing or not name.startswith("kv"):
+                        row += _AMOUNTS[name](table, whole)
+    np.negative(at_end, at_end)
+    at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
     peak_memory.run(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -294,9 +295,11 @@ def _placements(
     if chunks is None:
         free = costs.basis == "rank" and costs.chunks is None
         chunks = (1, 2) if free else 1
-    numbers = (chunks,) if isinstance(chunks, int) else tuple(chunks)
+    numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
     sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
     for name, value in sizes:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ParameterError(f"{name} is {value!r}; give a whole number")
         if not 1 <= value <= LIMITS[name]:
             raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
     if isinstance(choice, str):

@@ -18,7 +18,7 @@ import numpy as np
 from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
-from debubble.schedules._formula import terms
+from debubble.schedules.formula import terms
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
@@ -58,7 +58,7 @@ class ClosedForm:
         idle time of a rank) or ``"peak_activation"`` (of every rank, or of the fullest when `value`
         gives one number).
     text
-        The formula for people, in the symbols of :data:`debubble.schedules._formula.SYMBOLS`.
+        The formula for people, in the symbols of :data:`debubble.schedules.formula.SYMBOLS`.
     value
         The formula for a case, see Notes.
     accuracy

@@ -54,6 +54,9 @@ MAX_ACTIONS = 200_000_000
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
 
+NO_FAMILIES = frozenset({"registry", "formula", "nearest"})
+"""Modules of the package that register nothing."""
+
 _ENTRIES: dict[str, Entry] = {}
 _ALIASES: dict[str, str] = {}
 
@@ -145,7 +148,7 @@ def entries() -> dict[str, Entry]:
 def _import_families() -> None:
     package = importlib.import_module("debubble.schedules")
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "registry" and not module.name.startswith("_"):
+        if module.name not in NO_FAMILIES and not module.name.startswith("_"):
             importlib.import_module(f"debubble.schedules.{module.name}")
 
 

@@ -24,11 +24,13 @@ Gradients: TypeAlias = Sequence[Tensor | None]
 
 @dataclass(eq=False)
 class Branches:
-    """Gradients that reached the nodes before weights, and these weights."""
+    """Gradients at the nodes before some weights."""
 
     weights: list[Tensor]
-    edges: list[GradientEdge]
-    gradients: list[Tensor]
+    inside: list[tuple[GradientEdge, Tensor]]
+    """On the way to the inputs: all that flows into the node."""
+    past: list[tuple[GradientEdge, Tensor]]
+    """At outputs from which no input can be reached; more may flow there from inside."""
     several: bool
     """Whether several nodes lead to the same weight."""
 
@@ -40,8 +42,6 @@ class _Group:
     weights: list[Tensor]
     captures: list[int] = field(default_factory=list)
     """Places in :attr:`Form.captures`."""
-    ends: list[int] = field(default_factory=list)
-    """Targets that are no leaves, below which weights are."""
     starts: list[int] = field(default_factory=list)
     """Roots from which no target can be reached."""
     several: bool = False
@@ -84,7 +84,7 @@ class Splitter:
         roots, gradients
             Outputs, and the gradient of each; None for a scalar loss.
         targets
-            Inputs, or activations between them and the outputs.
+            Inputs, which are leaves.
 
         Returns
         -------
@@ -101,7 +101,7 @@ class Splitter:
         form = self._forms.get((len(starts), len(ends)))
         nodes = None if form is None else _same(form, starts, ends)
         if form is None or nodes is None:
-            form, nodes = _form(starts, ends, targets)
+            form, nodes = _form(starts, ends)
             self._forms[len(starts), len(ends)] = form
         edges = [GradientEdge(nodes[number], slot) for number, slot in form.captures]
         found: list[Tensor | None] = [None] * (len(targets) + len(edges))
@@ -116,35 +116,26 @@ class Splitter:
         captured = found[len(targets) :]
         rest = []
         for group in form.groups:
-            reached = [(edges[place], captured[place]) for place in group.captures]
-            reached += [(ends[place], found[place]) for place in group.ends]
-            reached += [(starts[place], seeds[place]) for place in group.starts]
-            some = [(edge, gradient) for edge, gradient in reached if gradient is not None]
-            if some:
-                rest.append(
-                    Branches(
-                        group.weights, [edge for edge, _ in some],
-                        [gradient for _, gradient in some], group.several,
-                    )
-                )  # fmt: skip
+            onto = [(edges[place], captured[place]) for place in group.captures]
+            past = [(starts[place], seeds[place]) for place in group.starts]
+            inside = [(edge, gradient) for edge, gradient in onto if gradient is not None]
+            if inside or past:
+                rest.append(Branches(group.weights, inside, past, group.several))
         return found[: len(targets)], rest
 
 
 def backward_weight(rest: list[Branches]) -> None:
     """Add the gradients of the weights to their ``grad``."""
-    # From a later use of a weight the way to an earlier one leads through others' nodes.
-    for branches in sorted(rest, key=lambda one: not one.several):
+    for branches in rest:
         hooks = []
         if branches.several:
             # A weight that is used twice: what flows from one use to the other is noted there.
             noted: dict[Node, dict[int, Tensor]] = {}
-            for edge, gradient in zip(branches.edges, branches.gradients, strict=True):
+            for edge, gradient in branches.inside:
                 noted.setdefault(edge.node, {})[edge.output_nr] = gradient
             hooks = [node.register_prehook(_replace(slots)) for node, slots in noted.items()]
-        torch.autograd.backward(
-            branches.edges, branches.gradients, retain_graph=branches.several,
-            inputs=branches.weights,
-        )  # fmt: skip
+        edges, gradients = zip(*branches.inside, *branches.past, strict=True)
+        torch.autograd.backward(edges, gradients, branches.several, inputs=branches.weights)
         for hook in hooks:
             hook.remove()
 
@@ -171,7 +162,7 @@ def _same(
             if wanted.__class__ is int:
                 if wanted == len(nodes) and child is not None:
                     nodes.append(child)
-                elif wanted >= len(nodes) or nodes[wanted] is not child:
+                elif nodes[wanted] is not child:
                     return None
                 if slot != output:
                     return None
@@ -183,9 +174,7 @@ def _same(
     return nodes if len(set(nodes)) == len(nodes) else None
 
 
-def _form(
-    starts: Sequence[GradientEdge], ends: Sequence[GradientEdge], targets: Sequence[Tensor]
-) -> tuple[Form, list[Node]]:
+def _form(starts: Sequence[GradientEdge], ends: Sequence[GradientEdge]) -> tuple[Form, list[Node]]:
     """Work out the form of a graph."""
     ended = {end.node for end in ends}
     numbers: dict[Node, int] = {}
@@ -225,11 +214,6 @@ def _form(
             places = range(len(captures), len(captures) + len(slots[number]))
             captures += [(number, slot) for slot in sorted(slots[number])]
             _join(groups, _Group(_once(found), captures=list(places)))
-    for place, (target, end) in enumerate(zip(targets, ends, strict=True)):
-        if not target.is_leaf and end.node in numbers:
-            found = weights[numbers[end.node]]
-            if found:
-                _join(groups, _Group(_once(found), ends=[place]))
     onward = []
     for place, start in enumerate(starts):
         number = numbers[start.node]
@@ -312,7 +296,7 @@ def _join(groups: list[_Group], new: _Group) -> None:
         groups.remove(other)
         new = _Group(
             _once([*other.weights, *new.weights]), other.captures + new.captures,
-            other.ends + new.ends, other.starts + new.starts, several=True,
+            other.starts + new.starts, several=True,
         )  # fmt: skip
         mine |= {id(leaf) for leaf in new.weights}
     groups.append(new)

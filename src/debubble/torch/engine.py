@@ -12,7 +12,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
 from torch import Tensor
 
-from debubble.core.kinds import KINDS, Kind, Need
+from debubble.core.kinds import Kind, Need
 from debubble.torch.batch import Batch, Forwarded, weighted
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
@@ -31,9 +31,9 @@ from debubble.torch.tasks import (
     Key,
     Task,
     groups_of,
+    moves_of,
     sleep_until,
     tasks_of,
-    way_of,
 )
 from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import State, Watch
@@ -105,6 +105,7 @@ class OwnEngine:
             step.stage: index for index, step in enumerate(self.program)
             if step.kind in (Kind.I, Kind.B)
         }  # fmt: skip
+        self._moves = moves_of(self.program)
         self._tasks = tasks_of(plan, self.team.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
@@ -190,13 +191,10 @@ class OwnEngine:
         sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
         receives, keys = [], []
         for index in indices:
-            step = self.program[index]
-            spec = KINDS[step.kind]
-            there = step.stage + spec.away
-            boundary = self._boundary(step, max(step.stage, there))
-            back = way_of(step)
-            if spec.sends:
-                ready = self._ready.pop((back, there, step.unit), None)
+            step, is_send, back, stage, key = self._moves[index]
+            boundary = self._boundary(step, stage)
+            if is_send:
+                ready = self._ready.pop(key, None)
                 if ready is None or isinstance(ready, Arrival):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
                 tensors = ready.tensors if isinstance(ready, Handed) else ready
@@ -205,7 +203,7 @@ class OwnEngine:
                 self.recorder.finish(index)
             else:
                 receives.append((step, boundary, back))
-                keys.append((index, (back, step.stage, step.unit)))
+                keys.append((index, key))
         for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
             arrival.position = index
             self._ready[key] = arrival

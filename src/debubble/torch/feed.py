@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -95,31 +96,28 @@ class Feed:
     ) -> Batch:
         """The batch with what all ranks have to know: weights, and forms of the inputs."""
         schedule, units = self.schedule, self.schedule.units
-        copies = schedule.copies_of(torch.arange(units).numpy())
+        copies = schedule.copies_of(np.arange(units)).tolist()
         table, rank = schedule.placement.table, self._team.rank
-        numbers = torch.zeros(3, units, dtype=torch.float64)
+        # Signatures, weights, and whether a stage begins to train, or ceases to: then it hands on
+        # other forms.
+        row = [0.0] * (2 * units + 1)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 key = (args, kwargs.get(unit), self._modules[0].training)
-                numbers[0, unit] = self._signatures.number(key, self._team.device)
-        owned = {
-            unit: part for unit, part in targets.items()
-            if table[copies[unit]][schedule.stages - 1] == rank
-        }  # fmt: skip
-        if self._scale == "tokens":
-            own = weights_of(targets, schedule, by_tokens=True)
-            numbers[1] = torch.tensor([own[u] if u in owned else 0.0 for u in range(units)])
-        elif schedule.slices > 1:
-            numbers[1] = weights_of(owned, schedule, by_tokens=False)
-        # A stage that begins to train, or ceases to, hands on other forms.
-        numbers[2, 0] = float(self._signatures.changed(self._modules))
+                row[unit] = float(self._signatures.number(key, self._team.device))
+        if self._scale == "tokens" or schedule.slices > 1:
+            own = weights_of(targets, schedule, by_tokens=self._scale == "tokens").tolist()
+            for unit in targets:
+                if table[copies[unit]][schedule.stages - 1] == rank:
+                    row[units + unit] = own[unit]
+        row[-1] = float(self._signatures.changed(self._modules))
         self._watch.waits()
-        numbers = self._team.link.sum(numbers)
-        if numbers[2, 0]:
+        row = self._team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+        if row[-1]:
             self._wire.forget()
-        weights = numbers[1].tolist()
+        weights = row[units:-1]
         if not any(weights):
-            weights = [1 / (units / schedule.iterations)] * units
+            weights = [schedule.iterations / units] * units
         scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
-        signatures = [int(number) for number in numbers[0].tolist()]
+        signatures = [int(number) for number in row[:units]]
         return Batch(given, kwargs, targets, weights, scale, signatures)

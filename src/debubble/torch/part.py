@@ -68,7 +68,8 @@ class Rest:
     @property
     def gradients(self) -> list[Tensor]:
         """Gradients that are kept for W."""
-        return [*self.seeds, *(g for branches in self.branches for g in branches.gradients)]
+        pairs = (pair for each in self.branches for pair in (*each.inside, *each.past))
+        return [*self.seeds, *(gradient for _, gradient in pairs)]
 
     def __bool__(self) -> bool:
         return bool(self.branches or self.roots)

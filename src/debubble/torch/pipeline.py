@@ -33,6 +33,7 @@ from debubble.torch.setup import (
     find_modules,
     find_schedule,
     fuses_of,
+    together,
 )
 from debubble.torch.state import load_state, named_parameters, state_of
 from debubble.torch.team import Team
@@ -126,7 +127,7 @@ class Pipeline:
         self._steps = self._optimizer_steps()
         self.schedule = self._find(schedule, sizes)
         compare_orders(self.schedule, team)
-        modules, same = find_modules(stages, self.schedule, team.rank)
+        modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
         self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
         self._homes.level(modules, self.schedule)
@@ -363,9 +364,7 @@ class Pipeline:
     def _made(self) -> OwnEngine | PyTorchEngine:
         self._feed.schedule = self.schedule
         fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
-        setup = Setup(
-            self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell
-        )  # fmt: skip
+        setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch, self._pace)
         return OwnEngine(

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
 from debubble.torch.team import Team
+from debubble.torch.watch import reason
+
+Found = TypeVar("Found")
 
 SPLITS = ("auto", "keep", "fuse")
 
@@ -130,6 +133,25 @@ def compare_orders(schedule: Schedule, team: Team) -> None:
             f"{where} {'has' if len(other) == 1 else 'have'} another order than rank 0 on "
             f"{found[0][1]}; give all ranks the same schedule"
         )
+
+
+def together(team: Team, work: Callable[[], Found]) -> Found:
+    """Do something on all ranks; where one cannot, all say so, and none waits for it.
+
+    Raises
+    ------
+    ParameterError
+        On ranks that could, with what another one said.
+    """
+    try:
+        found = work()
+    except Exception as error:
+        team.link.gather(reason(error))
+        raise
+    for rank, words in enumerate(team.link.gather("")):
+        if words:
+            raise ParameterError(f"rank {rank} cannot begin: {words}")
+    return found
 
 
 def find_modules(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,6 +40,32 @@ class Task(NamedTuple):
     """What else it waits for."""
     pace: float
     """Seconds that it lasts at least."""
+
+
+class Move(NamedTuple):
+    """A send or a receive."""
+
+    step: Step
+    sends: bool
+    back: bool
+    """Whether a gradient goes."""
+    boundary: int
+    """The stage that gets the activation, or made the gradient."""
+    key: Key
+    """What is sent, or becomes ready."""
+
+
+def moves_of(program: Sequence[Step]) -> dict[int, Move]:
+    """The transfers of a program by place."""
+    found = {}
+    for place, step in enumerate(program):
+        spec = KINDS[step.kind]
+        if step.kind in TRANSFER_KINDS:
+            there = step.stage + spec.away
+            back = way_of(step)
+            key = (back, there if spec.sends else step.stage, step.unit)
+            found[place] = Move(step, spec.sends, back, max(step.stage, there), key)
+    return found
 
 
 def tasks_of(
