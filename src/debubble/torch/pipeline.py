@@ -128,7 +128,7 @@ class Pipeline:
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
-        self.schedule = find_schedule(schedule, team.size, sizes, self._steps is not None)
+        self.schedule = self._find(schedule, sizes)
         compare_orders(self.schedule, team)
         modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
@@ -246,7 +246,7 @@ class Pipeline:
         ParameterError
             When stages would be on other ranks.
         """
-        new = find_schedule(schedule, self._team.size, {}, self._steps is not None)
+        new = self._find(schedule, {})
         check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
@@ -340,6 +340,12 @@ class Pipeline:
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
+    _pace: Sequence[float] = ()
+    """Seconds that actions of the schedule last at least, to imitate other hardware."""
+
+    def _find(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
+        return find_schedule(schedule, self._team.size, sizes, self._steps is not None)
+
     def _optimizer_steps(self) -> Callable[[int], None] | None:
         """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
         return None
@@ -356,9 +362,9 @@ class Pipeline:
         fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
-            return PyTorchEngine(setup, self._watch)
+            return PyTorchEngine(setup, self._watch, self._pace)
         return OwnEngine(
-            setup, self._gradients, self._watch, self._wire, self._shard, steps=self._steps
+            setup, self._gradients, self._watch, self._wire, self._shard, self._pace, self._steps
         )
 
     def _tell(self, stage: int, why: str) -> None:

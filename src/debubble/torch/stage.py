@@ -255,7 +255,7 @@ class Stage:
                 output = self._call(held, args, given.kwargs)
             losses = list(added)
             if self.loss is not None and given.target is not None:
-                losses.insert(0, _number(self.loss(output, given.target)))
+                losses.insert(0, single(self.loss(output, given.target)))
         if self.outputs is not None:
             self.outputs[unit] = output
         handed = None if self._last else Handed(*take_apart(output, trains))
@@ -319,7 +319,9 @@ class Stage:
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
         roots, seeds = [], []
-        for root, seed in zip(held.roots, gradients or (), strict=True):
+        # A sharded output layer has a gradient for a stage without weights, too.
+        wanted = gradients if gradients and held.roots else ()
+        for root, seed in zip(held.roots, wanted, strict=True):
             if root.requires_grad:
                 roots.append(root)
                 seeds.append(seed)
@@ -353,7 +355,8 @@ def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def _number(loss: Any) -> Tensor:
+def single(loss: Any) -> Tensor:
+    """What a loss function returned, when it is one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(
