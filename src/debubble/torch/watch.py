@@ -115,8 +115,14 @@ class Watch:
         try:
             yield
         except BaseException as error:
-            waited, self.state = self.state == State.WAITING, State.OUTSIDE
-            self._fail(error, waited)
+            waited = self.state == State.WAITING
+            if not waited:
+                self.state = State.OUTSIDE
+            try:
+                self._fail(error, waited)
+            finally:
+                # Until it has spoken, others are to see that it waited.
+                self.state = State.OUTSIDE
             raise
         self.state = State.OUTSIDE
 
