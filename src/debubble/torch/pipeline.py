@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
+from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
 from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
@@ -31,6 +31,8 @@ from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
     Setup,
+    check_keywords,
+    check_loss,
     check_stages_stay,
     compare_orders,
     find_modules,
@@ -118,17 +120,15 @@ class Pipeline:
     ) -> None:
         if engine not in ENGINES:
             raise ParameterError(f"engine is {engine!r}; {did_you_mean(engine, ENGINES)}")
-        if scale_grads not in SCALES:
+        if not isinstance(scale_grads, str | bool) or scale_grads not in SCALES:
             raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
-        if not callable(loss_fn):
-            raise ParameterError(
-                f"loss_fn is {type(loss_fn).__name__}; give a function of (output, target)"
-            )
+        check_loss(loss_fn)
+        check_keywords(sizes)
         self._split, self._kind = split, engine
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
-        self.schedule = self._find(schedule, sizes)
+        self.schedule = together(team, lambda: self._find(schedule, sizes))
         compare_orders(self.schedule, team)
         modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
@@ -143,7 +143,8 @@ class Pipeline:
         self._told: set[int] = set()
         self._wire = Wire(team)
         self._clock = team.link.clock()
-        self._watch = self._watched(timeout)
+        self._watch = Watch.of(team, _text_of(self.schedule))
+        weakref.finalize(self, self._watch.stop)
         self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
         self._after_step: Callable[[], None] | None = None
         """What :func:`debubble.torch.tune` does once, after a step."""
@@ -195,6 +196,7 @@ class Pipeline:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            self._feed.check_targets(batch)
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
@@ -238,15 +240,24 @@ class Pipeline:
                 module.train(training[stage])
         return (loss, merged(found.outputs)) if return_outputs else loss
 
-    def use(self, schedule: Any) -> None:
+    def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another order from now on, with the same stages on the same ranks.
+
+        Parameters
+        ----------
+        schedule
+            As for a new Pipeline.
+        **sizes
+            Of a schedule that is given by its name; as many microbatches as now, unless given.
 
         Raises
         ------
         ParameterError
             When stages would be on other ranks.
         """
-        new = self._find(schedule, {})
+        if isinstance(schedule, str) and not is_file_name(schedule):
+            sizes = {"microbatches": self.schedule.microbatches, **sizes}
+        new = self._find(schedule, sizes)
         check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
@@ -371,14 +382,6 @@ class Pipeline:
         if stage not in self._told:
             self._told.add(stage)
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
-
-    def _watched(self, timeout: float) -> Watch:
-        store = dist.PrefixStore("watch", self._team.store)
-        # A connection of its own: the main thread may be waiting on the other one.
-        store = store.clone() if hasattr(store, "clone") else store
-        watch = Watch(self._team.rank, self._team.size, store, timeout, _text_of(self.schedule))
-        weakref.finalize(self, watch.stop)
-        return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)

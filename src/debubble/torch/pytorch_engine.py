@@ -139,7 +139,7 @@ class PyTorchEngine:
 
     def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        loss = single(self._loss_fn(output, self._batch.targets[number]))
+        loss = single(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
         return loss * self._batch.weights[number]
