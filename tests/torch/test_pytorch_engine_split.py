@@ -10,7 +10,7 @@ from torch.nn import functional
 import debubble as db
 import debubble.torch as dt
 from tests.torch.loop import mlp, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -51,7 +51,7 @@ def test_gradients_are_those_of_a_loop(how: str) -> None:
         pipe.step(x, target=y)
         return {name: weight.grad for name, weight in pipe.named_parameters()}
 
-    found = {name: part for each in run(2, work) for name, part in each.items()}
+    found = {name: part for each in in_ranks(2, work) for name, part in each.items()}
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-12)

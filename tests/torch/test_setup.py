@@ -14,7 +14,7 @@ from torch.nn import functional
 import debubble as db
 import debubble.torch as dt
 from tests.torch.loop import mlp, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 MADE = {"microbatches": M, "timeout": 10}
@@ -34,7 +34,7 @@ def messages(work: Callable[[], Any]) -> list[str]:
         dist.barrier()  # all are connected before one fails
         return repr(work())
 
-    found = run(2, at_once, fails=True)
+    found = in_ranks(2, at_once, fails=True)
     return list(dict.fromkeys(str(text).partition(": ")[2].partition("\n")[0] for text in found))
 
 
@@ -131,4 +131,4 @@ def test_another_order_by_its_name_has_as_many_microbatches() -> None:
         pipe.use("gpipe")
         return pipe.schedule.microbatches if pipe.schedule.name == "gpipe" else 0
 
-    assert run(2, lambda _: work()) == [M, M]
+    assert in_ranks(2, lambda _: work()) == [M, M]

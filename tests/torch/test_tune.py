@@ -15,7 +15,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.core.errors import ParameterError
 from tests.torch.loop import mlp, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M, UNIT = 8, 0.02
 
@@ -72,7 +72,7 @@ def tuned_pipe(
             step()
         return tuned, first
 
-    (tuned, first), *others = run(ranks, work)
+    (tuned, first), *others = in_ranks(ranks, work)
     for other, _ in others:
         assert other.schedule == tuned.schedule
         assert other.predicted_gain == tuned.predicted_gain
@@ -129,7 +129,7 @@ def test_what_gains_less_than_steps_vary_stays(monkeypatch: pytest.MonkeyPatch) 
         assert tuned.measured_gain is None
         return tuned.report(), pipe.schedule == db.make("1f1b", ranks=4, microbatches=4)
 
-    for report, same in run(4, work):
+    for report, same in in_ranks(4, work):
         assert same
         assert report.endswith("steps vary by 28.57 %: the order stays as it is")
 
@@ -151,7 +151,7 @@ def test_a_slower_order_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
             pipe.step(x, target=y)
         return changed, pipe.schedule == before, tuned.measured_gain, tuned.report()
 
-    for changed, back, gain, report in run(4, work):
+    for changed, back, gain, report in in_ranks(4, work):
         assert changed
         assert back
         assert gain == -1.0
@@ -175,6 +175,6 @@ def test_what_is_refused(name: str, options: dict[str, Any], words: str) -> None
             dt.tune(pipe, **{"steps": 2, "time_limit": 1, **options})
         return str(error.value)
 
-    messages = run(4 if name == "1f1b" else 2, work)
+    messages = in_ranks(4 if name == "1f1b" else 2, work)
     assert len(set(messages)) == 1
     assert words in messages[0]
