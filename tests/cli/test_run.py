@@ -57,6 +57,19 @@ def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", ["zb-h1", "dualpipe", "vocab-2"])
+def test_measured_costs_are_what_other_commands_take(run: Run, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "costs.yaml"
+    words = (name, "-p", 2, "-m", 4)
+    result = run("run", *words, "--no-verify", "--steps", 2, "--costs-out", path)
+    assert result.code == 0
+    assert f"wrote {path}; try: debubble optimize --costs {path}" in result.err
+    simulated = run("simulate", *words, "--costs", path, "--json")
+    assert simulated.code == 0
+    assert simulated.data["makespan"] > 0
+
+
+@pytest.mark.processes
 def test_a_model_of_the_user(run: Run) -> None:
     model = f"{ROOT / 'examples' / 'model.py'}:build"
     result = run("run", "dualpipe", "-p", 2, "-m", 4, "--model", model, "--steps", 0)
@@ -98,6 +111,9 @@ def test_wrong_gradients_are_found(run: Run, tmp_path: Path) -> None:
         (["--steps", "-1"], "--steps is '-1'; give a whole number from 0 to"),
         (["--trace", "x.png"], "--trace 'x.png': traces end in .json or .json.gz"),
         (["--trace", "x.json", "--steps", "0"], "--trace needs measured steps"),
+        (["--costs-out", "x.png"], "--costs-out 'x.png': a cost file is written as .yaml or .json"),
+        (["--costs-out", "x.yaml", "--steps", "0"], "--costs-out needs measured steps"),
+        (["--dtype", "float8"], "dtype is 'float8'; did you mean 'float16'?"),
         (["--sleep", "9", "--times", "F=1,p2p=1"], "transfers of a real run take the time they"),
         (["--sleep", "9", "--times", "F=0,B=0"], "all times are 0; give some with --times"),
         (["--model", "nowhere.py:build"], "there is no file 'nowhere.py'"),
@@ -141,10 +157,13 @@ def children(pid: int) -> list[Path]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_the_command(start: Run, how: signal.Signals) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_command(
+    start: Run, how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not Path("/proc/self/task").exists():
         missing("processes are looked up in /proc")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
     while len(found := children(process.pid)) < 3 and process.poll() is None:
         time.sleep(0.05)
@@ -154,6 +173,10 @@ def test_no_process_outlives_the_command(start: Run, how: signal.Signals) -> Non
     if how == signal.SIGINT:
         assert (process.returncode, err) == (130, "debubble: interrupted\n")
         assert not any(child.exists() for child in found)
+    if how != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
+    if how == signal.SIGTERM:
+        assert process.returncode == 128 + how
     while any(child.exists() for child in found):
         time.sleep(0.05)
 

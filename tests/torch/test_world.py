@@ -72,11 +72,17 @@ def test_a_rank_that_is_killed(runtime: str) -> None:
         assert first.startswith("rank 1 died of SIGKILL at ")
 
 
+def test_pytorch_does_not_log_its_schedule(capfd: pytest.CaptureFixture[str]) -> None:
+    failure(lambda: os.kill(os.getpid(), signal.SIGKILL), runtime="torch")
+    assert capfd.readouterr().err.count("\n") < 5
+
+
 def test_a_rank_that_hangs() -> None:
     message = failure(lambda: time.sleep(3600), timeout=3)
     first, others = message.splitlines()
     assert first == "nothing has moved for 3 s: rank 1 hangs at action 1: 1F0"
     assert re.search(r"rank 0 waits at action \d+: 0RECV_B0 from rank 1; rank 2 waits", others)
+    assert others.endswith("--timeout 6 waits longer")
 
 
 @pytest.mark.parametrize("runtime", ["debubble", "torch"])

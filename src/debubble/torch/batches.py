@@ -54,6 +54,19 @@ class Batches:
         if schedule.vocabulary:
             _check_output(self, schedule.ranks)
 
+    @property
+    def not_for_pytorch(self) -> str:
+        """Why PyTorch's runtime cannot take the data, empty when it can."""
+        leaves = [pytree.tree_leaves(x) for x, _ in self._data]
+        if any(not isinstance(leaf, Tensor) for row in leaves for leaf in row):
+            return "the first stage gets more than tensors"
+        if any(not isinstance(x, Tensor | tuple | list) for x, _ in self._data):
+            return "the first stage gets tensors in a mapping"
+        forms = [[(leaf.shape, leaf.dtype) for leaf in row] for row in leaves]
+        if any(form != forms[0] for form in forms):
+            return "microbatches have different shapes"
+        return ""
+
     def microbatch(
         self, number: int, device: torch.device | str, dtype: torch.dtype
     ) -> tuple[tuple[Any, ...], Any]:

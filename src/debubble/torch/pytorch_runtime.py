@@ -57,7 +57,8 @@ def not_for_pytorch(schedule: Schedule) -> str:
     try:
         refuse_inexpressible(schedule, COMMUNICATING)
     except ParameterError as error:
-        return str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
+        reason = str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
+        return f"it {reason}"
     return ""
 
 

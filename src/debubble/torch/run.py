@@ -132,6 +132,7 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
             exact = precision(batches)
     _, backend, staged = devices(settings.device, local_size(schedule.ranks))
     reason = not_for_pytorch(schedule) or ("ranks share a GPU" if staged else "")
+    reason = reason or batches.not_for_pytorch
     if settings.runtime == "torch" and reason:
         raise ParameterError(f"PyTorch's runtime cannot run '{schedule.name}': {reason}")
     theirs = settings.runtime != "debubble" and not reason
