@@ -16,7 +16,7 @@ import sys
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.runtime.run import Settings, require_torch, run
+from debubble.torch.run import Settings, run
 
 SHARED = 4
 """Ranks where there is one device."""
@@ -49,7 +49,6 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8, metavar="M")
     parser.add_argument("schedules", nargs="*", metavar="schedule")
     words = parser.parse_args()
-    require_torch()
     import torch
 
     count = torch.cuda.device_count()

@@ -15,10 +15,11 @@ from statistics import median
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.runtime.measure import calibrate, sleeping_times
-from debubble.runtime.report import RunReport
-from debubble.runtime.run import Settings, not_for_torch, run
 from debubble.schedules.registry import find
+from debubble.torch.measure import calibrate, sleeping_times
+from debubble.torch.pytorch_runtime import not_for_pytorch
+from debubble.torch.report import RunReport
+from debubble.torch.run import Settings, run
 
 RANKS, MICROBATCHES = 4, 8
 COSTS = db.Costs(F=1, I=1, W=1)
@@ -73,7 +74,7 @@ def main() -> None:
         costs = replace(COSTS, head=HEAD) if sharded else COSTS
         schedule = made(name, costs)
         for runtime, overhead in overheads.items():
-            if runtime == "torch" and not_for_torch(schedule):
+            if runtime == "torch" and not_for_pytorch(schedule):
                 continue
             words = {"runtime": runtime, "overhead": overhead, "costs": costs}
             report = report_of(schedule, replace(settings, **words))

@@ -130,9 +130,7 @@ def test_a_schedule_is_checked_first(refused: Run, tmp_path: Path) -> None:
 
 
 def test_without_pytorch(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from debubble.runtime import run as module
-
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     message = refused("run", "1f1b", "-p", 2, "-m", 2)
     assert message == "running needs PyTorch; pip install 'debubble[run]'"
 

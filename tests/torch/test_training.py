@@ -10,7 +10,7 @@ import torch
 
 import debubble as db
 import debubble.torch as dt
-from tests.runtime.cases import smallest
+from tests.small import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
 from tests.torch.world import run
 

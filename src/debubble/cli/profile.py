@@ -11,6 +11,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, whole
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import phases as progress
+from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ def _measured(
     """The profile of a model by name, and what to call it."""
     from debubble.interchange.files import is_function
     from debubble.interchange.python_file import load_function, split_target, user_code
-    from debubble.runtime.run import require_torch
 
     require_torch()
     from debubble.torch.profile import profile as measure
@@ -111,7 +111,7 @@ def _measured(
         return measure(made.stages, made.loss, made.x, made.y, **options), made.name
     if not is_function(model):
         raise ParameterError(f"--model is '{model}'; give file.py:function, or a config.json")
-    from debubble.runtime.models import build
+    from debubble.torch.models import build
 
     path, name = split_target(model)
     with user_code(model, path):

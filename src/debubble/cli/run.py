@@ -11,13 +11,14 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import phases
+from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
-    from debubble.runtime.report import RunReport
-    from debubble.runtime.run import Settings
+    from debubble.torch.report import RunReport
+    from debubble.torch.run import Settings
 
 NOT_EQUAL = 1
 
@@ -52,6 +53,15 @@ def run(
         str | None,
         typer.Option(metavar="FILE", help="Write predicted and measured times: .json or .json.gz."),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help="To measure in: float32, bfloat16 or float16.")
+    ] = "float32",
+    costs_out: Annotated[
+        str | None,
+        typer.Option(
+            "--costs-out", metavar="FILE", help="Write measured times for --costs: .yaml or .json."
+        ),
+    ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Run also what 'debubble check' finds fault with.")
     ] = False,
@@ -63,8 +73,9 @@ def run(
     loss and gradients with the model's without a pipeline, and measured with predicted times.
     Exits with 1 when a gradient differs.
     """
-    from debubble.runtime.run import Settings, require_torch
-    from debubble.runtime.run import run as execute
+    require_torch()
+    from debubble.torch.run import Settings
+    from debubble.torch.run import run as execute
 
     inputs = setup.read()
     settings = Settings(
@@ -76,10 +87,12 @@ def run(
         runtime=runtime,
         timeout=_number("--timeout", timeout, "seconds", 10**6),
         device=device,
+        dtype=dtype,
     )
     if trace is not None:
         _check_trace(trace, settings)
-    require_torch()
+    if costs_out is not None:
+        _check_costs(costs_out, settings)
     with phases(2) as phase:
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
@@ -95,6 +108,8 @@ def run(
         print(report, flush=True)
     if trace is not None:
         _write(report, trace)
+    if costs_out is not None:
+        _write_costs(report, costs_out)
     if not report.equal:
         raise typer.Exit(NOT_EQUAL)
 
@@ -120,6 +135,14 @@ def _check_trace(path: str, settings: Settings) -> None:
         raise ParameterError(f"--trace '{path}': traces end in .json or .json.gz")
     if not settings.steps:
         raise ParameterError("--trace needs measured steps; leave --steps 0 out")
+    check_writable(path)
+
+
+def _check_costs(path: str, settings: Settings) -> None:
+    if not path.lower().endswith((".yaml", ".yml", ".json")):
+        raise ParameterError(f"--costs-out '{path}': a cost file is written as .yaml or .json")
+    if not settings.steps:
+        raise ParameterError("--costs-out needs measured steps; leave --steps 0 out")
     check_writable(path)
 
 
@@ -160,6 +183,19 @@ def _write(report: RunReport, path: str) -> None:
     }
     save_run_trace(report.schedule, times, path)
     note(f"wrote {path}")
+
+
+def _write_costs(report: RunReport, path: str) -> None:
+    from debubble.interchange.cost_files import save_costs
+
+    schedule = report.schedule
+    labels = {
+        "name": report.model,
+        "source": f"debubble run of {schedule.name} on {report.runtime}, in {report.dtype}",
+        "ranks": schedule.ranks, "chunks": schedule.chunks, "microbatches": schedule.microbatches,
+    }  # fmt: skip
+    save_costs(labels | dict(report.costs), path)
+    note(f"wrote {path}; try: debubble optimize --costs {path}")
 
 
 app = command(

@@ -86,7 +86,7 @@ class OwnEngine:
         schedule = setup.schedule
         # A group of NCCL is one piece of work, which is over when all its receives are.
         nccl = self.team.wire.type == "cuda"
-        self.plan = plan = Plan.of(schedule, policy="just-in-time" if nccl else "eager")
+        self.plan = plan = Plan.of(schedule, pace, "just-in-time" if nccl else "eager")
         self.schedule = plan.lowered
         self.program = plan.programs[self.team.rank]
         self.recorder = Recorder(len(self.program), self.team.device)
@@ -106,7 +106,7 @@ class OwnEngine:
             if step.kind in (Kind.I, Kind.B)
         }  # fmt: skip
         self._moves = moves_of(self.program)
-        self._tasks = tasks_of(plan, self.team.rank, pace, HANDLERS)
+        self._tasks = tasks_of(plan, self.team.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
             for bounds in groups_of(self.program)
@@ -188,7 +188,7 @@ class OwnEngine:
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
         self._watch.position = indices[0]
-        sends: list[tuple[int, Boundary, Sequence[Tensor], bool]] = []
+        sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
         receives, keys = [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
@@ -198,11 +198,11 @@ class OwnEngine:
                 if ready is None or isinstance(ready, Arrival):
                     raise RunError(f"{step} has nothing to send; it comes before its computation")
                 tensors = ready.tensors if isinstance(ready, Handed) else ready
-                sends.append((step.peer, boundary, tensors, back))
+                sends.append((step, boundary, tensors, back))
                 self.recorder.begin(index)
                 self.recorder.finish(index)
             else:
-                receives.append((step.peer, boundary, back))
+                receives.append((step, boundary, back))
                 keys.append((index, key))
         for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
             arrival.position = index

@@ -121,7 +121,7 @@ class Copies:
         row, work = self._away.pop(key), None
         if self._keeper is not None:
             row = torch.empty(size, dtype=torch.uint8)
-            work = self._team.link.begin(row, self._keeper, Tag.COPIES)
+            work = self._team.link.begin(row, self._keeper, Tag.RETURNS)
         self._coming[key] = (work, row)
 
     def back(self, key: Key) -> Tensor:
@@ -144,4 +144,4 @@ def _keep(owner: int, steps: list[Step], team: Team) -> None:
             row = torch.empty(size, dtype=torch.uint8)
             kept[key] = link.receive(row, owner, Tag.COPIES)
         else:
-            link.send(kept.pop(key), owner, Tag.COPIES).wait(team.timeout)
+            link.send(kept.pop(key), owner, Tag.RETURNS).wait(team.timeout)

@@ -128,9 +128,7 @@ class Pipeline:
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
-        self.schedule = together(
-            team, lambda: find_schedule(schedule, team.size, sizes, self._steps is not None)
-        )
+        self.schedule = together(team, lambda: self._find(schedule, sizes))
         compare_orders(self.schedule, team)
         modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
@@ -145,8 +143,7 @@ class Pipeline:
         self._told: set[int] = set()
         self._wire = Wire(team)
         self._clock = team.link.clock()
-        self._watch = Watch.of(team, _text_of(self.schedule))
-        weakref.finalize(self, self._watch.stop)
+        self._watch = self._watched()
         self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
         self._after_step: Callable[[], None] | None = None
         """What :func:`debubble.torch.tune` does once, after a step."""
@@ -259,11 +256,11 @@ class Pipeline:
         """
         if isinstance(schedule, str) and not is_file_name(schedule):
             sizes = {"microbatches": self.schedule.microbatches, **sizes}
-        new = find_schedule(schedule, self._team.size, sizes, self._steps is not None)
+        new = self._find(schedule, sizes)
         check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
-        self._watch.text = _text_of(new)
+        self._watch.text = Plan.of(new).text
         self._after_step = None
         self._engine = self._made()
 
@@ -353,6 +350,12 @@ class Pipeline:
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
+    _pace: Sequence[float] = ()
+    """Seconds that actions of the schedule last at least, to imitate other hardware."""
+
+    def _find(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
+        return find_schedule(schedule, self._team.size, sizes, self._steps is not None)
+
     def _optimizer_steps(self) -> Callable[[int], None] | None:
         """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
         return None
@@ -369,15 +372,20 @@ class Pipeline:
         fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
-            return PyTorchEngine(setup, self._watch)
+            return PyTorchEngine(setup, self._watch, self._pace)
         return OwnEngine(
-            setup, self._gradients, self._watch, self._wire, self._shard, steps=self._steps
+            setup, self._gradients, self._watch, self._wire, self._shard, self._pace, self._steps
         )
 
     def _tell(self, stage: int, why: str) -> None:
         if stage not in self._told:
             self._told.add(stage)
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
+
+    def _watched(self) -> Watch:
+        watch = Watch.of(self._team, Plan.of(self.schedule).text)
+        weakref.finalize(self, watch.stop)
+        return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)
@@ -389,8 +397,3 @@ class Pipeline:
         # Without any loss, as of forwards without targets, there is no number to give.
         mean = total[0] / self.schedule.iterations / (total[1] > 0)
         return mean.to(self._team.device)
-
-
-def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
-    plan = Plan.of(schedule)
-    return plan.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -76,16 +77,15 @@ class Plan:
     def of(
         cls,
         schedule: Schedule,
-        seconds: NDArray[np.float64] | None = None,
+        seconds: Sequence[float] | NDArray[np.float64] = (),
         policy: ReceivePolicy = "eager",
     ) -> Plan:
-        """Plan a schedule; one without transfers gets them."""
+        """Plan a schedule; one without transfers gets them. Without `seconds` all are 0."""
         lowered = schedule
         if first_transfer(schedule) is None:
             lowered = add_transfers(schedule, policy=policy)
-        if seconds is None:
-            seconds = np.zeros(len(schedule))
-        return cls(schedule, lowered, seconds)
+        lasts = np.asarray(seconds, dtype=float) if len(seconds) else np.zeros(len(schedule))
+        return cls(schedule, lowered, lasts)
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
@@ -94,12 +94,12 @@ class Plan:
             return np.arange(len(self.schedule))
         return np.flatnonzero(~np.isin(kinds_of(self.lowered.actions), TRANSFER_KINDS))
 
-    @cached_property
-    def pace(self) -> NDArray[np.float64]:
-        """`seconds` of the actions of `lowered`."""
+    def pace_of(self, rank: int) -> list[float]:
+        """`seconds` of the actions of a rank's program."""
         pace = np.zeros(len(self.lowered))
         pace[self.positions] = self.seconds
-        return pace
+        found: list[float] = pace[self.lowered.offsets[rank] :][: len(self.programs[rank])].tolist()
+        return found
 
     @cached_property
     def programs(self) -> list[list[Step]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from debubble.torch.plan import Plan
 from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch, receive_policy
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
+from debubble.torch.stage import single
+from debubble.torch.tasks import sleep_until
 from debubble.torch.watch import State, Watch
 
 
@@ -32,6 +35,9 @@ class PyTorchEngine:
         What to run, on what. Backwards of stages for which it leaves that open are split.
     watch
         Is told where this rank is.
+    pace
+        Seconds that each action of the schedule is made to last at least, to imitate other
+        hardware; empty for as long as it takes.
 
     Attributes
     ----------
@@ -44,15 +50,16 @@ class PyTorchEngine:
         When PyTorch cannot run the schedule as it says, see :func:`not_for_pytorch`.
     """
 
-    def __init__(self, setup: Setup, watch: Watch) -> None:
+    def __init__(self, setup: Setup, watch: Watch, pace: Sequence[float] = ()) -> None:
         schedule, team = setup.schedule, setup.team
         reason = not_for_pytorch(schedule)
         if reason:
             raise ParameterError(
                 f"PyTorch's runtime cannot run '{schedule.name}': {reason}; use engine='debubble'"
             )
-        self.plan = Plan.of(schedule, policy=receive_policy(team.group, team.device))
+        self.plan = Plan.of(schedule, pace, receive_policy(team.group, team.device))
         program = self.plan.programs[team.rank]
+        self._pace, self._device = self.plan.pace_of(team.rank), team.device
         self.recorder = Recorder(len(program), team.device)
         self._watch, self._loss_fn = watch, setup.loss_fn
         self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
@@ -88,7 +95,10 @@ class PyTorchEngine:
         index = self._index[kind, stage, unit]
         self._watch.position, self._watch.state = index, State.RUNNING
         self.recorder.begin(index)
+        end = time.perf_counter() + self._pace[index]
         yield
+        if self._pace[index]:
+            sleep_until(end, self._device)
         self.recorder.finish(index)
         self._watch.position, self._watch.state = index + 1, State.WAITING
 
@@ -129,7 +139,7 @@ class PyTorchEngine:
 
     def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        loss = self._loss_fn(output, self._batch.targets[number])
+        loss = single(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
         return loss * self._batch.weights[number]

@@ -257,7 +257,7 @@ class Stage:
             if self.loss is not None and given.target is not None:
                 if output is None:
                     raise RunError(f"stage {self.number} returned None, of which there is no loss")
-                losses.insert(0, _number(self.loss(output, given.target), output))
+                losses.insert(0, single(self.loss(output, given.target), output))
         if self.outputs is not None:
             self.outputs[unit] = output
         handed = None if self._last else Handed(*take_apart(output, trains))
@@ -326,7 +326,9 @@ class Stage:
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
         roots, seeds = [], []
-        for root, seed in zip(held.roots, gradients or (), strict=True):
+        # A sharded output layer has a gradient for a stage without weights, too.
+        wanted = gradients if gradients and held.roots else ()
+        for root, seed in zip(held.roots, wanted, strict=True):
             if root.requires_grad:
                 roots.append(root)
                 seeds.append(seed)
@@ -364,8 +366,8 @@ def _named(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} without tensors"
 
 
-def _number(loss: Any, output: Any) -> Tensor:
-    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
+def single(loss: Any, output: Any = None) -> Tensor:
+    """What a loss function returned, when it is one number; of `output` it must have a gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(

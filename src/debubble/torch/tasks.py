@@ -69,14 +69,12 @@ def moves_of(program: Sequence[Step]) -> dict[int, Move]:
 
 
 def tasks_of(
-    plan: Plan, rank: int, pace: Sequence[float], handlers: Mapping[Kind, Callable[..., None]]
+    plan: Plan, rank: int, handlers: Mapping[Kind, Callable[..., None]]
 ) -> list[range | list[Task]]:
     """What a rank does, one after the other: transfers to post together, or tasks of one group.
 
     Parameters
     ----------
-    pace
-        Seconds that each action of the plan's schedule lasts at least; empty for none.
     handlers
         What runs an action of a kind.
     """
@@ -84,11 +82,7 @@ def tasks_of(
     needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}
     leaving = {(step.stage, step.unit) for step in program if step.kind == Kind.OFFLOAD}
     last = schedule.stages - 1
-    lasts = [0.0] * len(program)
-    begin = int(schedule.offsets[rank])
-    for seconds, position in zip(pace, plan.positions.tolist(), strict=False):
-        if begin <= position < begin + len(program):
-            lasts[position - begin] = float(seconds)
+    lasts = plan.pace_of(rank)
 
     def task(place: int) -> Task:
         step = program[place]

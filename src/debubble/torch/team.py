@@ -31,7 +31,9 @@ class Tag(IntEnum):
     FORMS = 1
     """The same, with its form."""
     COPIES = 2
-    """Activations that another rank keeps."""
+    """Activations that another rank is to keep."""
+    RETURNS = 6
+    """The same, on their way back: two ranks may keep each other's."""
     VOCABULARY = 3
     """What shards of the output layer exchange."""
     WEIGHTS = 4

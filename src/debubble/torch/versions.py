@@ -49,7 +49,8 @@ class Versions:
 
     def of(self, iteration: int) -> Mapping[str, Tensor]:
         """The version for an iteration of the step: the oldest that is kept when it begins."""
-        number = max(self._begin + iteration - self._kept + 1, min(self._copies))
+        wanted = max(self._begin + iteration - self._kept + 1, min(self._copies))
+        number = min(wanted, self._count)
         found = self._copies[number]
         self._used[number] = found
         return found

@@ -54,6 +54,8 @@ class State(IntEnum):
     """It is in no step."""
     RUNNING = 1
     WAITING = 2
+    DONE = 3
+    """It has done all there is to do."""
 
 
 Text: TypeAlias = Callable[[int, int], str]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from debubble.torch.errors import RunError
+from debubble.torch.plan import Step
 from debubble.torch.team import Link, Tag, Team
 from debubble.torch.tree import Leaf, Spec
 
@@ -35,7 +36,8 @@ class Boundary(NamedTuple):
 class Arrival:
     """Tensors that are to come."""
 
-    peer: int
+    step: Step
+    """The receive."""
     spec: Spec | None
     """None while it comes with the tensors."""
     tensors: list[Tensor] = field(default_factory=list)
@@ -76,38 +78,38 @@ class Wire:
 
     def post(
         self,
-        sends: Sequence[tuple[int, Boundary, Sequence[Tensor], bool]],
-        receives: Sequence[tuple[int, Boundary, bool]],
+        sends: Sequence[tuple[Step, Boundary, Sequence[Tensor], bool]],
+        receives: Sequence[tuple[Step, Boundary, bool]],
     ) -> list[Arrival]:
         """Post a group of sends and receives.
 
         Parameters
         ----------
         sends
-            Peer, boundary, tensors, and whether they are gradients.
+            Action, boundary, tensors, and whether they are gradients.
         receives
-            Peer, boundary, and whether gradients come.
+            Action, boundary, and whether gradients come.
         """
         operations: list[tuple[bool, Tensor, int]] = []
         """Whether it is a send, the tensor, the peer."""
-        for peer, boundary, tensors, back in sends:
+        for step, boundary, tensors, back in sends:
             parts = [tensor.detach().to(self.team.wire).contiguous() for tensor in tensors]
             if back or boundary in self.specs:
-                operations += [(True, part, peer) for part in parts]
+                operations += [(True, part, step.peer) for part in parts]
             else:
-                self._tell(peer, boundary, parts)
+                self._tell(step, boundary, parts)
         arrivals = []
         begins = []
-        for peer, boundary, back in receives:
+        for step, boundary, back in receives:
             spec = self._spec(boundary) if back else self.specs.get(boundary)
-            arrival = Arrival(peer, spec)
+            arrival = Arrival(step, spec)
             if spec is None:
-                self._coming.setdefault(peer, deque()).append((boundary, arrival))
+                self._coming.setdefault(step.peer, deque()).append((boundary, arrival))
             else:
                 leaves = [leaf for leaf in spec.tensors if leaf.carries or not back]
                 arrival.tensors = self._buffers(leaves)
                 begins.append((arrival, len(operations)))
-                operations += [(False, part, peer) for part in arrival.tensors]
+                operations += [(False, part, step.peer) for part in arrival.tensors]
             arrivals.append(arrival)
         if operations:
             self._start(operations, begins)
@@ -166,24 +168,29 @@ class Wire:
         for arrival, begin in begins:
             arrival.works = works[begin : begin + len(arrival.tensors)]
 
-    def _tell(self, peer: int, boundary: Boundary, parts: Sequence[Tensor]) -> None:
+    def _tell(self, step: Step, boundary: Boundary, parts: Sequence[Tensor]) -> None:
         """Send tensors whose form the peer does not know yet, through the control group."""
-        told = [*packed(self._new[boundary]), *(part.to("cpu") for part in parts)]
+        told = [*packed((str(step), self._new[boundary])), *(part.to("cpu") for part in parts)]
         for part in told:
-            work = self.team.link.send(part, peer, Tag.FORMS)
+            work = self.team.link.send(part, step.peer, Tag.FORMS)
             self._sending.append((work, part))
 
     def _drain(self, wanted: Arrival) -> None:
         """Take what a peer told, up to the wanted."""
         link = self.team.link
-        coming = self._coming[wanted.peer]
+        coming = self._coming[wanted.step.peer]
         while wanted.spec is None:
             boundary, arrival = coming.popleft()
-            arrival.spec = spec = unpacked(link, arrival.peer)
-            self._new[boundary] = spec
+            step = arrival.step
+            found, spec = unpacked(link, step.peer)
+            if found != str(step.other_end):
+                raise RunError(
+                    f"{step} got {found} from rank {step.peer} in place of {step.other_end}"
+                )
+            arrival.spec = self._new[boundary] = spec
             for leaf in spec.tensors:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
-                link.receive(part, arrival.peer, Tag.FORMS)
+                link.receive(part, step.peer, Tag.FORMS)
                 arrival.tensors.append(part.to(self.team.wire))
 
 

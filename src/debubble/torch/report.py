@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from debubble.core.actions import unpack
 from debubble.core.schedule import Schedule
+from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
-from debubble.runtime.measure import Measured, computations
-from debubble.runtime.verify import Verification
+from debubble.torch.measure import Measured, computations
+from debubble.torch.verify import Verification
 
 DEVIATIONS = 3
 """How many of the slowest actions a text names."""
@@ -25,9 +28,10 @@ CONVENTIONS = {
     "overhead per action",
     "predicted_sleep": "simulation with the times that actions sleep, plus the overhead per action",
     "overhead": "per action, calibrated on a short 1f1b",
+    "rate": "microbatches per second in the median step",
     "actions": "rank, action, measured start and end, predicted start and end; the step of the "
     "median makespan",
-    "loss": "mean over microbatches, float64",
+    "loss": "mean over microbatches, in the dtype of the verification",
 }
 
 
@@ -49,6 +53,14 @@ class RunReport:
         Times of every action, None when nothing was measured.
     note
         What a reader of the times must know, empty when that is nothing.
+    dtype
+        What was computed in when times were measured.
+    costs
+        What was measured as the data of a cost file.
+    peaks
+        Most bytes of memory that were used at once, by rank; empty where the device does not tell.
+    whole
+        By stage, why its backward was not split in I and W though the schedule does.
     """
 
     schedule: Schedule
@@ -60,6 +72,10 @@ class RunReport:
     measured: Measured | None
     predicted: Timeline | None
     note: str = ""
+    dtype: str = "float32"
+    costs: Mapping[str, Any] = field(default_factory=dict)
+    peaks: Sequence[int] = ()
+    whole: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -101,8 +117,14 @@ class RunReport:
                     **self._ranks(self.predicted.start, self.predicted.end),
                 },
                 "error": self.error,
+                "dtype": self.dtype,
+                "rate": self._rate,
                 "actions": self._actions(),
             }
+            if self.peaks:
+                data["peak_memory"] = list(self.peaks)
+        if self.whole:
+            data["not_split"] = {str(stage): why for stage, why in sorted(self.whole.items())}
         if self.note:
             data["note"] = self.note
         return data | {"conventions": words}
@@ -140,6 +162,8 @@ class RunReport:
         ]
         if self.verification is not None:
             lines += ["", *_gradients(self.verification)]
+        lines += [f"stage {stage}: I does the whole backward, and W nothing: {why}"
+                  for stage, why in sorted(self.whole.items())]  # fmt: skip
         if self.measured is not None and self.predicted is not None:
             lines += ["", *self._times()]
         return "\n".join(lines)
@@ -151,7 +175,8 @@ class RunReport:
         step, spans = self.measured.typical, self.measured.makespans * 1e3
         measured = self._ranks(self.measured.starts[step], self.measured.ends[step])
         predicted = self._ranks(self.predicted.start, self.predicted.end)
-        lines = [f"{'ms':<11} {'predicted':>10} {'measured':>10} {'error':>8}"]
+        lines = [self.note, ""] if self.note else []
+        lines.append(f"{'ms':<11} {'predicted':>10} {'measured':>10} {'error':>8}")
         rows = [("makespan", self.predicted.makespan, self.measured.makespan)]
         pairs = zip(predicted["stage_time"], measured["stage_time"], strict=True)
         rows += [(f"rank {rank}", *pair) for rank, pair in enumerate(pairs)]
@@ -160,13 +185,23 @@ class RunReport:
             lines.append(f"{name:<11} {expected * 1e3:>10.1f} {found * 1e3:>10.1f} {error}")
         lines += [
             "",
-            f"steps       {len(spans)}, {spans.min():.1f} to {spans.max():.1f} ms",
+            f"steps       {len(spans)}, median {np.median(spans):.1f} ms, {spans.min():.1f} to "
+            f"{spans.max():.1f} ms; {self._rate:.4g} microbatches/s in {self.dtype}",
             f"overhead    {self.overhead * 1e3:.2f} ms per action",
             f"slowest     {'; '.join(self._slowest())}",
-            "rank: from its first start to its last end",
         ]
-        lines += [self.note] if self.note else []
-        return lines
+        if self.peaks:
+            most = max(range(len(self.peaks)), key=self.peaks.__getitem__)
+            peak = amount(self.peaks[most], "bytes")
+            lines.append(f"memory      at most {peak}, on rank {most}")
+        return [*lines, "rank: from its first start to its last end"]
+
+    @property
+    def _rate(self) -> float:
+        """Microbatches per second."""
+        assert self.measured is not None, "asked only when there is a measurement"
+        count = self.schedule.microbatches * self.schedule.iterations
+        return count / self.measured.makespan
 
     def _slowest(self) -> list[str]:
         """Actions that took longest beyond their prediction."""
@@ -188,7 +223,19 @@ class RunReport:
 def _gradients(checked: Verification) -> list[str]:
     sizes = f"{checked.gradient_error:.2g}, relative {checked.relative_error:.2g}"
     verdict = f"all {checked.tensors} equal; largest error {sizes}"
-    if not checked.equal:
+    if checked.dtype != "float64":
+        verdict += (
+            f"; compared in {checked.dtype} within {checked.tolerance:g}, as the model has no "
+            "kernels for float64"
+        )
+    if not math.isfinite(checked.reference_loss):
+        verdict = "cannot be compared: the model's loss is not finite without a pipeline, either"
+    elif checked.random:
+        verdict = (
+            "the model is random (dropout?); gradients cannot be compared. Return modules in eval "
+            "mode, or use --no-verify"
+        )
+    elif not checked.equal:
         verdict = f"NOT EQUAL: largest error {sizes}, in {checked.worst}"
     return [
         f"loss        {checked.loss:.9g}, without pipeline {checked.reference_loss:.9g}",

@@ -7,9 +7,9 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import ParameterError
-from debubble.runtime.measure import Measured, calibrate, predict, sleeping_times
-from debubble.runtime.plan import Plan
-from debubble.runtime.report import RunReport
+from debubble.torch.measure import Measured, calibrate, predict, sleeping_times
+from debubble.torch.plan import Plan
+from debubble.torch.report import RunReport
 
 # Nothing here can shard an output layer.
 ENTRIES = [entry for entry in db.schedules() if "vocabulary" not in entry.fields]

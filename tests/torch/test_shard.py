@@ -15,10 +15,10 @@ from debubble.core.actions import Kind, kinds_of
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.lowering.transfers import add_transfers
-from debubble.runtime.models import Model, build
-from debubble.runtime.run import Settings, run
-from debubble.runtime.world import RunError
-from tests.runtime.test_gradients import verified
+from debubble.torch.errors import RunError
+from debubble.torch.models import Model, build
+from debubble.torch.run import Settings, run
+from tests.torch.test_gradients import verified
 
 WORDS, WIDTH = 7, 4
 
@@ -78,7 +78,7 @@ def test_logits_whose_exponentials_overflow() -> None:
 @pytest.mark.parametrize(
     ("ranks", "model", "words"),
     [
-        (2, "mlp", "the model's last stage has none"),
+        (2, "mlp", "the model's last stage has none; give it an nn.Linear named output"),
         (8, made(), "7 rows for 8 ranks"),
         (2, made(after=True), "does not apply its output layer last"),
         (2, made(loss=lambda y, _: y.square().mean()), "under the mean cross-entropy"),

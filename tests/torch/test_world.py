@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import debubble as db
 from debubble import Schedule
 from debubble.lowering.transfers import add_transfers
-from debubble.runtime.models import Model, mlp
-from debubble.runtime.run import Settings, run
-from debubble.runtime.world import Board, RunError, State, run_local
+from debubble.torch.models import Model, mlp
+from debubble.torch.run import Settings, run
+from debubble.torch.world import Board, RunError, State, run_local
 
 pytestmark = pytest.mark.processes
 
@@ -103,7 +103,7 @@ def test_swapped_receives_are_noticed() -> None:
     ]
     schedule = Schedule.from_text([row.split() for row in rows], db.Placement.linear(2), 2)
     message = failure(schedule=schedule, timeout=10)
-    assert "rank 1 failed: 1RECV_F0 got 0SEND_F1 from rank 0 in place of 0SEND_F0" in message
+    assert "rank 1 failed: 1RECV_F1 got 0SEND_F0 from rank 0 in place of 0SEND_F1" in message
 
 
 def test_a_receive_before_its_consumer_is_missing() -> None:

@@ -19,7 +19,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
-from debubble.runtime.plan import Plan
+from debubble.torch.plan import Plan
 
 Times = NDArray[np.float64]
 

@@ -19,37 +19,23 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import distributed
 
 from debubble.core.errors import DebubbleError
+from debubble.torch.errors import RunError
+from debubble.torch.watch import SHOWN, State, Watch, reason
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 POLL = 0.1
 """Seconds between two looks at the board."""
-
-SHOWN = 8
-"""Ranks in a message."""
-
-
-class RunError(DebubbleError):
-    """A run ended early; the message names ranks and actions."""
-
-
-class State(IntEnum):
-    """What a rank is doing."""
-
-    STARTING = 0
-    RUNNING = 1
-    WAITING = 2
-    DONE = 3
 
 
 class Board:
@@ -86,29 +72,55 @@ class World:
         Which one it is, of how many.
     device
         Where it computes, as torch names it.
-    staged
-        Whether tensors go through the host on their way to another rank.
     board
         Where it says what it does.
-    clock
-        What to add to its monotonic clock for that of rank 0, in nanoseconds.
     """
 
     rank: int
     size: int
     device: str
-    staged: bool
     board: Board
-    clock: int = 0
 
     def begin(self, job: int) -> None:
         """Start with one of the programs."""
         self.board.rows[self.rank, Board.JOB] = job
-        self.note(0, State.RUNNING)
+        self.board.note(self.rank, 0, State.OUTSIDE)
 
-    def note(self, position: int, state: State) -> None:
-        """Say what this rank does now."""
-        self.board.note(self.rank, position, state)
+
+class BoardWatch(Watch):
+    """Says on the board where this rank is; whoever looks there ends a world in trouble."""
+
+    def __init__(self, world: World) -> None:
+        self._row = world.board.rows[world.rank]
+
+    @property
+    def position(self) -> int:
+        """Of the rank in its program."""
+        return int(self._row[Board.POSITION])
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self._row[Board.POSITION] = value
+        self._row[Board.MOVES] += 1
+
+    @property
+    def state(self) -> State:
+        """What the rank does there."""
+        return State(int(self._row[Board.STATE]))
+
+    @state.setter
+    def state(self, value: State) -> None:
+        self._row[Board.STATE] = value
+
+    def stop(self) -> None:
+        """Nothing runs that would have to stop."""
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step; errors go to who watches."""
+        self.position, self.state = 0, State.RUNNING
+        yield
+        self.state = State.OUTSIDE
 
 
 Work: TypeAlias = Callable[[World], Any]
@@ -124,8 +136,6 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
     RunError
         When CUDA is asked for and not there.
     """
-    import torch
-
     # NVML counts devices without a CUDA context, which could not be used after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     count = torch.cuda.device_count() if device != "cpu" else 0
@@ -158,10 +168,10 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
     RunError
         When a rank dies, raises or nothing moves. No process is left then.
     """
-    names, backend, staged = devices(device, ranks)
+    names, backend, _ = devices(device, ranks)
     board = Board(ranks)
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="debubble-") as folder:
+    with _ended_kindly(), tempfile.TemporaryDirectory(prefix="debubble-") as folder:
         pipes, processes = [], []
         # What is buffered here would be written once more by every child.
         sys.stdout.flush()
@@ -170,7 +180,7 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
             with _forking():
                 for rank in range(ranks):
                     receiver, sender = context.Pipe(duplex=False)
-                    world = World(rank, ranks, names[rank], staged, board)
+                    world = World(rank, ranks, names[rank], board)
                     process = context.Process(
                         target=_child,
                         args=(work, world, backend, f"{folder}/store", timeout, sender),
@@ -186,6 +196,23 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
             end(processes)
             for pipe in pipes:
                 pipe.close()
+
+
+@contextmanager
+def _ended_kindly() -> Iterator[None]:
+    """A context in which SIGTERM leaves neither a process nor a file."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager
@@ -229,9 +256,6 @@ def _child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     try:
-        import torch
-        from torch import distributed
-
         torch.set_num_threads(1)
         if backend == "gloo":
             os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
@@ -247,14 +271,16 @@ def _child(
             timeout=timedelta(seconds=timeout + 600),
         )
         pipe.send((True, work(world)))
-        world.note(0, State.DONE)
+        world.board.note(world.rank, 0, State.DONE)
         distributed.barrier()
         distributed.destroy_process_group()
     except BaseException as error:
         world.board.rows[world.rank, Board.FAILED] = time.monotonic_ns()
         if os.environ.get("DEBUBBLE_DEBUG"):
             traceback.print_exc()
-        pipe.send((False, reason(error)))
+        # What does not fit is no failure of this rank.
+        refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
+        pipe.send((False, error if refused else reason(error)))
         pipe.close()
         os._exit(1)
 
@@ -266,27 +292,12 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def reason(error: BaseException) -> str:
-    """Class, message and place of an error, without what is around it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, DebubbleError):
-        return str(error)
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__)
-        if f"{os.sep}torch{os.sep}" not in frame.filename
-    ]  # fmt: skip
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {first}{where}"
-
-
 def _watch(
     processes: Sequence[Any], pipes: Sequence[Connection], board: Board, text: Text, timeout: float
 ) -> list[Any]:
     """Collect results until every rank is done; raise when that will not happen."""
     results: dict[int, Any] = {}
-    errors: dict[int, str] = {}
+    errors: dict[int, Any] = {}
     seen = board.rows.copy()
     moved = time.monotonic()
     waiting = dict(enumerate(processes))
@@ -301,6 +312,9 @@ def _watch(
                 del waiting[rank]
                 if code or rank not in results:
                     errors.setdefault(rank, _death(code))
+        for error in errors.values():
+            if isinstance(error, DebubbleError):
+                raise error
         if errors:
             raise RunError(_failure(processes, errors, board, text))
         if not np.array_equal(seen, board.rows):
@@ -350,13 +364,13 @@ def _verb(error: str) -> str:
 
 
 def _place(row: NDArray[np.int64], rank: int, text: Text) -> str:
-    if row[Board.STATE] == State.STARTING:
+    if row[Board.STATE] == State.OUTSIDE:
         return "the start"
     return text(int(row[Board.JOB]), rank, int(row[Board.POSITION]))
 
 
 def _others(board: Board, text: Text, without: set[int]) -> str:
-    words = {State.STARTING: "is at", State.RUNNING: "is at", State.WAITING: "waits at"}
+    words = {State.OUTSIDE: "is at", State.RUNNING: "is at", State.WAITING: "waits at"}
     parts = []
     for rank, row in enumerate(board.rows):
         state = State(int(row[Board.STATE]))
@@ -370,11 +384,11 @@ def _others(board: Board, text: Text, without: set[int]) -> str:
 
 def stall(board: Board, text: Text, timeout: float) -> str:
     """Which rank hangs, or who waits for whom."""
+    longer = f"--timeout {2 * timeout:g} waits longer"
     stuck = [r for r, row in enumerate(board.rows) if row[Board.STATE] == State.RUNNING]
     head = f"nothing has moved for {timeout:g} s"
     if stuck:
         rank = stuck[0]
-        return f"{head}: rank {rank} hangs at {_place(board.rows[rank], rank, text)}\n" + _others(
-            board, text, {rank}
-        )
-    return f"{head}\n{_others(board, text, set())}"
+        place = _place(board.rows[rank], rank, text)
+        return f"{head}: rank {rank} hangs at {place}\n{_others(board, text, {rank})}; {longer}"
+    return f"{head}\n{_others(board, text, set())}; {longer}"

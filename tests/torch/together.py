@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import torch
 
 from debubble import Schedule
-from debubble.runtime.models import Batches, build
-from debubble.runtime.plan import Plan
-from debubble.runtime.run import Job
-from debubble.runtime.verify import Verification, verify
-from debubble.runtime.world import World, run_local
+from debubble.torch.batches import Batches
+from debubble.torch.job import Job
+from debubble.torch.models import build
+from debubble.torch.plan import Plan
+from debubble.torch.verify import Verification, verify
+from debubble.torch.world import World, run_local
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,10 @@ class Case:
     runtime: str = "debubble"
 
     def job(self) -> Job:
-        """The job that :func:`debubble.runtime.run.run` makes to verify."""
-        theirs = self.runtime == "torch"
-        plan = Plan.of(self.schedule)
-        if theirs:
-            plan = Plan(self.schedule, self.schedule, np.zeros(len(self.schedule)))
+        """The job that :func:`debubble.torch.run.run` makes to verify."""
         batches = Batches(build(self.model, self.schedule.stages), self.schedule)
-        return Job(plan, batches, theirs, double=True, steps=1)
+        theirs = self.runtime == "torch"
+        return Job(Plan.of(self.schedule), batches, theirs, torch.float64, verifies=True)
 
 
 class Together:

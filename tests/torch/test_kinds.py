@@ -6,9 +6,9 @@ import pytest
 
 from debubble.core.actions import SHARDING_KINDS, TRANSFER_KINDS
 from debubble.core.kinds import Kind
-from debubble.runtime.executor import HANDLERS
+from debubble.torch.engine import HANDLERS
 from tests.kinds import MADE, schedule_with
-from tests.runtime.test_pieces import verified
+from tests.torch.test_pieces import verified
 
 CASES = {str(MADE[kind]): kind for kind in Kind}
 """One kind for every schedule of all kinds."""

@@ -9,16 +9,17 @@ import pytest
 import debubble as db
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import add_recompute
-from debubble.runtime.report import RunReport
-from debubble.runtime.run import Settings, not_for_torch, run
-from debubble.runtime.verify import Verification
 from debubble.schedules.registry import Entry
-from tests.runtime.together import Case, Together
+from debubble.torch.pytorch_runtime import not_for_pytorch
+from debubble.torch.report import RunReport
+from debubble.torch.run import Settings, run
+from debubble.torch.verify import Verification
 from tests.small import RANKS, smallest
+from tests.torch.together import Case, Together
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
-FOR_TORCH = [entry for entry in ENTRIES if not not_for_torch(smallest(entry))]
+FOR_TORCH = [entry for entry in ENTRIES if not not_for_pytorch(smallest(entry))]
 AFTER = ("forward", "gradient")
 RUNTIMES = ("debubble", "torch")
 

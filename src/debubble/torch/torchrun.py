@@ -7,7 +7,6 @@ others are, and leaves when one of them is in trouble.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -16,24 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
-from debubble.runtime.world import (
-    Board,
-    RunError,
-    State,
-    Text,
-    Work,
-    World,
-    describe,
-    devices,
-    reason,
-    stall,
-)
+import numpy as np
+import torch
+from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
-PERIOD = 0.5
-"""Seconds between two looks at the store."""
+from debubble.core.errors import DebubbleError
+from debubble.torch.errors import RunError
+from debubble.torch.watch import FAILED, PERIOD, State, reason
+from debubble.torch.world import Board, Text, Work, World, describe, devices, stall
 
-FAILED = "debubble/failed"
-PINGS = 20
+FAILURE = f"debubble/{FAILED}"
 
 
 def is_joined() -> bool:
@@ -74,12 +66,8 @@ def run_joined(
         When a rank raises, is lost or nothing moves. On the other ranks the process ends.
     """
     rank, size = int(os.environ["RANK"]), ranks
-    import torch
-    from torch import distributed as dist
-    from torch.distributed.rendezvous import rendezvous
-
     local = int(os.environ.get("LOCAL_RANK", rank))
-    names, backend, staged = devices(device, local_size(size))
+    names, backend, _ = devices(device, local_size(size))
     if names[local] != "cpu":
         torch.cuda.set_device(names[local])
     torch.set_num_threads(1)
@@ -98,12 +86,15 @@ def run_joined(
             timeout=limit,
         )  # fmt: skip
         control = dist.new_group(backend="gloo", timeout=limit)
-        world = World(rank, size, names[local], staged, board, _clock(control))
+        world = World(rank, size, names[local], board)
         result = work(world)
-        world.note(0, State.DONE)
+        board.note(rank, 0, State.DONE)
         results: list[Any] | None = [None] * size if rank == 0 else None
         dist.gather_object(result, results, dst=0, group=control)
         guard.stop()
+    except KeyboardInterrupt:
+        guard.stop()
+        raise
     except BaseException as error:
         raise guard.report(error) from None
     dist.destroy_process_group()
@@ -115,8 +106,6 @@ class _Guard(threading.Thread):
 
     def __init__(self, rank: int, board: Board, text: Text, timeout: float) -> None:
         super().__init__(daemon=True)
-        from torch import distributed as dist
-
         self.rank, self.board, self.text, self.timeout = rank, board, text, timeout
         self.over = threading.Event()
         self._talk = ThreadPoolExecutor(1)
@@ -165,7 +154,9 @@ class _Guard(threading.Thread):
             # It is the partner that is in trouble: let it speak first.
             time.sleep(4 * PERIOD)
         words = "lost the rank it waited for" if lost else reason(error)
-        message = self._claim(describe(self.rank, words, self.board, self.text))
+        refused = isinstance(error, DebubbleError) and not isinstance(error, RunError)
+        whole = words if refused else describe(self.rank, words, self.board, self.text)
+        message = self._claim(whole)
         if not message:
             self._leave("")
         self.over.set()
@@ -174,50 +165,21 @@ class _Guard(threading.Thread):
     def _claim(self, message: str) -> str:
         """The message when this rank is the first to report, else nothing."""
         claimed = f"{self.rank} {message}"
-        first = self.store.compare_set(FAILED, "", claimed).decode()
+        first = self.store.compare_set(FAILURE, "", claimed).decode()
         return message if first == claimed else ""
 
     def _exchange(self) -> str:
         """Say where this rank is, see where the others are; what failed, if anything did."""
-        import numpy as np
-
         self.store.set(f"debubble/{self.rank}", self.board.rows[self.rank].tobytes().hex())
         for other in range(len(self.board.rows)):
             key = f"debubble/{other}"
             if other != self.rank and self.store.check([key]):
                 row = bytes.fromhex(self.store.get(key).decode())
                 self.board.rows[other] = np.frombuffer(row, dtype=np.int64)
-        return self.store.get(FAILED).decode() if self.store.check([FAILED]) else ""
+        return self.store.get(FAILURE).decode() if self.store.check([FAILURE]) else ""
 
     def _leave(self, message: str) -> None:
         # The main thread may wait for something that never comes.
         if message:
             print(f"debubble: {message}", file=sys.stderr, flush=True)
         os._exit(2)
-
-
-def _clock(group: Any) -> int:
-    """What to add to this host's monotonic clock for that of rank 0's host, in nanoseconds."""
-    import torch
-    from torch import distributed as dist
-
-    hosts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname(), group=group)
-    rank = dist.get_rank()
-    best, offset = 1 << 62, 0
-    for other in range(1, len(hosts)):
-        if hosts[other] == hosts[0]:
-            continue
-        for _ in range(PINGS):
-            now = torch.tensor([time.perf_counter_ns()])
-            if rank == 0:
-                dist.recv(torch.empty_like(now), other, group=group)
-                dist.send(torch.tensor([time.perf_counter_ns()]), other, group=group)
-            elif rank == other:
-                theirs = torch.empty_like(now)
-                dist.send(now, 0, group=group)
-                dist.recv(theirs, 0, group=group)
-                took = time.perf_counter_ns() - int(now)
-                if took < best:
-                    best, offset = took, int(theirs) - int(now) - took // 2
-    return offset

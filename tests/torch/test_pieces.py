@@ -13,8 +13,8 @@ from debubble.core.actions import Kind, kinds_of
 from debubble.core.errors import ParameterError
 from debubble.core.sequence import as_kind
 from debubble.lowering.transfers import add_transfers
-from debubble.runtime.run import Settings, run
-from debubble.runtime.verify import Verification
+from debubble.torch.run import Settings, run
+from debubble.torch.verify import Verification
 
 pytestmark = pytest.mark.processes
 

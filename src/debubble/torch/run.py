@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from debubble.core.actions import Kind, kinds_of, pairs_of
 from debubble.core.costs import Costs
-from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.transfers import ReceivePolicy, first_transfer
 from debubble.interchange.python_file import user_code
-from debubble.runtime.measure import Measured, calibrate, predict, sleeping_times
-from debubble.runtime.plan import Plan
-from debubble.runtime.report import RunReport
-from debubble.runtime.torchrun import check_size, is_joined, local_size, run_joined
-from debubble.runtime.world import World, devices, run_local
+from debubble.lowering.transfers import ReceivePolicy
 from debubble.schedules import registry
-
-if TYPE_CHECKING:
-    from debubble.runtime.models import Batches
+from debubble.torch.batches import Batches
+from debubble.torch.job import Job
+from debubble.torch.measure import Measured, calibrate, predict, sleeping_times
+from debubble.torch.models import build
+from debubble.torch.plan import Plan
+from debubble.torch.pytorch_runtime import not_for_pytorch
+from debubble.torch.report import RunReport
+from debubble.torch.torchrun import check_size, is_joined, local_size, run_joined
+from debubble.torch.verify import precision, verify
+from debubble.torch.world import World, devices, run_local
 
 RUNTIMES = ("auto", "torch", "debubble")
 DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16", "float16")
 
 VERIFY, CALIBRATE, MEASURE = range(3)
 """The jobs of a run: programs that every rank executes one after the other."""
@@ -39,13 +39,6 @@ CALIBRATION = 0.01
 """Seconds that a forward sleeps while the overhead is calibrated."""
 
 CALIBRATION_STEPS = 5
-WARM_UP = 1
-
-
-def require_torch() -> None:
-    """Refuse to run without PyTorch."""
-    if importlib.util.find_spec("torch") is None:
-        raise DebubbleError("running needs PyTorch; pip install 'debubble[run]'")
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ class Settings:
     Parameters
     ----------
     model
-        ``"gpt-tiny"``, ``"mlp"`` or a function, see :func:`debubble.runtime.models.build`.
+        ``"gpt-tiny"``, ``"mlp"`` or a function, see :func:`debubble.torch.models.build`.
     verify
         Whether loss and gradients are compared with those of the whole model, which computes in
         float64 on one processor: no small thing for a large model.
@@ -75,6 +68,8 @@ class Settings:
         ``"cpu"``, ``"cuda"``, or ``"auto"`` for CUDA where there is some.
     overhead
         Seconds of overhead per action; None to calibrate.
+    dtype
+        What is computed in when times are measured.
     """
 
     model: str | Callable[..., Any] = "gpt-tiny"
@@ -86,10 +81,12 @@ class Settings:
     timeout: float = 60.0
     device: str = "auto"
     overhead: float | None = None
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("runtime", self.runtime, RUNTIMES), ("device", self.device, DEVICES),
+            ("dtype", self.dtype, DTYPES),
         ):  # fmt: skip
             if value not in known:
                 raise ParameterError(f"{name} is '{value}'; {did_you_mean(value, known)}")
@@ -125,22 +122,20 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     ParameterError
         When the model or the runtime does not fit the schedule.
     """
-    require_torch()
     if is_joined():
         check_size(schedule.ranks)
     settings = settings or Settings()
-    from debubble.runtime.models import Batches, build
-
+    exact = torch.float64
     with _model_code(settings):
         batches = Batches(build(settings.model, schedule.stages), schedule)
+        if settings.verify:
+            exact = precision(batches)
     _, backend, staged = devices(settings.device, local_size(schedule.ranks))
-    reason = not_for_torch(schedule) or ("ranks share a GPU" if staged else "")
+    reason = not_for_pytorch(schedule) or ("ranks share a GPU" if staged else "")
     if settings.runtime == "torch" and reason:
         raise ParameterError(f"PyTorch's runtime cannot run '{schedule.name}': {reason}")
     theirs = settings.runtime != "debubble" and not reason
-    jobs = _jobs(schedule, settings, batches, theirs, backend)
-    # Imported once, before there are many processes.
-    importlib.import_module(f"debubble.runtime.{'torch_runtime' if theirs else 'executor'}")
+    jobs = _jobs(schedule, settings, batches, theirs, backend, exact)
 
     def work(world: World) -> dict[int, Any]:
         return {number: job.work(world, number) for number, job in jobs.items()}
@@ -166,114 +161,36 @@ def _model_code(settings: Settings) -> AbstractContextManager[None]:
     return user_code(f"{path}:{name}" if path else name, path)
 
 
-def not_for_torch(schedule: Schedule) -> str:
-    """Why PyTorch's runtime cannot run a schedule, empty when it can."""
-    kinds = set(kinds_of(schedule.actions).tolist())
-    last = schedule.stages - 1
-    forwards = [
-        action.microbatch for program in schedule for action in program
-        if action.stage == last and action.kind == Kind.F
-    ]  # fmt: skip
-    reasons = [
-        (schedule.placement.copies > 1, "it has several copies of the model"),
-        (bool(np.any(pairs_of(schedule.actions))), "it overlaps forwards and backwards"),
-        (schedule.slices > 1, "it cuts sequences into slices"),
-        (Kind.OPT in kinds or schedule.iterations > 1, "it has optimizer steps"),
-        (first_transfer(schedule) is not None, "it says itself where transfers are"),
-        (bool(kinds - {Kind.F, Kind.I, Kind.W, Kind.B}), "it has more than F, I, W and B"),
-        (forwards != sorted(forwards), "its last stage takes microbatches out of order"),
-        (bool(np.any(np.diff(schedule.offsets) == 0)), "a rank has nothing to do"),
-    ]
-    return next((reason for applies, reason in reasons if applies), "")
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One program that all ranks execute some times.
-
-    Parameters
-    ----------
-    plan, batches
-        What is executed.
-    theirs
-        Whether PyTorch's runtime does it.
-    double
-        Whether in float64 and with checks, to verify, or in float32, to measure.
-    steps
-        How many times, after a step to warm up when it is not to verify.
-    """
-
-    plan: Plan
-    batches: Batches
-    theirs: bool
-    double: bool
-    steps: int
-
-    def work(self, world: World, number: int) -> dict[str, Any]:
-        """What one rank does; returns its times, and when it verifies gradients and losses."""
-        import torch
-        from torch import distributed
-
-        world.begin(number)
-        dtype = torch.float64 if self.double else torch.float32
-        rank: Any
-        if self.theirs:
-            from debubble.runtime.torch_runtime import TorchRank
-
-            rank = TorchRank(world, self.plan, self.batches, dtype)
-        else:
-            from debubble.runtime.executor import Executor
-
-            rank = Executor(world, self.plan, self.batches, dtype, self.double)
-        starts, ends = [], []
-        for step in range(self.steps + (0 if self.double else WARM_UP)):
-            distributed.barrier()
-            rank.step()
-            if self.double or step >= WARM_UP:
-                starts.append(rank.start + world.clock)
-                ends.append(rank.end + world.clock)
-        result: dict[str, Any] = {"times": (np.array(starts), np.array(ends))}
-        if self.double:
-            result["losses"] = rank.losses
-            result["gradients"] = {
-                place: {name: tensor.cpu().numpy() for name, tensor in gradients.items()}
-                for place, gradients in rank.gradients.items()
-            }
-        return result
-
-
 def _jobs(
-    schedule: Schedule, settings: Settings, batches: Batches, theirs: bool, backend: str
+    schedule: Schedule,
+    settings: Settings,
+    batches: Batches,
+    theirs: bool,
+    backend: str,
+    exact: torch.dtype,
 ) -> dict[int, Job]:
-    from debubble.runtime.models import Batches, build
-
-    # A group of NCCL is one piece of work, which is over when all its receives are.
-    policy: ReceivePolicy = "just-in-time" if backend == "nccl" else "eager"
-
-    def plan(made: Schedule, seconds: NDArray[np.float64] | None = None) -> Plan:
-        if theirs:
-            return Plan(made, made, np.zeros(len(made)) if seconds is None else seconds)
-        return Plan.of(made, seconds, policy)
-
+    nccl = backend == "nccl"
+    policy: ReceivePolicy = ("queued" if theirs else "just-in-time") if nccl else "eager"
+    dtype = getattr(torch, settings.dtype)
+    sleeps = np.zeros(0)
+    if settings.sleep is not None:
+        sleeps = sleeping_times(schedule, settings.costs or Costs(), settings.sleep)
+    longest = float(sleeps.max(initial=CALIBRATION))
+    # Who watches the world ends it sooner.
+    wait = settings.timeout + longest + 600
     jobs = {}
     if settings.verify:
-        jobs[VERIFY] = Job(plan(schedule), batches, theirs, True, 1)
+        plan = Plan.of(schedule, policy=policy)
+        jobs[VERIFY] = Job(plan, batches, theirs, exact, verifies=True, timeout=wait)
     if not settings.steps:
         return jobs
     if settings.overhead is None:
         short = registry.make("1f1b", ranks=schedule.ranks, microbatches=schedule.ranks)
-        seconds = sleeping_times(short, Costs(F=1, B=2), CALIBRATION)
-        jobs[CALIBRATE] = Job(
-            plan(short, seconds),
-            Batches(build("mlp", short.stages), short),
-            theirs,
-            False,
-            CALIBRATION_STEPS,
-        )
-    sleeps = None
-    if settings.sleep is not None:
-        sleeps = sleeping_times(schedule, settings.costs or Costs(), settings.sleep)
-    jobs[MEASURE] = Job(plan(schedule, sleeps), batches, theirs, False, settings.steps)
+        plan = Plan.of(short, sleeping_times(short, Costs(F=1, B=2), CALIBRATION), policy)
+        small = Batches(build("mlp", short.stages), short)
+        jobs[CALIBRATE] = Job(plan, small, theirs, torch.float32, False, CALIBRATION_STEPS, wait)
+    plan = Plan.of(schedule, sleeps, policy)
+    jobs[MEASURE] = Job(plan, batches, theirs, dtype, False, settings.steps, wait)
     return jobs
 
 
@@ -284,8 +201,6 @@ def _report(
     jobs: dict[int, Job],
     results: list[Any],
 ) -> RunReport:
-    from debubble.runtime.verify import verify
-
     def measured(number: int) -> Measured:
         return Measured.of(jobs[number].plan, [result[number]["times"] for result in results])
 
@@ -297,20 +212,28 @@ def _report(
                 jobs[VERIFY].batches,
                 [result[VERIFY]["gradients"] for result in results],
                 [result[VERIFY]["losses"] for result in results],
+                jobs[VERIFY].dtype,
             )
     overhead, timing, predicted = settings.overhead, None, None
+    costs: Mapping[str, Any] = {}
+    peaks: list[int] = []
     if MEASURE in jobs:
         timing = measured(MEASURE)
         if overhead is None:
             short = jobs[CALIBRATE].plan
             overhead = calibrate(short.schedule, short.seconds, measured(CALIBRATE).makespan)
-        seconds = timing.durations if settings.sleep is None else jobs[MEASURE].plan.seconds
-        predicted = predict(schedule, seconds, overhead)
+        slept = jobs[MEASURE].plan.seconds
+        # What does not sleep takes the time it takes.
+        predicted = predict(schedule, np.where(slept > 0, slept, timing.durations), overhead)
+        costs = results[0][MEASURE]["costs"]
+        peaks = [result[MEASURE]["peak"] for result in results if "peak" in result[MEASURE]]
     model = settings.model
     name = model if isinstance(model, str) else getattr(model, "__name__", "a model")
+    whole = {stage: why for result in results for job in result.values()
+             for stage, why in job["whole"]}  # fmt: skip
     return RunReport(
         schedule, name, "torch" if theirs else "debubble", settings.sleep, verification,
-        overhead, timing, predicted, _note(schedule, settings),
+        overhead, timing, predicted, _note(schedule, settings), settings.dtype, costs, peaks, whole,
     )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import debubble as db
-from debubble.runtime.models import Batches, Model, build, gpt_tiny
-from debubble.runtime.verify import reference, verify
-from debubble.runtime.weights import RATE
+from debubble.torch.batches import Batches
+from debubble.torch.models import Model, build, gpt_tiny
+from debubble.torch.verify import RATE, reference, verify
 
 STAGES = 3
 
@@ -97,7 +97,7 @@ def results() -> tuple[Batches, Any, Any]:
     losses, found = reference(SCHEDULE, batches)
     ranks: list[dict[Any, Any]] = [{}, {}]
     for (iteration, stage), part in found.items():
-        ranks[stage][iteration, 0, stage] = {name: g.copy() for name, g in part.items()}
+        ranks[stage][iteration, stage] = {name: g.copy() for name, g in part.items()}
     return batches, ranks, [{}, {0: losses[0] / 2, 1: losses[0] / 2}]
 
 
@@ -109,7 +109,7 @@ def test_what_is_equal_is_equal() -> None:
 @pytest.mark.parametrize("off", [1e-6, math.nan, math.inf])
 def test_one_number_that_differs_is_found(off: float) -> None:
     batches, ranks, losses = results()
-    ranks[1][0, 0, 1]["0.bias"][3] += off
+    ranks[1][0, 1]["0.bias"][3] += off
     checked = verify(SCHEDULE, batches, ranks, losses)
     assert not checked.equal
     assert checked.worst == "0.bias of stage 1, iteration 0"
@@ -120,7 +120,7 @@ def test_one_number_that_differs_is_found(off: float) -> None:
 
 def test_a_gradient_that_is_missing_is_found() -> None:
     batches, ranks, losses = results()
-    del ranks[0][0, 0, 0]["0.weight"]
+    del ranks[0][0, 0]["0.weight"]
     assert not verify(SCHEDULE, batches, ranks, losses).equal
 
 

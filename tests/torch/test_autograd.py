@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from debubble.runtime.autograd import backward_input, backward_weight, first_activation
-from debubble.runtime.models import GPTStage
+from debubble.torch.autograd import Splitter, backward_weight
 
 
 class Operations(TorchDispatchMode):
@@ -66,7 +65,7 @@ def test_the_same_gradients_as_in_one_part(make: Callable[[], nn.Module]) -> Non
     module(x).backward(gradient)
     wanted = [x.grad, *(weight.grad for weight in module.parameters())]
     module.zero_grad()
-    (found,), rest = backward_input([module(x)], [gradient], [x])
+    (found,), rest = Splitter().backward_input([module(x)], [gradient], [x])
     assert all(weight.grad is None for weight in module.parameters())
     backward_weight(rest)
     got = [found, *(weight.grad for weight in module.parameters())]
@@ -81,41 +80,10 @@ def test_each_part_does_its_half_of_the_work() -> None:
     x = torch.randn(2, 8, requires_grad=True)
     output = module(x)
     with Operations() as first:
-        _, rest = backward_input([output], [torch.ones_like(output)], [x])
+        _, rest = Splitter().backward_input([output], [torch.ones_like(output)], [x])
     with Operations() as second:
         backward_weight(rest)
     with Operations() as both:
         module(x).sum().backward()
     assert (first.count["mm"], second.count["mm"]) == (4, 4)
     assert both.count["mm"] == 8
-
-
-def test_tokens_have_no_gradient_but_the_first_stage_has_both_parts() -> None:
-    torch.manual_seed(0)
-    stage = GPTStage(first=True, last=False).double()
-    tokens = torch.randint(61, (2, 24))
-    stage(tokens).pow(2).sum().backward()
-    wanted = {name: weight.grad for name, weight in stage.named_parameters()}
-    stage.zero_grad()
-    with first_activation(stage) as found:
-        output = stage(tokens)
-    root = output.pow(2).sum()
-    with Operations() as first:
-        _, rest = backward_input([root], [None], found)
-    with Operations() as second:
-        backward_weight(rest)
-    for name, weight in stage.named_parameters():
-        torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-12, atol=1e-12)
-    assert first.count["mm"] == 4
-    assert second.count["mm"] == 4
-    assert second.count["embedding_dense_backward"] == 2
-
-
-def test_nothing_to_do_in_the_first_part() -> None:
-    embedding = nn.Embedding(5, 3)
-    output = embedding(torch.tensor([1, 2, 1]))
-    found, rest = backward_input([output], [torch.ones(3, 3)], [])
-    assert found == []
-    backward_weight(rest)
-    assert embedding.weight.grad is not None
-    assert embedding.weight.grad.sum(1).tolist() == [0, 6, 3, 0, 0]

@@ -1,1 +1,0 @@
-"""Execute schedules for real on ``torch.distributed``: verify gradients, measure, compare."""
