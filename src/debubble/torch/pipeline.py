@@ -73,10 +73,10 @@ class Pipeline:
     loss_fn
         Mean loss of (output of the last stage, target) over a microbatch.
     group
-        The process group whose ranks are the schedule's; the default is all.
+        The process group or mesh whose ranks are the schedule's; the default is all ranks.
     engine
-        ``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for
-        whichever can.
+        ``"torch"`` for PyTorch's pipeline runtime, which cannot express every schedule,
+        ``"debubble"`` for ours, which runs all of them and is also ``"auto"``.
     shared
         Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
         object are found where a rank sees both stages.
