@@ -73,10 +73,10 @@ class Pipeline:
     loss_fn
         Mean loss of (output of the last stage, target) over a microbatch.
     group
-        The process group whose ranks are the schedule's; the default is all.
+        The process group or mesh whose ranks are the schedule's; the default is all ranks.
     engine
-        ``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for
-        whichever can.
+        ``"torch"`` for PyTorch's pipeline runtime, which cannot express every schedule,
+        ``"debubble"`` for ours, which runs all of them and is also ``"auto"``.
     shared
         Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
         object are found where a rank sees both stages.
@@ -143,8 +143,7 @@ class Pipeline:
         self._told: set[int] = set()
         self._wire = Wire(team)
         self._clock = team.link.clock()
-        self._watch = Watch.of(team, _text_of(self.schedule))
-        weakref.finalize(self, self._watch.stop)
+        self._watch = self._watched()
         self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
         self._after_step: Callable[[], None] | None = None
         """What :func:`debubble.torch.tune` does once, after a step."""
@@ -261,7 +260,7 @@ class Pipeline:
         check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
-        self._watch.text = _text_of(new)
+        self._watch.text = Plan.of(new).text
         self._after_step = None
         self._engine = self._made()
 
@@ -383,6 +382,11 @@ class Pipeline:
             self._told.add(stage)
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
 
+    def _watched(self) -> Watch:
+        watch = Watch.of(self._team, Plan.of(self.schedule).text)
+        weakref.finalize(self, watch.stop)
+        return watch
+
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
         total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)
         if losses:
@@ -393,8 +397,3 @@ class Pipeline:
         # Without any loss, as of forwards without targets, there is no number to give.
         mean = total[0] / self.schedule.iterations / (total[1] > 0)
         return mean.to(self._team.device)
-
-
-def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
-    plan = Plan.of(schedule)
-    return plan.text
