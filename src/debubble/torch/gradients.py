@@ -106,6 +106,20 @@ def let_go(module: nn.Module) -> None:
             part.set_requires_gradient_sync(True)
 
 
+def clip(
+    weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float,
+    largest: float,
+) -> Tensor:  # fmt: skip
+    """Scale gradients to a norm of at most `largest`; see :func:`total_norm`, which it returns."""
+    weights = list(weights)
+    norm = total_norm(weights, counts, team, kind)
+    factor = min(1.0, largest / (float(norm) + 1e-6))
+    for weight in weights:
+        if weight.grad is not None and factor < 1.0:
+            weight.grad.mul_(factor)
+    return norm
+
+
 def total_norm(
     weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float
 ) -> Tensor:

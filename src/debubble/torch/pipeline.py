@@ -19,10 +19,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Batch, Forwarded, merged
+from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients, total_norm
+from debubble.torch.gradients import Gradients, clip
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of
@@ -121,11 +121,10 @@ class Pipeline:
             raise ParameterError(
                 f"loss_fn is {type(loss_fn).__name__}; give a function of (output, target)"
             )
-        self._split, self._kind = split, engine
-        self._loss_fn = loss_fn
+        self._split, self._kind, self._loss_fn = split, engine, loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
-        self.schedule = find_schedule(schedule, team.size, sizes, self._steps is not None)
+        self.schedule = self._found(schedule, sizes)
         compare_orders(self.schedule, team)
         modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
@@ -184,16 +183,18 @@ class Pipeline:
             When a rank fails or is not heard of for the time that was set, or a stage returns
             another shape or type than before.
         """
-        if not torch.is_grad_enabled():
-            raise ParameterError("step() computes gradients, and they are off; use eval()")
         if return_outputs:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
+            if not torch.is_grad_enabled():
+                raise ParameterError("step() computes gradients, and they are off; use eval()")
+            self._watch.meet(self._team.link, "step")
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
             self._gradients.start()
             found = self._engine.step(batch)
+            self._watch.waits()
             self._gradients.finish()
-            _tell_losses(losses, found, batch)
+            tell_losses(losses, found, batch)
             return self._mean(found)
 
     def eval(
@@ -220,9 +221,10 @@ class Pipeline:
             module.eval()
         try:
             with self._watch.step(), torch.no_grad():
+                self._watch.meet(self._team.link, "eval")
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
-                _tell_losses(losses, found.losses, batch)
+                tell_losses(losses, found.losses, batch)
                 loss = self._mean(found.losses)
         finally:
             for stage, module in self._modules.items():
@@ -237,7 +239,8 @@ class Pipeline:
         ParameterError
             When stages would be on other ranks.
         """
-        new = find_schedule(schedule, self._team.size, {}, self._steps is not None)
+        self._meet("use")
+        new = self._found(schedule, {})
         for what, ours, theirs in (
             ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
             ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
@@ -248,7 +251,7 @@ class Pipeline:
                 )
         compare_orders(new, self._team)
         self.schedule = new
-        self._watch.text = _text_of(new)
+        self._watch.text = Plan.of(new).text
         self._engine = self._made()
 
     @property
@@ -296,15 +299,13 @@ class Pipeline:
         elsewhere = {
             id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
         }
-        weights = list(self.parameters())
-        norm = total_norm(
-            weights, lambda weight: id(weight) not in elsewhere, self._team, float(norm_type)
-        )
-        factor = min(1.0, max_norm / (float(norm) + 1e-6))
-        for weight in weights:
-            if weight.grad is not None and factor < 1.0:
-                weight.grad.mul_(factor)
-        return norm
+        self._meet("clip_grad_norm_")
+        with self._watch.step():
+            self._watch.waits()
+            return clip(
+                self.parameters(), lambda weight: id(weight) not in elsewhere, self._team,
+                float(norm_type), max_norm,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
@@ -318,35 +319,41 @@ class Pipeline:
         ParameterError
             When one of this rank's is missing, or has another shape.
         """
-        load_state(self._named_modules(), state)
+        self._meet("load_state_dict")
+        together(self._team, lambda: load_state(self._named_modules(), state))
         self._homes.level(self._modules, self.schedule)
 
     def costs(self) -> Costs:
         """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
-        return costs_of(self._recorded())
+        return costs_of(self._recorded("costs"))
 
     def timeline(self) -> Timeline:
         """The latest step as measured, in ms."""
-        start, end = self._recorded().last(self._positions)
+        start, end = self._recorded("timeline").last(self._engine.plan.positions)
         return recorded(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
         """Write the latest step as a trace file for Perfetto; rank 0 does."""
-        times = self._recorded().last(self._positions)
+        times = self._recorded("trace").last(self._engine.plan.positions)
         if self._team.rank == 0:
             save_run_trace(self.schedule, {"measured": times}, path)
 
-    @property
-    def _positions(self) -> Any:
-        return self._engine.plan.positions
+    def _meet(self, call: str) -> None:
+        with self._watch.step():
+            self._watch.meet(self._team.link, call)
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self, call: str) -> Recorded:
+        self._meet(call)
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
     def _optimizer_steps(self) -> Callable[[int], None] | None:
         """What takes optimizer steps within a walk, by iteration; None leaves them to the loop."""
         return None
+
+    def _found(self, schedule: Any, sizes: Mapping[str, Any]) -> Schedule:
+        steps = self._steps is not None
+        return together(self._team, lambda: find_schedule(schedule, self._team.size, sizes, steps))
 
     def _named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for stage, module in self._modules.items():
@@ -357,7 +364,9 @@ class Pipeline:
 
     def _made(self) -> OwnEngine | PyTorchEngine:
         self._feed.schedule = self.schedule
-        fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
+        fuses = together(
+            self._team, lambda: fuses_of(self._modules, self.schedule, self._split, self._tell)
+        )
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch)
@@ -371,10 +380,11 @@ class Pipeline:
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
 
     def _watched(self, timeout: float) -> Watch:
-        store = dist.PrefixStore("watch", self._team.store)
+        team = self._team
+        store = dist.PrefixStore("watch", team.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
-        watch = Watch(self._team.rank, self._team.size, store, timeout, _text_of(self.schedule))
+        watch = Watch(team.rank, team.size, store, timeout, Plan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 
@@ -388,15 +398,3 @@ class Pipeline:
         # Without any loss, as of forwards without targets, there is no number to give.
         mean = total[0] / self.schedule.iterations / (total[1] > 0)
         return mean.to(self._team.device)
-
-
-def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
-    plan = Plan.of(schedule)
-    return plan.text
-
-
-def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
-    """Losses of single units, without their weights, where the last stage is."""
-    if losses is not None:
-        units = [unit for unit in sorted(found) if unit in batch.targets]
-        losses.extend(found[unit] / batch.weights[unit] for unit in units)
