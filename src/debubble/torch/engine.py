@@ -132,6 +132,7 @@ class OwnEngine:
                 self._compute(part[0])
             else:
                 self._compute_group(part)
+        self._watch.state = State.WAITING
         self._wire.finish()
         self._copies.finish()
         if self._shard is not None:
@@ -160,6 +161,7 @@ class OwnEngine:
                         operand = self._take((FORWARD, step.stage, step.unit), index)
                     self._watch.position, self._watch.state = index, State.RUNNING
                     self._forward(step, operand)
+        self._watch.state = State.WAITING
         self._wire.finish()
         if last is not None:
             last.outputs = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -87,16 +87,6 @@ class Gradients:
         self._before = {}
         self.homes.sum(new)
 
-    def clip(self, weights: Sequence[Tensor], largest: float, kind: float, team: Team) -> Tensor:
-        """Scale gradients so that their norm over all ranks is at most `largest`; it before."""
-        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
-        norm = total_norm(weights, lambda weight: id(weight) not in elsewhere, team, kind)
-        factor = min(1.0, largest / (float(norm) + 1e-6))
-        for weight in weights:
-            if weight.grad is not None and factor < 1.0:
-                weight.grad.mul_(factor)
-        return norm
-
 
 def hold_back(module: nn.Module) -> None:
     """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
@@ -114,6 +104,20 @@ def let_go(module: nn.Module) -> None:
             part.set_is_last_backward(True)
             part.set_reshard_after_backward(True)
             part.set_requires_gradient_sync(True)
+
+
+def clip(
+    weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float,
+    largest: float,
+) -> Tensor:  # fmt: skip
+    """Scale gradients to a norm of at most `largest`; see :func:`total_norm`, which it returns."""
+    weights = list(weights)
+    norm = total_norm(weights, counts, team, kind)
+    factor = min(1.0, largest / (float(norm) + 1e-6))
+    for weight in weights:
+        if weight.grad is not None and factor < 1.0:
+            weight.grad.mul_(factor)
+    return norm
 
 
 def total_norm(

@@ -24,7 +24,7 @@ from debubble.interchange.run_trace import save_run_trace
 from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients
+from debubble.torch.gradients import Gradients, clip
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of, makespans
@@ -124,8 +124,7 @@ class Pipeline:
             raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
         check_loss(loss_fn)
         check_keywords(sizes)
-        self._split, self._kind = split, engine
-        self._loss_fn = loss_fn
+        self._split, self._kind, self._loss_fn = split, engine, loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
         self.schedule = together(team, lambda: self._find(schedule, sizes))
@@ -189,21 +188,23 @@ class Pipeline:
             When a rank fails or is not heard of for the time that was set, or a stage returns
             another shape or type than before.
         """
-        if not torch.is_grad_enabled():
-            raise ParameterError("step() computes gradients, and they are off; use eval()")
         if return_outputs:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
+            if not torch.is_grad_enabled():
+                raise ParameterError("step() computes gradients, and they are off; use eval()")
+            self._watch.meet(self._team.link, "step")
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
             self._feed.check_targets(batch)
             self._gradients.start()
             found = self._engine.step(batch)
+            self._watch.waits()
             self._gradients.finish()
             tell_losses(losses, found, batch)
             loss = self._mean(found)
-            after, self._after_step = self._after_step, None
-            if after is not None:
-                after()
+        after, self._after_step = self._after_step, None
+        if after is not None:
+            after()
         return loss
 
     def eval(
@@ -230,6 +231,7 @@ class Pipeline:
             module.eval()
         try:
             with self._watch.step(), torch.no_grad():
+                self._watch.meet(self._team.link, "eval")
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
                 tell_losses(losses, found.losses, batch)
@@ -254,9 +256,10 @@ class Pipeline:
         ParameterError
             When stages would be on other ranks.
         """
+        self._meet("use")
         if isinstance(schedule, str) and not is_file_name(schedule):
             sizes = {"microbatches": self.schedule.microbatches, **sizes}
-        new = self._find(schedule, sizes)
+        new = together(self._team, lambda: self._find(schedule, sizes))
         check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
@@ -306,7 +309,16 @@ class Pipeline:
         Tensor
             The norm before.
         """
-        return self._gradients.clip(list(self.parameters()), max_norm, float(norm_type), self._team)
+        elsewhere = {
+            id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
+        }
+        self._meet("clip_grad_norm_")
+        with self._watch.step():
+            self._watch.waits()
+            return clip(
+                self.parameters(), lambda weight: id(weight) not in elsewhere, self._team,
+                float(norm_type), max_norm,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
@@ -320,33 +332,35 @@ class Pipeline:
         ParameterError
             When one of this rank's is missing, or has another shape.
         """
-        load_state(self._named_modules(), state)
+        self._meet("load_state_dict")
+        together(self._team, lambda: load_state(self._named_modules(), state))
         self._homes.level(self._modules, self.schedule)
 
     def costs(self) -> Costs:
         """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
-        return costs_of(self._recorded())
+        return costs_of(self._recorded("costs"))
 
     def step_times(self) -> NDArray[np.float64]:
         """How long the latest steps took, the first aside: last end − first start, in ms."""
-        return makespans(self._recorded(), self._positions)
+        return makespans(self._recorded("step_times"), self._engine.plan.positions)
 
     def timeline(self) -> Timeline:
         """The latest step as measured, in ms."""
-        start, end = self._recorded().last(self._positions)
+        start, end = self._recorded("timeline").last(self._engine.plan.positions)
         return recorded(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
         """Write the latest step as a trace file for Perfetto; rank 0 does."""
-        times = self._recorded().last(self._positions)
+        times = self._recorded("trace").last(self._engine.plan.positions)
         if self._team.rank == 0:
             save_run_trace(self.schedule, {"measured": times}, path)
 
-    @property
-    def _positions(self) -> Any:
-        return self._engine.plan.positions
+    def _meet(self, call: str) -> None:
+        with self._watch.step():
+            self._watch.meet(self._team.link, call)
 
-    def _recorded(self) -> Recorded:
+    def _recorded(self, call: str) -> Recorded:
+        self._meet(call)
         own = self._engine.recorder.times + self._clock
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
@@ -369,7 +383,9 @@ class Pipeline:
 
     def _made(self) -> OwnEngine | PyTorchEngine:
         self._feed.schedule = self.schedule
-        fuses = fuses_of(self._modules, self.schedule, self._split, self._tell)
+        fuses = together(
+            self._team, lambda: fuses_of(self._modules, self.schedule, self._split, self._tell)
+        )
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch, self._pace)

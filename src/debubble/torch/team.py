@@ -19,6 +19,9 @@ from torch.distributed.distributed_c10d import _get_default_store  # there is no
 
 from debubble.core.errors import ParameterError
 
+WORD = 24
+"""The longest word that ranks tell each other."""
+
 PINGS = 20
 """Messages that tell how far apart the clocks of two hosts are."""
 
@@ -85,6 +88,14 @@ class Link:
             pickle.loads(part[:size].numpy().tobytes())
             for part, size in zip(found, sizes.tolist(), strict=True)
         ]
+
+    def words(self, word: str) -> list[str]:
+        """A short word of every rank, in one message of one size."""
+        row = torch.zeros(WORD, dtype=torch.uint8)
+        row[: len(word)] = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8)
+        found = [torch.empty_like(row) for _ in range(self.size)]
+        self._gloo.allgather([found], [row]).wait(self.timeout)
+        return [bytes(part.tolist()).rstrip(b"\0").decode() for part in found]
 
     def clock(self) -> int:
         """What to add to this host's clock for that of rank 0's host, in nanoseconds."""

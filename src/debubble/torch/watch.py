@@ -25,7 +25,7 @@ from torch import distributed as dist
 import debubble
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
-from debubble.torch.team import Team
+from debubble.torch.team import Link, Team
 
 PERIOD = 0.5
 """Seconds between two looks at the store."""
@@ -46,6 +46,9 @@ SHOWN = 8
 
 FAILED = "failed"
 
+MEETS = "the beginning or end of a call, where all ranks meet"
+"""Where a rank is that is at none of its actions."""
+
 
 class State(IntEnum):
     """What a rank is doing."""
@@ -56,6 +59,8 @@ class State(IntEnum):
     WAITING = 2
     DONE = 3
     """It has done all there is to do."""
+    MEETING = 4
+    """It waits until all ranks are there."""
 
 
 Text: TypeAlias = Callable[[int, int], str]
@@ -117,11 +122,11 @@ class Watch:
         try:
             yield
         except BaseException as error:
-            waited = self.state == State.WAITING
-            if not waited:
+            before = self.state
+            if before not in (State.WAITING, State.MEETING):
                 self.state = State.OUTSIDE
             try:
-                self._fail(error, waited)
+                self._fail(error, before)
             finally:
                 # Until it has spoken, others are to see that it waited.
                 self.state = State.OUTSIDE
@@ -130,15 +135,33 @@ class Watch:
 
     def waits(self) -> None:
         """All ranks meet, before or after a step's actions."""
-        self.state = State.WAITING
+        self.state = State.MEETING
 
-    def _fail(self, error: BaseException, waited: bool) -> None:
+    def meet(self, link: Link, call: str) -> None:
+        """Have all ranks call the same: what follows would not fit together.
+
+        Raises
+        ------
+        RunError
+            When another rank calls something else.
+        """
+        self.waits()
+        calls = link.words(call)
+        self.state = State.RUNNING
+        for rank, other in enumerate(calls):
+            if other != calls[0]:
+                raise RunError(
+                    f"rank {rank} calls {other}() and rank 0 {calls[0]}(); all ranks call the "
+                    "methods of a pipeline together"
+                )
+
+    def _fail(self, error: BaseException, before: State) -> None:
         where = f"rank {self.rank}"
-        if waited and isinstance(error, RuntimeError):
+        if before in (State.WAITING, State.MEETING) and isinstance(error, RuntimeError):
             # The rank that is waited for may be the one in trouble: it speaks first.
             time.sleep(3 * PERIOD)
             self._raise_failure()
-            raise RunError(self._claim(self._stall(str(error)))) from None
+            raise RunError(self._claim(self._stall(str(error), before))) from None
         words = reason(error)
         place = self.text(self.rank, self.position)
         self._claim(f"{where} failed: {words}; it was at {place}")
@@ -149,17 +172,16 @@ class Watch:
         if message:
             raise RunError(message) from None
 
-    def _stall(self, error: str) -> str:
+    def _stall(self, error: str, before: State) -> str:
         """Who waits for whom, as far as ranks have told."""
         places = self._places()
-        me = places.pop(self.rank, None) or self.text(self.rank, self.position)
+        here = MEETS if before == State.MEETING else self.text(self.rank, self.position)
         timed_out = "timed out" in error.lower() or "timeout" in error.lower()
         hang = [rank for rank, (state, _) in self._rows().items()
-                if state != State.WAITING and rank != self.rank]  # fmt: skip
+                if state in (State.OUTSIDE, State.RUNNING)]  # fmt: skip
         others = "; ".join(list(places.values())[:SHOWN])
         if not timed_out:
-            head = f"rank {self.rank} lost the rank it waited for at {self._here()}"
-            return f"{head}\n{others}"
+            return f"rank {self.rank} lost the rank it waited for at {here}\n{others}".strip()
         head = f"nothing has moved for {self.timeout:g} s: "
         if hang:
             row = self._rows()[hang[0]]
@@ -168,30 +190,33 @@ class Watch:
                 else f"hangs at {self.text(hang[0], row[1])}"
             )  # fmt: skip
             return (
-                f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {self._here()}\n"
+                f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
                 f"{others}; timeout={2 * self.timeout:g} waits longer"
             )
-        return f"{head}rank {self.rank} waits at {self._here()}\n{others or me}"
-
-    def _here(self) -> str:
-        return self.text(self.rank, self.position)
+        return f"{head}rank {self.rank} waits at {here}\n{others}".strip()
 
     def _rows(self) -> dict[int, tuple[State, int]]:
         rows = {}
         with self._lock, suppress(Exception):
             for rank in range(self.size):
-                if self._store.check([str(rank)]):
+                if rank != self.rank and self._store.check([str(rank)]):
                     state, position = self._store.get(str(rank)).decode().split()
                     rows[rank] = (State(int(state)), int(position))
         return rows
 
     def _places(self) -> dict[int, str]:
-        words = {State.RUNNING: "is at", State.WAITING: "waits at"}
         return {
-            rank: f"rank {rank} is in no step" if state == State.OUTSIDE
-            else f"rank {rank} {words[state]} {self.text(rank, position)}"
-            for rank, (state, position) in self._rows().items() if rank != self.rank
-        }  # fmt: skip
+            rank: f"rank {rank} {self._doing(rank, state, position)}"
+            for rank, (state, position) in self._rows().items()
+        }
+
+    def _doing(self, rank: int, state: State, position: int) -> str:
+        if state == State.OUTSIDE:
+            return "is in no step"
+        if state == State.MEETING:
+            return f"waits at {MEETS}"
+        verb = "waits" if state == State.WAITING else "is"
+        return f"{verb} at {self.text(rank, position)}"
 
     def _claim(self, message: str) -> str:
         """Tell all ranks; the message of the first that did."""

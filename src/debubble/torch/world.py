@@ -112,6 +112,13 @@ class BoardWatch(Watch):
     def state(self, value: State) -> None:
         self._row[Board.STATE] = value
 
+    def waits(self) -> None:
+        """All ranks meet, before or after a step's actions."""
+        self.state = State.MEETING
+
+    def meet(self, link: Any, call: str) -> None:
+        """Nothing: the ranks of a run do the same."""
+
     def stop(self) -> None:
         """Nothing runs that would have to stop."""
 
@@ -370,7 +377,12 @@ def _place(row: NDArray[np.int64], rank: int, text: Text) -> str:
 
 
 def _others(board: Board, text: Text, without: set[int]) -> str:
-    words = {State.OUTSIDE: "is at", State.RUNNING: "is at", State.WAITING: "waits at"}
+    words = {
+        State.OUTSIDE: "is at",
+        State.RUNNING: "is at",
+        State.WAITING: "waits at",
+        State.MEETING: "waits at",
+    }
     parts = []
     for rank, row in enumerate(board.rows):
         state = State(int(row[Board.STATE]))
