@@ -378,7 +378,7 @@ def test_replicas(wrap: str, name: str) -> None:
 def test_what_it_refuses_and_why() -> None:
     for name, reason in {
         "dualpipe-v": "it overlaps forwards and backwards, which PyTorch runs one after the other",
-        "chimera": "has 2 copies of the model, and a CSV gives each stage to one rank",
+        "chimera": "it has 2 copies of the model, and a CSV gives each stage to one rank",
         "pipedream-2bw": "it keeps several versions of the weights",
     }.items():
         assert not_for_pytorch(db.make(name, ranks=4, microbatches=8)) == reason

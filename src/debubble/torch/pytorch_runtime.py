@@ -57,7 +57,7 @@ def not_for_pytorch(schedule: Schedule) -> str:
     try:
         refuse_inexpressible(schedule, COMMUNICATING)
     except ParameterError as error:
-        return str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
+        return "it " + str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
     return ""
 
 

@@ -366,8 +366,8 @@ def _named(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} without tensors"
 
 
-def single(loss: Any, output: Any = None) -> Tensor:
-    """What a loss function returned, when it is one number; of `output` it must have a gradient."""
+def single(loss: Any, output: Any) -> Tensor:
+    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(
