@@ -57,8 +57,7 @@ def not_for_pytorch(schedule: Schedule) -> str:
     try:
         refuse_inexpressible(schedule, COMMUNICATING)
     except ParameterError as error:
-        reason = str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
-        return f"it {reason}"
+        return "it " + str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
     return ""
 
 
