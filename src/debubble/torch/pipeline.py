@@ -248,7 +248,7 @@ class Pipeline:
                 )
         compare_orders(new, self._team)
         self.schedule = new
-        self._watch.text = _text_of(new)
+        self._watch.text = Plan.of(new).text
         self._engine = self._made()
 
     @property
@@ -367,9 +367,8 @@ class Pipeline:
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch, self._pace)
-        return OwnEngine(
-            setup, self._gradients, self._watch, self._wire, self._shard, self._pace, self._steps
-        )
+        parts = (self._gradients, self._watch, self._wire, self._shard)
+        return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _tell(self, stage: int, why: str) -> None:
         if stage not in self._told:
@@ -380,7 +379,7 @@ class Pipeline:
         store = dist.PrefixStore("watch", self._team.store)
         # A connection of its own: the main thread may be waiting on the other one.
         store = store.clone() if hasattr(store, "clone") else store
-        watch = Watch(self._team.rank, self._team.size, store, timeout, _text_of(self.schedule))
+        watch = Watch(self._team.rank, self._team.size, store, timeout, Plan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 
@@ -394,11 +393,6 @@ class Pipeline:
         # Without any loss, as of forwards without targets, there is no number to give.
         mean = total[0] / self.schedule.iterations / (total[1] > 0)
         return mean.to(self._team.device)
-
-
-def _text_of(schedule: Schedule) -> Callable[[int, int], str]:
-    plan = Plan.of(schedule)
-    return plan.text
 
 
 def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
