@@ -15,7 +15,7 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 
 ASSERTING = {
     "raises", "warns", "assert_allclose", "assert_array_equal", "assert_close",
-    "compare",  # gradients in runtime/test_verify.py
+    "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "settle",  # waits for a state of the page, and fails without
     "verified",  # runs a schedule and compares its gradients
