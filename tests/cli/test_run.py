@@ -174,7 +174,7 @@ def test_no_process_outlives_the_command(
         assert (process.returncode, err) == (130, "debubble: interrupted\n")
         assert not any(child.exists() for child in found)
     if how != signal.SIGKILL:
-        assert list(tmp_path.iterdir()) == []
+        assert list(tmp_path.glob("debubble-*")) == []
     if how == signal.SIGTERM:
         assert process.returncode == 128 + how
     while any(child.exists() for child in found):
@@ -231,6 +231,24 @@ def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
     assert [code for code, _, _ in results] == [2, 2]
     errors = "".join(error for _, _, error in results)
     assert "rank 1 failed: ValueError: no (model.py, line 5); it was at action 1: 1F0" in errors
+
+
+@pytest.mark.processes
+def test_ctrl_c_in_a_world_of_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import os, signal, torch\n"
+        "class Layer(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if torch.distributed.is_initialized():\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "        return super().forward(x)\n"
+        "def build(stages):\n"
+        "    data = lambda u: (torch.ones(1, 4), torch.zeros(1, 4))\n"
+        "    return [Layer(4, 4) for _ in range(stages)], torch.nn.functional.mse_loss, data\n"
+    )
+    words = ("gpipe", "-p", 1, "-m", 2, "--model", "model.py:build", "--runtime", "debubble")
+    ((code, out, err),) = joined(tmp_path, *words, "--timeout", 30, size=1)
+    assert (code, out, err) == (130, "", "debubble: interrupted\n")
 
 
 @pytest.mark.processes

@@ -389,9 +389,8 @@ class Pipeline:
         setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch, self._pace)
-        return OwnEngine(
-            setup, self._gradients, self._watch, self._wire, self._shard, self._pace, self._steps
-        )
+        parts = (self._gradients, self._watch, self._wire, self._shard)
+        return OwnEngine(setup, *parts, self._pace, self._steps)
 
     def _tell(self, stage: int, why: str) -> None:
         if stage not in self._told:

@@ -224,21 +224,22 @@ def _ended_kindly() -> Iterator[None]:
 
 @contextmanager
 def _forking() -> Iterator[None]:
-    """A context in which Ctrl-C waits: what Python calls around a fork would swallow it."""
+    """A context in which signals wait: what Python calls around a fork would swallow them."""
     pressed: list[int] = []
-    heeds = threading.current_thread() is threading.main_thread()
-    if heeds:
-        before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM):
+            before[one] = signal.signal(one, lambda number, _: pressed.append(number))
     try:
         with warnings.catch_warnings():
             # Python warns of threads that are not copied; the child uses none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
     finally:
-        if heeds:
-            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-            if pressed:
-                signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        if pressed:
+            signal.raise_signal(pressed[0])
 
 
 def end(processes: Sequence[Any]) -> None:
