@@ -70,11 +70,19 @@ class Feed:
         last = schedule.stages - 1 in self._modules
         count = schedule.microbatches * schedule.iterations
         if arg_mbs is None and first:
+            if not args and not kwargs and kwarg_mbs is None:
+                raise ParameterError(
+                    "the first stage is on this rank and has no input; give a batch, or arg_mbs="
+                )
             arg_mbs = cut(args, count, "the batch")
         if kwarg_mbs is None:
             kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
         if target_mbs is None and target is not None and last:
             target_mbs = cut(target, count, "target")
+        # Anything that can be gone through: a list, a generator, a tensor of microbatches.
+        arg_mbs, kwarg_mbs, target_mbs = (
+            None if parts is None else list(parts) for parts in (arg_mbs, kwarg_mbs, target_mbs)
+        )
         for name, parts in (
             ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
         ):  # fmt: skip
@@ -88,7 +96,7 @@ class Feed:
                 [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
             )
         targets = in_units(target_mbs, schedule) if last and target_mbs else {}
-        by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
+        by_unit = in_units(kwarg_mbs, schedule) if kwarg_mbs and any(kwarg_mbs) else {}
         return self._agreed(given, by_unit, targets)
 
     def _agreed(

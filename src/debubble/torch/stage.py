@@ -256,6 +256,8 @@ class Stage:
             losses = list(added)
             if self.loss is not None and given.target is not None:
                 losses.insert(0, _number(self.loss(output, given.target)))
+            if self._last and self.loss is not None and graph:
+                _check_losses(losses, trains)
         if self.outputs is not None:
             self.outputs[unit] = output
         handed = None if self._last else Handed(*take_apart(output, trains))
@@ -360,6 +362,19 @@ def _number(loss: Any) -> Tensor:
             f"loss_fn returned {what}; return one number, the mean over the microbatch"
         )
     return loss.reshape(())
+
+
+def _check_losses(losses: Sequence[Tensor], trains: bool) -> None:
+    """Refuse a backward that would begin at nothing."""
+    if not losses:
+        raise ParameterError(
+            "the last stage has no loss; give step() its target= on the rank of the last stage"
+        )
+    if trains and not any(loss.requires_grad for loss in losses):
+        raise ParameterError(
+            "the loss has no gradient; let loss_fn and the last stage return what is computed from "
+            "weights, without detach(), item() or no_grad()"
+        )
 
 
 def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:

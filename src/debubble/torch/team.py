@@ -161,11 +161,17 @@ class Team:
                 "there is no process group; call torch.distributed.init_process_group() before, "
                 "in processes that torchrun started"
             )
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ParameterError(f"timeout is {timeout!r}; give a number of seconds above 0")
         group = dist.group.WORLD if group is None else group
         nccl = "nccl" in dist.get_backend(group)
         if device is None:
             device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
         device = torch.device(device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ParameterError(
+                f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"
+            )
         limit = timedelta(seconds=timeout)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)
