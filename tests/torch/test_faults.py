@@ -60,8 +60,10 @@ def test_a_rank_that_raises() -> None:
         assert other == 2 or "it was at action" in other
 
 
-def test_a_rank_that_dies() -> None:
+def test_a_rank_that_dies(capfd: pytest.CaptureFixture[str]) -> None:
     first, second, third = broken("dies")
+    # Said at once: a launcher ends the others before they can raise.
+    assert "debubble: rank" in capfd.readouterr().err
     assert second == -signal.SIGKILL
     for other in (first, third):
         assert other == 2 or "lost the rank it waited for at action" in other, other

@@ -69,7 +69,7 @@ class Feed:
         first = 0 in self._modules
         last = schedule.stages - 1 in self._modules
         count = schedule.microbatches * schedule.iterations
-        if first and not (args or kwargs or arg_mbs or kwarg_mbs):
+        if first and not (args or kwargs) and arg_mbs is None and kwarg_mbs is None:
             raise ParameterError(
                 "there are no inputs where the first stage is; give its arguments, or arg_mbs="
             )
@@ -79,6 +79,10 @@ class Feed:
             kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
         if target_mbs is None and target is not None and last:
             target_mbs = cut(target, count, "target")
+        # Anything that can be gone through: a list, a generator, a tensor of microbatches.
+        arg_mbs, kwarg_mbs, target_mbs = (
+            None if parts is None else list(parts) for parts in (arg_mbs, kwarg_mbs, target_mbs)
+        )
         for name, parts in (
             ("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs), ("target_mbs", target_mbs),
         ):  # fmt: skip
@@ -92,7 +96,7 @@ class Feed:
                 [part if isinstance(part, tuple) else (part,) for part in arg_mbs], schedule
             )
         targets = in_units(target_mbs, schedule) if last and target_mbs else {}
-        by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
+        by_unit = in_units(kwarg_mbs, schedule) if kwarg_mbs and any(kwarg_mbs) else {}
         return self._agreed(given, by_unit, targets)
 
     def check_targets(self, batch: Batch) -> None:

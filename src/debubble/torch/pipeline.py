@@ -120,7 +120,7 @@ class Pipeline:
     ) -> None:
         if engine not in ENGINES:
             raise ParameterError(f"engine is {engine!r}; {did_you_mean(engine, ENGINES)}")
-        if not isinstance(scale_grads, str | bool) or scale_grads not in SCALES:
+        if scale_grads not in tuple(SCALES):
             raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
         check_loss(loss_fn)
         check_keywords(sizes)

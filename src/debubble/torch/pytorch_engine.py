@@ -76,6 +76,8 @@ class PyTorchEngine:
 
     def step(self, batch: Batch) -> dict[int, Tensor]:
         """Forwards and backwards; gradients are added to those of the modules' parameters."""
+        if self._stages[-1].is_last and not batch.targets:
+            raise ParameterError("the last stage has no target; give step() its target= there")
         self._runtime.share = batch.scale
         losses = self._run(self._runtime.step, batch)
         self.recorder.close()

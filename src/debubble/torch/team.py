@@ -181,6 +181,10 @@ class Team:
             device = torch.device(device)
         except (RuntimeError, TypeError):
             raise ParameterError(f"device is {device!r}; give 'cpu', 'cuda:0', …") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ParameterError(
+                f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"
+            )
         limit = timedelta(seconds=timeout)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from debubble.torch.errors import RunError
+
 
 class Leaf(NamedTuple):
     """A tensor of a tree, without its numbers; `carries` when a gradient comes back for it."""
@@ -86,4 +88,6 @@ def arguments(value: Any) -> tuple[Any, ...]:
 
 
 def _leaf(tensor: Tensor, trains: bool) -> Leaf:
+    if tensor.layout != torch.strided:
+        raise RunError(f"a stage returned a {tensor.layout} tensor; return its to_dense()")
     return Leaf(tuple(tensor.shape), tensor.dtype, trains and tensor.is_floating_point())

@@ -122,16 +122,10 @@ class Watch:
         try:
             yield
         except BaseException as error:
-            before = self.state
-            if before not in (State.WAITING, State.MEETING):
-                self.state = State.OUTSIDE
-            try:
-                self._fail(error, before)
-            finally:
-                # Until it has spoken, others are to see that it waited.
-                self.state = State.OUTSIDE
+            self._fail(error)
             raise
-        self.state = State.OUTSIDE
+        finally:
+            self.state = State.OUTSIDE
 
     def waits(self) -> None:
         """All ranks meet, before or after a step's actions."""
@@ -155,13 +149,17 @@ class Watch:
                     "methods of a pipeline together"
                 )
 
-    def _fail(self, error: BaseException, before: State) -> None:
+    def _fail(self, error: BaseException) -> None:
         where = f"rank {self.rank}"
-        if before in (State.WAITING, State.MEETING) and isinstance(error, RuntimeError):
+        if self.state in (State.WAITING, State.MEETING) and isinstance(error, RuntimeError):
+            self._raise_failure()
+            if not _timed_out(str(error)):
+                # A launcher may end this process before it can tell more.
+                print(f"debubble: {self._lost()}", file=sys.stderr, flush=True)
             # The rank that is waited for may be the one in trouble: it speaks first.
             time.sleep(3 * PERIOD)
             self._raise_failure()
-            raise RunError(self._claim(self._stall(str(error), before))) from None
+            raise RunError(self._claim(self._stall(str(error)))) from None
         words = reason(error)
         place = self.text(self.rank, self.position)
         self._claim(f"{where} failed: {words}; it was at {place}")
@@ -172,16 +170,15 @@ class Watch:
         if message:
             raise RunError(message) from None
 
-    def _stall(self, error: str, before: State) -> str:
+    def _stall(self, error: str) -> str:
         """Who waits for whom, as far as ranks have told."""
         places = self._places()
-        here = MEETS if before == State.MEETING else self.text(self.rank, self.position)
-        timed_out = "timed out" in error.lower() or "timeout" in error.lower()
         hang = [rank for rank, (state, _) in self._rows().items()
                 if state in (State.OUTSIDE, State.RUNNING)]  # fmt: skip
         others = "; ".join(list(places.values())[:SHOWN])
-        if not timed_out:
-            return f"rank {self.rank} lost the rank it waited for at {here}\n{others}".strip()
+        if not _timed_out(error):
+            return f"{self._lost()}\n{others}".strip()
+        here = self._here()
         head = f"nothing has moved for {self.timeout:g} s: "
         if hang:
             row = self._rows()[hang[0]]
@@ -194,6 +191,12 @@ class Watch:
                 f"{others}; timeout={2 * self.timeout:g} waits longer"
             )
         return f"{head}rank {self.rank} waits at {here}\n{others}".strip()
+
+    def _here(self) -> str:
+        return MEETS if self.state == State.MEETING else self.text(self.rank, self.position)
+
+    def _lost(self) -> str:
+        return f"rank {self.rank} lost the rank it waited for at {self._here()}"
 
     def _rows(self) -> dict[int, tuple[State, int]]:
         rows = {}
@@ -260,6 +263,10 @@ class Watch:
                 print(f"debubble: {message}", file=sys.stderr, flush=True)
                 # The main thread is in a call that does not come back.
                 os._exit(2)
+
+
+def _timed_out(error: str) -> bool:
+    return "timed out" in error.lower() or "timeout" in error.lower()
 
 
 def reason(error: BaseException) -> str:

@@ -70,6 +70,11 @@ def find_shared(
     ParameterError
         When a name is not known, shapes differ, or nobody can know what is tied.
     """
+    shared = list(shared)
+    if any(isinstance(tie, str) for tie in shared):
+        raise ParameterError(
+            f'shared is {shared!r}; give pairs: shared=[("0.embed.weight", "7.head.weight")]'
+        )
     own = names_of(modules)
     facts = {
         name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))

@@ -69,7 +69,10 @@ class Wire:
         RunError
             When it differs, with both.
         """
-        known = self.specs.get(boundary) or self._new.setdefault(boundary, spec)
+        known = self.specs.get(boundary) or self._new.get(boundary)
+        if known is None:
+            _check_constants(boundary.stage - 1, spec)
+            self._new[boundary] = known = spec
         if known is not spec and known != spec:
             raise RunError(
                 f"stage {boundary.stage - 1} returned {spec}; its first microbatch of this shape "
@@ -192,6 +195,26 @@ class Wire:
                 part = torch.empty(leaf.shape, dtype=leaf.dtype)
                 link.receive(part, step.peer, Tag.FORMS)
                 arrival.tensors.append(part.to(self.team.wire))
+
+
+def _check_constants(stage: int, spec: Spec) -> None:
+    """Refuse what cannot go to another rank, or cannot be compared with that of the next one."""
+    for leaf in spec.leaves:
+        if isinstance(leaf, Leaf):
+            continue
+        try:
+            fine = bool(pickle.loads(pickle.dumps(leaf.value)) == leaf.value)
+        except Exception:
+            fine = False
+        if not fine:
+            raise RunError(
+                f"stage {stage} returned a {type(leaf.value).__name__}; return tensors, and beside "
+                "them only numbers, words and None, the same for every microbatch"
+            )
+    if not spec.tensors:
+        raise RunError(
+            f"stage {stage} returned {spec} and no tensor; return what the next stage computes with"
+        )
 
 
 def packed(thing: Any) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,141 @@
+"""Mistakes of the user are told in their own words, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import debubble.torch as dt
+from tests.torch.loop import mlp, vectors
+from tests.torch.world import in_ranks
+
+M = 4
+
+
+class Returns(nn.Module):
+    """A layer, and something else that becomes of its output."""
+
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.inner, self.what = mlp(1)[0], what
+
+    def forward(self, x: Tensor) -> Any:
+        return self.what(self.inner(x))
+
+
+def both(work: Callable[[int], Any]) -> str:
+    """What two ranks raise; the one that found it has it first in its message."""
+    first, second = map(str, in_ranks(2, work, fails=True))
+    message = next(text for text in (first, second) if "rank 0 failed" not in text
+                   and "rank 1 failed" not in text)  # fmt: skip
+    words = message.partition(": ")[2].partition("\n")[0]
+    assert words in first, (first, second)
+    assert words in second, (first, second)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (lambda _: None, "stage 0 returned None; return a tensor for the next"),
+        (lambda _: (), "stage 0 returned tuple without tensors; return a tensor"),
+        (lambda x: x.detach().numpy(), "stage 0 returned ndarray without tensors; return a tensor"),
+        (lambda x: (x, lambda: 0), "stage 0 returned a function; return tensors, and beside"),
+        (lambda x: (x, object()), "stage 0 returned a object; return tensors, and beside"),
+        (lambda x: x.to_sparse(), "a stage returned a torch.sparse_coo tensor; return its to_den"),
+    ],
+)  # fmt: skip
+def test_what_a_stage_returns(what: Callable[[Tensor], Any], words: str) -> None:
+    def work(rank: int) -> None:
+        stages = [Returns(what), *mlp(1)]
+        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        pipe.step(x, target=y)
+
+    assert both(work).startswith(words)
+
+
+@pytest.mark.parametrize("engine", ["debubble", "torch"])
+def test_a_step_without_a_target(engine: str) -> None:
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20, engine=engine
+        )
+        pipe.step(vectors(M, 0)[0])
+
+    assert "give target=, or target_mbs=" in both(work)
+
+
+def test_a_step_without_an_input() -> None:
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe.step(target=vectors(M, 0)[1])
+
+    assert both(work).startswith("there are no inputs where the first stage is; give")
+
+
+def test_a_loss_without_a_gradient() -> None:
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output.detach(), target)
+
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline("zb-h1", mlp(2), loss_fn, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        assert pipe.eval(x, target=y) > 0
+        pipe.step(x, target=y)
+
+    assert both(work).startswith("loss_fn returned a number that has no gradient; compute it")
+
+
+def test_frozen_models_need_no_gradient() -> None:
+    def work(rank: int) -> float:
+        stages = [stage.requires_grad_(False) for stage in mlp(2)]
+        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        return pipe.step(x, target=y).item()
+
+    assert min(in_ranks(2, work)) > 0
+
+
+def test_microbatches_may_be_anything_to_go_through() -> None:
+    def work(rank: int) -> list[float]:
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        rows = list(zip(x.split(4), y.split(4), strict=True))
+        return [
+            pipe.step(x, target=y).item(),
+            pipe.step(arg_mbs=(a for a, _ in rows), target_mbs=(b for _, b in rows)).item(),
+            pipe.step(arg_mbs=x.view(M, 4, -1), target_mbs=y.view(M, 4, -1)).item(),
+        ]
+
+    for first, *others in in_ranks(2, work):
+        assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout": 0}, "timeout is 0; give a positive number of seconds"),
+        ({"timeout": "60"}, "timeout is '60'; give a positive number of seconds"),
+        ({"shared": ("0.0.weight", "1.0.weight")}, "give pairs: shared=[("),
+        ({"scale_grads": ["mean"]}, "scale_grads is ['mean']; use 'mean', 'sum' or 'tokens'"),
+    ],
+)
+def test_options(options: dict[str, Any], words: str) -> None:
+    def work(rank: int) -> None:
+        dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, **options)
+
+    assert words in both(work)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there() -> None:
+    def work(rank: int) -> None:
+        dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, device="cuda")
+
+    assert both(work).startswith("device is 'cuda', and PyTorch sees no GPU here; use device='cpu'")
