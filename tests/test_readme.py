@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +32,9 @@ SHOWN = [
     for command, output in pairwise(block)
     if command in COMMANDS and output not in COMMANDS
 ]
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+TRAINING = next(code for code in PYTHON if "dt.Pipeline" in code)
+LIBRARY = next(code for code in PYTHON if "@db.register" in code)
 
 
 def test_the_recipes_are_found() -> None:
@@ -62,14 +68,27 @@ def test_outputs_are_what_commands_print(monkeypatch: pytest.MonkeyPatch) -> Non
         assert output in result.output.splitlines(), command
 
 
+@pytest.mark.processes
+def test_the_training_loop_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+         "train.py"],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.startswith("loss ")
+    assert "the fastest order found saves" in found.stdout
+    assert (tmp_path / "train.json.gz").stat().st_size > 1000
+
+
 def test_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code = re.search(r"```python\n(.*?)```", TEXT, re.S)
-    assert code is not None
     try:
-        exec(compile(code.group(1), "README.md", "exec"), {})
+        exec(compile(LIBRARY, "README.md", "exec"), {})
     finally:
         registry._ENTRIES.pop("mine", None)
     printed = capsys.readouterr().out
@@ -79,9 +98,7 @@ def test_python_runs(
 
 
 def test_the_own_schedule_is_one_forward_ahead_of_1f1b() -> None:
-    code = re.search(r"```python\n(.*?)```", TEXT, re.S)
-    assert code is not None
-    own = code.group(1)[code.group(1).index("@db.register") :].partition("\n\n\n")[0]
+    own = LIBRARY[LIBRARY.index("@db.register") :].partition("\n\n\n")[0]
     head = "import debubble as db\nfrom debubble.core.sequence import *\n"
     try:
         exec(compile(head + own, "README.md", "exec"), {})

@@ -15,6 +15,8 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 
 ASSERTING = {
     "raises", "warns", "assert_allclose", "assert_array_equal", "assert_close",
+    "assert_explained",  # engine/test_explain.py
+    "in_ranks",  # torch/world.py: what ranks assert fails the test
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "settle",  # waits for a state of the page, and fails without

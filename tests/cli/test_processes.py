@@ -115,7 +115,7 @@ def test_slow_commands_show_the_step_they_are_at(monkeypatch: pytest.MonkeyPatch
             time.sleep(0.02)
         return False
 
-    with progress.steps(2) as step:
+    with progress.phases(2) as step:
         step("making a [schedule]")
         assert shows("making a [schedule]")
         step("simulating")
@@ -124,12 +124,12 @@ def test_slow_commands_show_the_step_they_are_at(monkeypatch: pytest.MonkeyPatch
 
 def test_quick_commands_and_pipes_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = as_terminal(monkeypatch)
-    with progress.steps(1) as step:
+    with progress.phases(1) as step:
         step("quick")
     assert terminal.getvalue() == ""
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(terminal, "isatty", lambda: False)
-    with progress.steps(1) as step:
+    with progress.phases(1) as step:
         step("piped")
         time.sleep(0.1)
     assert terminal.getvalue() == ""

@@ -31,7 +31,7 @@ FOUND = {
         "the contents are swapped",
     ),
     "moved-receive": (
-        None, "deadlock", 1, None, ("1SEND_B0", "0RECV_B0", "0SEND_F1", "1RECV_F1"),
+        None, "deadlock", 0, None, ("0SEND_F1", "1RECV_F1", "1SEND_B0", "0RECV_B0"),
         "0RECV_B0 (rank 0) is queued behind 0SEND_F1 (rank 0)",
     ),
     "missing-reduce-grad": (

@@ -18,7 +18,7 @@ from debubble.core.errors import ParameterError
 from debubble.lowering.recompute import add_recompute
 from debubble.torch.recorder import KEPT
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -96,7 +96,7 @@ def test_trees_between_stages(name: str) -> None:
             assert loss.item() == pytest.approx(total, rel=1e-9)
             equal(pipe, alone)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_microbatches_of_different_shapes() -> None:
@@ -114,7 +114,7 @@ def test_microbatches_of_different_shapes() -> None:
             equal(pipe, alone)
         pipe.step(arg_mbs=xs[::-1], target_mbs=ys[::-1])
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 class Fickle(nn.Module):
@@ -147,7 +147,7 @@ def test_another_type_or_shape_is_an_error(how: str, words: str) -> None:
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
-    for text_ in run(2, work, fails=True):
+    for text_ in in_ranks(2, work, fails=True):
         assert "RunError" in str(text_) or text_ == 2
         assert text_ == 2 or f"stage 1 {words}" in text_
 
@@ -189,7 +189,7 @@ def test_auxiliary_losses(name: str) -> None:
         equal(pipe, alone)
         assert pipe.eval(x, target=y).item() == pytest.approx(total, rel=1e-9)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "1f1b-overlap"])
@@ -212,7 +212,7 @@ def test_autocast_holds_in_every_action(name: str) -> None:
         # Without it the same stages hand on another type, which is no mistake.
         pipe.step(x, target=y)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 class Dropping(nn.Sequential):
@@ -237,7 +237,7 @@ def test_recomputes_draw_what_forwards_drew() -> None:
             found.append([loss, *(w.grad.clone() for w in pipe.parameters()), torch.rand(1)])
         return found
 
-    for plain, recomputed in run(2, work):
+    for plain, recomputed in in_ranks(2, work):
         assert all(map(torch.equal, plain, recomputed))
 
 
@@ -313,7 +313,7 @@ def test_splits_that_gain_nothing_are_not_made(caplog: Any) -> None:
             words.append(str(error))
         return words
 
-    first, second = run(2, work, fails=True)
+    first, second = in_ranks(2, work, fails=True)
     for lines, stage, why in (
         (first, 0, "CheckpointFunction"), (first, 3, "compiled"),
         (second, 1, "checkpoint"), (second, 2, "Double"),
@@ -343,7 +343,7 @@ def test_another_order_between_two_steps(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match="places stages on other ranks"):
             pipe.use(db.make("interleaved-1f1b", ranks=2, microbatches=M))
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 @pytest.mark.parametrize("name", ["zb-v", "dualpipe-v", "vocab-1", "seq1f1b"])
@@ -366,7 +366,7 @@ def test_what_was_measured(name: str, tmp_path: Path) -> None:
         assert 0 < busy <= timeline.makespan * made.ranks * (1 + 1e-9)
         return costs, timeline.makespan
 
-    (first, makespan), second = run(2, work)
+    (first, makespan), second = in_ranks(2, work)
     assert (first, makespan) == second
     assert json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert first.F is not None

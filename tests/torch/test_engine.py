@@ -20,7 +20,7 @@ from debubble.torch.autograd import Splitter, backward_weight
 from debubble.torch.engine import HANDLERS
 from tests.kinds import MADE, schedule_with
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -82,7 +82,7 @@ def test_as_many_activations_live_as_a_simulation_says(name: str, lowered: dict[
 
     per_action = db.Costs(F=1, I=1, W=1, activation=1)
     peaks = db.simulate(made, per_action).peak_activation
-    for rank, (counts, left) in enumerate(run(2, work)):
+    for rank, (counts, left) in enumerate(in_ranks(2, work)):
         assert left == 0
         assert max(counts) == peaks[rank], counts
 
@@ -114,7 +114,7 @@ def test_schedules_of_every_kind_run() -> None:
                 ):
                     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 class Shifting(nn.Module):
@@ -191,4 +191,4 @@ def test_slices_of_sequences() -> None:
         with pytest.raises(db.ParameterError, match=r"give it slices = True and forward\(x, start"):
             dt.Pipeline(schedules[0], mlp(2), functional.mse_loss)
 
-    run(2, work)
+    in_ranks(2, work)

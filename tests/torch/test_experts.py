@@ -47,3 +47,39 @@ def test_graphs_of_any_form_split_as_one_part() -> None:
             results.append([found, *(weight.grad for weight in module.parameters())])
         for whole, parts in zip(*results, strict=True):
             torch.testing.assert_close(parts, whole, rtol=0, atol=1e-12)
+
+
+class Routed(nn.Module):
+    """Every row goes to the layer that a gate chooses for it; layers that get none are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(EXPERTS)])
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chances = self.gate(x).softmax(-1)
+        chosen = chances.argmax(-1)
+        y = torch.zeros_like(x)
+        for number, layer in enumerate(self.layers):
+            rows = (chosen == number).nonzero()[:, 0]
+            if len(rows):
+                y = y.index_add(0, rows, layer(x[rows]) * chances[rows, number, None])
+        return y
+
+
+def test_routers_make_other_graphs_of_the_same_kinds_of_nodes() -> None:
+    torch.manual_seed(0)
+    module = Routed().double()
+    splitter = Splitter()
+    for _ in range(30):
+        x = torch.randn(3, WIDTH, dtype=torch.float64, requires_grad=True)
+        y, gradient = module(x), torch.randn(3, WIDTH, dtype=torch.float64)
+        leaves = [x, *module.parameters()]
+        whole = torch.autograd.grad(y, leaves, gradient, retain_graph=True, allow_unused=True)
+        module.zero_grad()
+        (found,), rest = splitter.backward_input([y], [gradient], [x])
+        backward_weight(rest)
+        parts = [found, *(weight.grad for weight in module.parameters())]
+        for part, wanted in zip(parts, whole, strict=True):
+            torch.testing.assert_close(part, wanted, rtol=0, atol=1e-12)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import debubble.torch as dt
 from tests.torch.loop import mlp, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -46,7 +46,7 @@ def broken(how: str, name: str = "1f1b") -> list[Any]:
             x, y = vectors(M, step)
             pipe.step(x, target=y)
 
-    return run(3, work, fails=True)
+    return in_ranks(3, work, fails=True)
 
 
 def test_a_rank_that_raises() -> None:
@@ -83,7 +83,7 @@ def test_a_rank_that_does_not_come() -> None:
         x, y = vectors(M, 0)
         pipe.step(x, target=y)
 
-    first, _ = run(2, work, fails=True)
+    first, _ = in_ranks(2, work, fails=True)
     assert "nothing has moved for 3 s: rank 1 is in no step" in first
 
 
@@ -106,9 +106,9 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Any) -> None:
         torch.save({"model": pipe.state_dict(), "optimizer": optimizer.state_dict()}, path)
         return losses
 
-    once = run(2, lambda rank: train(rank, 0, 4))
-    first = run(2, lambda rank: train(rank, 0, 2))
-    second = run(2, lambda rank: train(rank, 2, 4))
+    once = in_ranks(2, lambda rank: train(rank, 0, 4))
+    first = in_ranks(2, lambda rank: train(rank, 0, 2))
+    second = in_ranks(2, lambda rank: train(rank, 2, 4))
     assert once == [a + b for a, b in zip(first, second, strict=True)]
 
 
@@ -121,7 +121,7 @@ def test_a_stage_that_cannot_be_built() -> None:
     def work(rank: int) -> None:
         dt.Pipeline("1f1b", build, functional.mse_loss, microbatches=M, timeout=30)
 
-    first, second = run(2, work, fails=True)
+    first, second = in_ranks(2, work, fails=True)
     assert first.startswith("ParameterError: rank 1 cannot begin: OSError: no such checkpoint (")
     assert second.startswith("OSError: no such checkpoint")
 
@@ -136,7 +136,7 @@ def test_a_batch_that_cannot_be_cut(wrong: str) -> None:
         else:
             pipe.step(arg_mbs=[x], target_mbs=[y])
 
-    first, _ = run(2, work, fails=True)
+    first, _ = in_ranks(2, work, fails=True)
     words = {
         "rows": "has a tensor of shape [3, 32] for 4 microbatches; give at least one row for each",
         "microbatches": "arg_mbs has 1 microbatches; '1f1b' has 4",

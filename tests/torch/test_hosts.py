@@ -18,10 +18,10 @@ from tests.missing import missing
 APART = 500_000
 """Seconds between the monotonic clocks of the hosts."""
 
+pytestmark = pytest.mark.processes
+
 MODEL = """
 import pathlib, time, torch
-
-pytestmark = pytest.mark.processes
 
 class Layer(torch.nn.Linear):
     def forward(self, x):

@@ -17,7 +17,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.lowering.sharding import add_sharding
 from tests.torch.loop import adamw, cross_entropy, gpt, text
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 STEPS = 2
@@ -70,7 +70,7 @@ def test_data_parallel_stages(how: str, name: str) -> None:
             fully_shard(model[number].block, mesh=dp)
             return fully_shard(model[number], mesh=dp)
 
-        pipe = dt.Pipeline(made, stage, cross_entropy, group=pp.get_group())
+        pipe = dt.Pipeline(made, stage, cross_entropy, group=pp if how == "ddp" else pp.get_group())
         optimizer = adamw(pipe.parameters())
         for step, there in enumerate(wanted):
             for turn in range(2):
@@ -93,4 +93,4 @@ def test_data_parallel_stages(how: str, name: str) -> None:
         first, second = losses[:2], losses[2:]
         assert first[0] == first[1] != second[0] == second[1]
 
-    run(4, work)
+    in_ranks(4, work)

@@ -25,7 +25,7 @@ from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from debubble.torch import pytorch_engine
 from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 WIDTH, ROWS = 8, 3
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ def compare(rank: int, schedule: Schedule, split: str = "auto") -> str:
 def compared(ranks: int) -> dict[str, list[str]]:
     """What differs, by schedule, on every rank: one world for all schedules."""
     schedules = expressible(ranks)
-    found = run(ranks, lambda rank: [compare(rank, schedule) for schedule in schedules])
+    found = in_ranks(ranks, lambda rank: [compare(rank, schedule) for schedule in schedules])
     return {each.name: [rank[i] for rank in found] for i, each in enumerate(schedules)}
 
 
@@ -154,17 +154,17 @@ def test_which_schedules_it_can_express() -> None:
 )
 @pytest.mark.parametrize("split", ["keep", "fuse"])
 def test_orders(schedule: Schedule, split: str) -> None:
-    assert run(2, lambda rank: compare(rank, schedule, split)) == ["", ""]
+    assert in_ranks(2, lambda rank: compare(rank, schedule, split)) == ["", ""]
 
 
 def test_one_rank() -> None:
     schedule = db.make("1f1b", ranks=1, microbatches=3)
-    assert run(1, lambda rank: compare(rank, schedule)) == [""]
+    assert in_ranks(1, lambda rank: compare(rank, schedule)) == [""]
 
 
 def test_losses_out_of_order() -> None:
     """The check of orders says that PyTorch's own cannot; this one can, in its own interface."""
-    first, last = run(2, both_styles)
+    first, last = in_ranks(2, both_styles)
     x, target = data(3)
     weight = torch.full((WIDTH, WIDTH), 0.1, dtype=torch.float64, requires_grad=True)
     other = weight.detach().clone().requires_grad_()
@@ -210,7 +210,7 @@ def both_styles(rank: int) -> list[float]:
 
 def test_stage_0_does_its_backward_in_w(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the convention ``runtime: torch`` of costs says."""
-    found = run(1, lambda _: flops(monkeypatch))[0]
+    found = in_ranks(1, lambda _: flops(monkeypatch))[0]
     assert found[Kind.I, 0] == 0
     assert found[Kind.W, 0] > 0
     assert found[Kind.I, 1] > 0
@@ -252,7 +252,7 @@ def measured(rank: int) -> tuple[set[str], int, float]:
 
 
 def test_its_actions_are_measured() -> None:
-    for names, actions, makespan in run(2, measured):
+    for names, actions, makespan in in_ranks(2, measured):
         assert names == {"F", "I", "W"}
         assert actions == 2 * 3 * 4
         assert makespan > 0
@@ -302,17 +302,19 @@ def failure(first: nn.Module, **batch: Any) -> str:
 
 
 def test_what_it_cannot_do_is_told() -> None:
-    assert run(1, lambda _: failure(Odd())) == [
+    assert in_ranks(1, lambda _: failure(Odd())) == [
         "RunError: stage 0 returned bfloat16 [3, 8]; its first microbatch returned float64 [3, 8]"
     ]
-    assert run(1, lambda _: failure(Broken())) == ["LookupError: my layer does not like this input"]
-    assert run(1, lambda _: failure(Adding(WIDTH, WIDTH).double())) == [
+    assert in_ranks(1, lambda _: failure(Broken())) == [
+        "LookupError: my layer does not like this input"
+    ]
+    assert in_ranks(1, lambda _: failure(Adding(WIDTH, WIDTH).double())) == [
         "RunError: stage 0 adds a loss of its own, which PyTorch's runtime takes from the last "
         "stage only; use engine='debubble'"
     ]
     uneven = [(torch.zeros(rows, WIDTH, dtype=torch.float64),) for rows in (1, 2, 3)]
     plain = nn.Linear(WIDTH, WIDTH).double()
-    [text] = run(1, lambda _: failure(plain, arg_mbs=uneven))
+    [text] = in_ranks(1, lambda _: failure(plain, arg_mbs=uneven))
     assert text.startswith("RunError: microbatches have different shapes or types")
 
 
@@ -331,7 +333,7 @@ def shapes(rank: int) -> list[list[int]]:
 
 
 def test_batches_of_other_shapes() -> None:
-    assert run(2, shapes) == [[[], [], []], [[4, WIDTH], [6, WIDTH], [4, WIDTH]]]
+    assert in_ranks(2, shapes) == [[[], [], []], [[4, WIDTH], [6, WIDTH], [4, WIDTH]]]
 
 
 def replicated(rank: int, wrap: str, name: str) -> list[float]:
@@ -371,7 +373,7 @@ def test_replicas(wrap: str, name: str) -> None:
             state = stage(*state)
         (loss_fn(state, target) / 2).backward()
     norms = [sum(float((w.grad**2).sum()) for w in stage.parameters()) for stage in whole]  # type: ignore[operator]
-    found = run(4, lambda rank: replicated(rank, wrap, name))
+    found = in_ranks(4, lambda rank: replicated(rank, wrap, name))
     assert [one[0] for one in found] == pytest.approx(norms * 2)
 
 
@@ -394,6 +396,6 @@ def wrong_stages(_: int) -> str:
 
 
 def test_wrong_stages() -> None:
-    assert run(1, wrong_stages) == [
+    assert in_ranks(1, wrong_stages) == [
         "rank 0 has stages [0] of 2; 'interleaved-1f1b' gives it [0, 1] of 2"
     ]

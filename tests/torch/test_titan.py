@@ -25,15 +25,17 @@ from debubble.interchange.launchers import TORCHTITAN, modules_text, torchtitan
 from debubble.interchange.torch_csv import to_csv
 from debubble.torch.titan import pipelining_fn
 from tests.torch import torchtitan_wheel
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 LAYERS, WIDTH, WORDS, ROWS, TOKENS = 8, 8, 13, 2, 5
 RANKS, MICROBATCHES = 2, 6
 
 
 @pytest.fixture(scope="module")
-def wheel(request: pytest.FixtureRequest) -> Path:
-    return torchtitan_wheel.fetch(Path(request.config.cache.mkdir("torchtitan")))  # type: ignore[union-attr]
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = request.config.cache
+    folder = kept.mkdir("torchtitan") if kept else tmp_path_factory.mktemp("torchtitan")
+    return torchtitan_wheel.fetch(Path(folder))
 
 
 class Decoder(nn.Module):
@@ -131,7 +133,7 @@ def test_our_flags_and_files_in_their_functions(wheel: Path, tmp_path: Path) -> 
     schedules = [db.make(name, ranks=RANKS, microbatches=MICROBATCHES) for name in names]
     for schedule in schedules:
         (tmp_path / f"{schedule.name}.csv").write_text(to_csv(schedule))
-    found = run(RANKS, lambda rank: with_their_flags(rank, wheel, tmp_path, schedules))
+    found = in_ranks(RANKS, lambda rank: with_their_flags(rank, wheel, tmp_path, schedules))
     assert found == [[""] * len(names)] * RANKS
 
 
@@ -191,7 +193,7 @@ def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
         (db.make("dualpipe-v", ranks=RANKS, microbatches=MICROBATCHES), None, None),
     ]
     assert (
-        run(RANKS, lambda rank: with_our_function(rank, wheel, cases))
+        in_ranks(RANKS, lambda rank: with_our_function(rank, wheel, cases))
         == [[""] * len(cases)] * RANKS
     )
 
@@ -213,7 +215,7 @@ def test_jobs_that_do_not_fit_are_refused(wheel: Path) -> None:
         (four, [["a"]], "the model is cut into 1 parts; '1f1b' has 2 stages"),
     ):
         work = functools.partial(refusal, wheel=wheel, schedule=schedule, parts=parts)
-        assert run(RANKS, work) == [text] * RANKS
+        assert in_ranks(RANKS, work) == [text] * RANKS
 
 
 def test_files_and_cuts_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import debubble as db
 import debubble.torch as dt
 from tests.small import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 STEPS = 3
 
@@ -89,7 +89,7 @@ def test_optimizer_steps_within_a_schedule(name: str) -> None:
         for key, weight in pipe.named_parameters():
             assert close(weight.detach(), wanted[-1]["weights"][key]), key
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_stages_of_pytorch_and_modules_by_number() -> None:
@@ -114,7 +114,7 @@ def test_stages_of_pytorch_and_modules_by_number() -> None:
             dt.Pipeline(made, wrong, cross_entropy)
         return losses
 
-    first, second = run(2, work)
+    first, second = in_ranks(2, work)
     assert first == second
     assert len(set(first)) == 1
 
@@ -137,5 +137,5 @@ def test_every_schedule(half: int) -> None:
     def work(rank: int) -> dict[str, list[str]]:
         return {schedule.name: trained(schedule) for schedule in schedules}
 
-    for found in run(4, work):
+    for found in in_ranks(4, work):
         assert found == {schedule.name: [] for schedule in schedules}

@@ -14,7 +14,7 @@ import debubble as db
 import debubble.torch as dt
 from debubble.core.errors import ParameterError, ScheduleError
 from tests.torch.loop import cross_entropy, gpt, mlp, text
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -96,7 +96,7 @@ def test_tied_weights_get_the_sum_of_their_gradients(name: str) -> None:
             assert len(names) == len({id(w) for w in pipe.parameters()})
             torch.testing.assert_close(pipe.clip_grad_norm_(1e9), norm)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_tied_weights_that_cannot_be_known_or_served_are_refused() -> None:
@@ -125,7 +125,7 @@ def test_tied_weights_that_cannot_be_known_or_served_are_refused() -> None:
         )
         assert "'1.output.weight' is tied, and 'vocab-1' cuts it along the vocabulary" in message
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
@@ -164,7 +164,7 @@ def test_frozen_weights_get_no_gradient(name: str) -> None:
                 if theirs.grad is not None:
                     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "vocab-1"])
@@ -201,7 +201,7 @@ def test_norm_states_and_two_steps(name: str) -> None:
         )
         return state
 
-    states = run(2, work)
+    states = in_ranks(2, work)
     names = {name for state in states for name in state}
     if name != "vocab-1":
         made = schedule(name, 2)
@@ -231,7 +231,7 @@ def test_a_checkpoint_is_read_by_another_placement(tmp_path: Any) -> None:
             for ours, theirs in zip(module.parameters(), model[stage].parameters(), strict=True):
                 assert torch.equal(ours, theirs)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "seq1f1b", "vocab-2"])
@@ -261,7 +261,7 @@ def test_forwards_only(name: str) -> None:
                 assert pipe.step(x, target=y).item() == pytest.approx(wanted, rel=1e-9)
                 pipe.zero_grad()
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_scales_of_gradients() -> None:
@@ -284,7 +284,7 @@ def test_scales_of_gradients() -> None:
         for ours, theirs in zip(grads["tokens"][1], alone[rank].parameters(), strict=True):
             torch.testing.assert_close(ours, theirs.grad)
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_what_is_wrong_is_said_before_the_first_step() -> None:
@@ -315,7 +315,7 @@ def test_what_is_wrong_is_said_before_the_first_step() -> None:
             ),
         ]  # fmt: skip
 
-    first, second = run(2, alone)
+    first, second = in_ranks(2, alone)
     assert first[0] == ("rank 0 of 'zb-v' has stages 0 and 3, and is given 0 and 1; give 3, too")
     assert second[0].startswith("rank 1 of 'zb-v' has stages 1 and 2")
     assert first[1].startswith("stages has 3 modules for 4 stages")
@@ -339,7 +339,7 @@ def test_models_are_used_and_not_copied() -> None:
         weights = {id(weight) for stage in pipe.stages for weight in model[stage].parameters()}
         assert {id(weight) for weight in pipe.parameters()} == weights
 
-    run(2, work)
+    in_ranks(2, work)
 
 
 def test_copies_of_the_model_begin_equal() -> None:
@@ -349,6 +349,6 @@ def test_copies_of_the_model_begin_equal() -> None:
         pipe = dt.Pipeline(made, lambda stage: model[stage], cross_entropy)
         return {name: value.clone() for name, value in pipe.state_dict().items()}
 
-    first, second = run(2, work)
+    first, second = in_ranks(2, work)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)

@@ -17,7 +17,7 @@ LIMIT = 300.0
 """Seconds after which processes are ended."""
 
 
-def run(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[Any]:
+def in_ranks(ranks: int, work: Callable[[int], Any], *, fails: bool = False) -> list[Any]:
     """Call `work` with its rank in every process; what they return.
 
     With `fails` an error is returned as text, and a process that is gone as its exit code.

@@ -162,7 +162,7 @@ def _same(
             if wanted.__class__ is int:
                 if wanted == len(nodes) and child is not None:
                     nodes.append(child)
-                elif nodes[wanted] is not child:
+                elif wanted >= len(nodes) or nodes[wanted] is not child:
                     return None
                 if slot != output:
                     return None

@@ -198,3 +198,10 @@ def merged(outputs: Mapping[int, Any]) -> Any:
         for column in zip(*leaves, strict=True)
     ]
     return pytree.tree_unflatten(merged, spec)
+
+
+def tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
+    """Losses of single units, without their weights, where the last stage is."""
+    if losses is not None:
+        units = [unit for unit in sorted(found) if unit in batch.targets]
+        losses.extend(found[unit] / batch.weights[unit] for unit in units)

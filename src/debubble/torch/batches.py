@@ -93,7 +93,8 @@ class Batches:
         """
         args, target = self.microbatch(number, "cpu", dtype)
         with added_losses() as added:
-            loss = single(self.model.loss(forward(modules, args), target))
+            output = forward(modules, args)
+            loss = single(self.model.loss(output, target), output)
             for more in added:
                 loss = loss + more
         return loss

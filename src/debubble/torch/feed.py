@@ -69,6 +69,10 @@ class Feed:
         first = 0 in self._modules
         last = schedule.stages - 1 in self._modules
         count = schedule.microbatches * schedule.iterations
+        if first and not (args or kwargs or arg_mbs or kwarg_mbs):
+            raise ParameterError(
+                "there are no inputs where the first stage is; give its arguments, or arg_mbs="
+            )
         if arg_mbs is None and first:
             arg_mbs = cut(args, count, "the batch")
         if kwarg_mbs is None:
@@ -90,6 +94,19 @@ class Feed:
         targets = in_units(target_mbs, schedule) if last and target_mbs else {}
         by_unit = in_units(kwarg_mbs, schedule) if any(kwarg_mbs) else {}
         return self._agreed(given, by_unit, targets)
+
+    def check_targets(self, batch: Batch) -> None:
+        """Refuse to train without a loss.
+
+        Raises
+        ------
+        ParameterError
+            Where the last stage is, when there is no target.
+        """
+        if self.schedule.stages - 1 in self._modules and not batch.targets:
+            raise ParameterError(
+                "there is no target where the last stage is; give target=, or target_mbs="
+            )
 
     def _agreed(
         self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,16 @@ class Gradients:
                     add_gradient(weight, local(part))
         self._before = {}
         self.homes.sum(new)
+
+    def clip(self, weights: Sequence[Tensor], largest: float, kind: float, team: Team) -> Tensor:
+        """Scale gradients so that their norm over all ranks is at most `largest`; it before."""
+        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
+        norm = total_norm(weights, lambda weight: id(weight) not in elsewhere, team, kind)
+        factor = min(1.0, largest / (float(norm) + 1e-6))
+        for weight in weights:
+            if weight.grad is not None and factor < 1.0:
+                weight.grad.mul_(factor)
+        return norm
 
 
 def hold_back(module: nn.Module) -> None:

@@ -166,5 +166,5 @@ class Stepping(Pipeline):
     def _tell(self, stage: int, why: str) -> None:
         self.whole[stage] = why
 
-    def _watched(self, _: float) -> BoardWatch:
+    def _watched(self) -> BoardWatch:
         return BoardWatch(self._world)

@@ -9,26 +9,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch import distributed as dist
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
+from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Batch, Forwarded, merged
+from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients, total_norm
+from debubble.torch.gradients import Gradients
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
-from debubble.torch.recorder import Recorded, costs_of
+from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
     Setup,
+    check_keywords,
+    check_loss,
+    check_stages_stay,
     compare_orders,
     find_modules,
     find_schedule,
@@ -68,10 +73,10 @@ class Pipeline:
     loss_fn
         Mean loss of (output of the last stage, target) over a microbatch.
     group
-        The process group whose ranks are the schedule's; the default is all.
+        The process group or mesh whose ranks are the schedule's; the default is all ranks.
     engine
-        ``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for
-        whichever can.
+        ``"torch"`` for PyTorch's pipeline runtime, which cannot express every schedule,
+        ``"debubble"`` for ours, which runs all of them and is also ``"auto"``.
     shared
         Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
         object are found where a rank sees both stages.
@@ -115,17 +120,15 @@ class Pipeline:
     ) -> None:
         if engine not in ENGINES:
             raise ParameterError(f"engine is {engine!r}; {did_you_mean(engine, ENGINES)}")
-        if scale_grads not in SCALES:
+        if not isinstance(scale_grads, str | bool) or scale_grads not in SCALES:
             raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
-        if not callable(loss_fn):
-            raise ParameterError(
-                f"loss_fn is {type(loss_fn).__name__}; give a function of (output, target)"
-            )
+        check_loss(loss_fn)
+        check_keywords(sizes)
         self._split, self._kind = split, engine
         self._loss_fn = loss_fn
         self._team = team = Team.of(group, device, timeout)
         self._steps = self._optimizer_steps()
-        self.schedule = self._find(schedule, sizes)
+        self.schedule = together(team, lambda: self._find(schedule, sizes))
         compare_orders(self.schedule, team)
         modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
         self._modules = modules
@@ -140,8 +143,10 @@ class Pipeline:
         self._told: set[int] = set()
         self._wire = Wire(team)
         self._clock = team.link.clock()
-        self._watch = self._watched(timeout)
+        self._watch = self._watched()
         self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
+        self._after_step: Callable[[], None] | None = None
+        """What :func:`debubble.torch.tune` does once, after a step."""
         self._engine = self._made()
 
     def step(
@@ -190,11 +195,16 @@ class Pipeline:
             raise ParameterError("step() returns the loss; eval(return_outputs=True) has outputs")
         with self._watch.step():
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            self._feed.check_targets(batch)
             self._gradients.start()
             found = self._engine.step(batch)
             self._gradients.finish()
-            _tell_losses(losses, found, batch)
-            return self._mean(found)
+            tell_losses(losses, found, batch)
+            loss = self._mean(found)
+            after, self._after_step = self._after_step, None
+            if after is not None:
+                after()
+        return loss
 
     def eval(
         self,
@@ -222,33 +232,36 @@ class Pipeline:
             with self._watch.step(), torch.no_grad():
                 batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
                 found: Forwarded = self._engine.forward(batch, return_outputs)
-                _tell_losses(losses, found.losses, batch)
+                tell_losses(losses, found.losses, batch)
                 loss = self._mean(found.losses)
         finally:
             for stage, module in self._modules.items():
                 module.train(training[stage])
         return (loss, merged(found.outputs)) if return_outputs else loss
 
-    def use(self, schedule: Any) -> None:
+    def use(self, schedule: Any, **sizes: Any) -> None:
         """Run another order from now on, with the same stages on the same ranks.
+
+        Parameters
+        ----------
+        schedule
+            As for a new Pipeline.
+        **sizes
+            Of a schedule that is given by its name; as many microbatches as now, unless given.
 
         Raises
         ------
         ParameterError
             When stages would be on other ranks.
         """
-        new = self._find(schedule, {})
-        for what, ours, theirs in (
-            ("places stages on other ranks", self.schedule.placement.table, new.placement.table),
-            ("shards the output layer in another way", self.schedule.vocabulary, new.vocabulary),
-        ):
-            if ours != theirs:
-                raise ParameterError(
-                    f"'{new.name}' {what} than '{self.schedule.name}'; make a new Pipeline for it"
-                )
+        if isinstance(schedule, str) and not is_file_name(schedule):
+            sizes = {"microbatches": self.schedule.microbatches, **sizes}
+        new = self._find(schedule, sizes)
+        check_stages_stay(self.schedule, new)
         compare_orders(new, self._team)
         self.schedule = new
         self._watch.text = Plan.of(new).text
+        self._after_step = None
         self._engine = self._made()
 
     @property
@@ -293,18 +306,7 @@ class Pipeline:
         Tensor
             The norm before.
         """
-        elsewhere = {
-            id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
-        }
-        weights = list(self.parameters())
-        norm = total_norm(
-            weights, lambda weight: id(weight) not in elsewhere, self._team, float(norm_type)
-        )
-        factor = min(1.0, max_norm / (float(norm) + 1e-6))
-        for weight in weights:
-            if weight.grad is not None and factor < 1.0:
-                weight.grad.mul_(factor)
-        return norm
+        return self._gradients.clip(list(self.parameters()), max_norm, float(norm_type), self._team)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""
@@ -324,6 +326,10 @@ class Pipeline:
     def costs(self) -> Costs:
         """What actions cost, measured in the latest steps: medians by kind and stage, in ms."""
         return costs_of(self._recorded())
+
+    def step_times(self) -> NDArray[np.float64]:
+        """How long the latest steps took, the first aside: last end − first start, in ms."""
+        return makespans(self._recorded(), self._positions)
 
     def timeline(self) -> Timeline:
         """The latest step as measured, in ms."""
@@ -375,11 +381,8 @@ class Pipeline:
             self._told.add(stage)
             log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
 
-    def _watched(self, timeout: float) -> Watch:
-        store = dist.PrefixStore("watch", self._team.store)
-        # A connection of its own: the main thread may be waiting on the other one.
-        store = store.clone() if hasattr(store, "clone") else store
-        watch = Watch(self._team.rank, self._team.size, store, timeout, Plan.of(self.schedule).text)
+    def _watched(self) -> Watch:
+        watch = Watch.of(self._team, Plan.of(self.schedule).text)
         weakref.finalize(self, watch.stop)
         return watch
 
@@ -393,10 +396,3 @@ class Pipeline:
         # Without any loss, as of forwards without targets, there is no number to give.
         mean = total[0] / self.schedule.iterations / (total[1] > 0)
         return mean.to(self._team.device)
-
-
-def _tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch: Batch) -> None:
-    """Losses of single units, without their weights, where the last stage is."""
-    if losses is not None:
-        units = [unit for unit in sorted(found) if unit in batch.targets]
-        losses.extend(found[unit] / batch.weights[unit] for unit in units)

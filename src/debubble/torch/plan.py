@@ -129,6 +129,8 @@ class Plan:
     def text(self, rank: int, index: int) -> str:
         """An action for messages, with the rank that it needs."""
         program = self.programs[rank]
+        if index < 0:
+            return "the start of the step"
         if index >= len(program):
             return "the end"
         step = program[index]

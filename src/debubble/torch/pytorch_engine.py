@@ -139,7 +139,7 @@ class PyTorchEngine:
 
     def _loss(self, output: Any, unit: Tensor) -> Tensor:
         number = int(unit)
-        loss = single(self._loss_fn(output, self._batch.targets[number]))
+        loss = single(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
         return loss * self._batch.weights[number]
@@ -157,6 +157,8 @@ class _Stage(PipelineStage):
         self._engine, self._fused = engine, fused
         self.outputs: dict[int, Any] | None = None
         self.added: dict[int, list[Tensor]] = {}
+        self._whole: set[int] = set()
+        """Units whose I has done the whole backward."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._engine.around(Kind.F, self.stage_index, fwd_chunk_id), added_losses() as added:
@@ -180,10 +182,24 @@ class _Stage(PipelineStage):
     ) -> None:
         kind = Kind.B if full_backward else Kind.I
         with self._engine.around(kind, self.stage_index, bwd_chunk_id):
-            whole = full_backward or self._fused
-            super().backward_one_chunk(bwd_chunk_id, loss, whole, last_backward)
+            if not full_backward and (self._fused or self._cannot_split(bwd_chunk_id)):
+                self._whole.add(bwd_chunk_id)
+                full_backward = True
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._engine.around(Kind.W, self.stage_index, bwd_chunk_id):
-            if not self._fused:
+            if bwd_chunk_id in self._whole:
+                self._whole.remove(bwd_chunk_id)
+            else:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def _cannot_split(self, unit: int) -> bool:
+        """Whether PyTorch's split fails: it finds weights from an input, and detaches outputs."""
+        outputs, inputs = self.fwd_cache[unit]
+        if self.is_first:
+            return False
+        if not any(isinstance(part, Tensor) and part.requires_grad for part in inputs):
+            # Stages before are frozen, and its W would leave out the weights.
+            return True
+        return not self.is_last and any(part._is_view() for part in outputs)

@@ -161,6 +161,14 @@ class Recorded(NamedTuple):
         return start, end
 
 
+def makespans(recorded: Recorded, positions: Times) -> NDArray[np.float64]:
+    """Last end − first start of every step but the first, in ms; `positions` are what counts."""
+    schedule, times = recorded
+    work = positions[computes(kinds_of(schedule.actions[positions]))]
+    begin, end = times[1:, 0, work].min(axis=1), times[1:, 1, work].max(axis=1)
+    return np.asarray((end - begin) * MILLISECONDS)
+
+
 def costs_of(recorded: Recorded) -> Costs:
     """Medians by kind and stage, in milliseconds; the first step, which is slower, is left out."""
     schedule, times = recorded

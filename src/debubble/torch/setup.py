@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,15 @@ from debubble.torch.watch import reason
 Found = TypeVar("Found")
 
 SPLITS = ("auto", "keep", "fuse")
+
+KEYWORDS = (
+    "group", "engine", "shared", "scale_grads", "split", "timeout", "device",
+    "microbatches", "chunks", "ranks",
+)  # fmt: skip
+"""Of a pipeline, with the sizes that most schedules have; others have options of their own."""
+
+NEAR = 0.8
+"""How like a keyword another one is that is taken for a slip."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +94,10 @@ def find_schedule(schedule: Any, ranks: int, sizes: Mapping[str, Any], steps: bo
     elif sizes:
         raise ParameterError(f"{next(iter(sizes))}= goes with the name of a schedule alone")
     if not isinstance(found, Schedule):
+        what = schedule.__name__ if isinstance(schedule, type) else repr(schedule)
         raise ParameterError(
-            f"schedule is {type(schedule).__name__}; give a name, a file or a debubble.Schedule"
+            f"schedule is {what}; give a name, a file or a debubble.Schedule; PyTorch's are "
+            "'torch:GPipe', 'torch:1F1B', …"
         )
     if found.ranks != ranks:
         raise ParameterError(
@@ -154,6 +166,55 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
     return found
 
 
+def check_keywords(names: Iterable[str]) -> None:
+    """Refuse a slip in a keyword; options of schedules have names of their own.
+
+    Raises
+    ------
+    ParameterError
+        With the nearest one.
+    """
+    for name in names:
+        near = get_close_matches(name, KEYWORDS, 1, NEAR)
+        if name not in KEYWORDS and near:
+            raise ParameterError(f"there is no {name}=; did you mean {near[0]}=?")
+
+
+def check_loss(loss_fn: Any) -> None:
+    """Refuse what cannot compute a loss; a class is called with options, not with outputs.
+
+    Raises
+    ------
+    ParameterError
+        With what to give.
+    """
+    if isinstance(loss_fn, type):
+        name = loss_fn.__name__
+        raise ParameterError(f"loss_fn is the class {name}; give an object of it, {name}()")
+    if not callable(loss_fn):
+        raise ParameterError(
+            f"loss_fn is {loss_fn!r}; give a function of (output, target) that returns their loss"
+        )
+
+
+def check_stages_stay(old: Schedule, new: Schedule) -> None:
+    """Refuse an order that would have stages, or parts of them, on other ranks.
+
+    Raises
+    ------
+    ParameterError
+        When it would.
+    """
+    for what, ours, theirs in (
+        ("places stages on other ranks", old.placement.table, new.placement.table),
+        ("shards the output layer in another way", old.vocabulary, new.vocabulary),
+    ):
+        if ours != theirs:
+            raise ParameterError(
+                f"'{new.name}' {what} than '{old.name}'; make a new Pipeline for it"
+            )
+
+
 def find_modules(
     stages: Any, schedule: Schedule, rank: int
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
@@ -204,7 +265,12 @@ def _by_number(stages: Any, schedule: Schedule, here: Sequence[int]) -> dict[int
     if hasattr(stages, "submod"):
         stages = [stages]
     if isinstance(stages, Mapping):
-        return dict(stages)
+        wrong = [key for key in stages if not str(key).isdecimal()]
+        if wrong:
+            raise ParameterError(
+                f"stages has the key {wrong[0]!r}; give a mapping {{stage: module}}, with numbers"
+            )
+        return {int(key): module for key, module in stages.items()}
     if isinstance(stages, nn.ModuleDict):
         return {int(name): stages[name] for name in stages}
     if isinstance(stages, list | tuple | nn.ModuleList | nn.Sequential):

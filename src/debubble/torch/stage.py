@@ -255,10 +255,17 @@ class Stage:
                 output = self._call(held, args, given.kwargs)
             losses = list(added)
             if self.loss is not None and given.target is not None:
-                losses.insert(0, single(self.loss(output, given.target)))
+                if output is None:
+                    raise RunError(f"stage {self.number} returned None, of which there is no loss")
+                losses.insert(0, single(self.loss(output, given.target), output))
         if self.outputs is not None:
             self.outputs[unit] = output
         handed = None if self._last else Handed(*take_apart(output, trains))
+        if handed is not None and not handed.tensors:
+            raise RunError(
+                f"stage {self.number} returned {_named(output)}; return a tensor for the next "
+                "stage, or a tuple, list or dict with some"
+            )
         if graph:
             held.roots = [] if handed is None else handed.carrying
             held.losses, held.keys, held.made = losses, keys, True
@@ -355,12 +362,21 @@ def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return torch.zeros_like(leaf) if gradient is None else gradient
 
 
-def single(loss: Any) -> Tensor:
-    """What a loss function returned, when it is one number."""
+def _named(output: Any) -> str:
+    return "None" if output is None else f"{type(output).__name__} without tensors"
+
+
+def single(loss: Any, output: Any) -> Tensor:
+    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ParameterError(
             f"loss_fn returned {what}; return one number, the mean over the microbatch"
+        )
+    if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
+        raise ParameterError(
+            "loss_fn returned a number that has no gradient; compute it from the output without "
+            "detach(), item() or no_grad()"
         )
     return loss.reshape(())
 

@@ -45,13 +45,13 @@ def load_state(modules: Named, state: Mapping[str, Any]) -> None:
     missing = [name for name in state_of(modules) if name not in state]
     if missing:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise ParameterError(
-            f"the state has no '{missing[0]}'{more}; {did_you_mean(missing[0], state)}"
-        )
+        hint = did_you_mean(missing[0], state) if state else "it is empty"
+        raise ParameterError(f"the state has no '{missing[0]}'{more}; {hint}")
     for prefix, module in modules:
         inner = bare(module)
         own = {name: f"{prefix}.{bare_name(name)}" for name in inner.state_dict()}
         try:
             inner.load_state_dict({name: state[full] for name, full in own.items()})
         except RuntimeError as error:
-            raise ParameterError(f"the state does not fit '{prefix}': {error}") from None
+            what = str(error).splitlines()[-1].strip().rstrip(".")
+            raise ParameterError(f"the state does not fit stage {prefix}: {what}") from None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store  # there is no public way
 
 from debubble.core.errors import ParameterError
@@ -152,11 +153,23 @@ class Team:
                 "there is no process group; call torch.distributed.init_process_group() before, "
                 "in processes that torchrun started"
             )
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ParameterError(f"timeout is {timeout!r}; give a positive number of seconds")
+        if isinstance(group, DeviceMesh):
+            group = group.get_group()
         group = dist.group.WORLD if group is None else group
+        if not isinstance(group, dist.ProcessGroup):
+            raise ParameterError(
+                f"group is {group!r}; give a process group that this process is in, for instance "
+                "mesh.get_group('pp')"
+            )
         nccl = "nccl" in dist.get_backend(group)
         if device is None:
             device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ParameterError(f"device is {device!r}; give 'cpu', 'cuda:0', …") from None
         limit = timedelta(seconds=timeout)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import distributed as dist
 
 import debubble
 from debubble.core.errors import DebubbleError
 from debubble.torch.errors import RunError
+from debubble.torch.team import Team
 
 PERIOD = 0.5
 """Seconds between two looks at the store."""
@@ -35,6 +37,9 @@ PACKAGES = tuple(
     str(Path(module.__file__).parent) + os.sep for module in (torch, debubble) if module.__file__
 )
 """Where code is that is not the user's."""
+
+START = -1
+"""The position before a program's first action."""
 
 SHOWN = 8
 """Ranks in a message."""
@@ -79,12 +84,20 @@ class Watch:
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
         self.rank, self.size, self.timeout, self.text = rank, size, timeout, text
-        self.position, self.state = 0, State.OUTSIDE
+        self.position, self.state = START, State.OUTSIDE
         self._store, self._lock = store, threading.Lock()
         self._told = ""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="debubble-watch", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, team: Team, text: Text) -> Watch:
+        """One for the ranks of a pipeline."""
+        store = dist.PrefixStore("watch", team.store)
+        # A connection of its own: the main thread may be waiting on the other one.
+        store = store.clone() if hasattr(store, "clone") else store
+        return cls(team.rank, team.size, store, team.timeout.total_seconds(), text)
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -100,12 +113,18 @@ class Watch:
             When another rank failed, or is not heard of.
         """
         self._raise_failure()
-        self.position, self.state = 0, State.RUNNING
+        self.position, self.state = START, State.RUNNING
         try:
             yield
         except BaseException as error:
-            waited, self.state = self.state == State.WAITING, State.OUTSIDE
-            self._fail(error, waited)
+            waited = self.state == State.WAITING
+            if not waited:
+                self.state = State.OUTSIDE
+            try:
+                self._fail(error, waited)
+            finally:
+                # Until it has spoken, others are to see that it waited.
+                self.state = State.OUTSIDE
             raise
         self.state = State.OUTSIDE
 

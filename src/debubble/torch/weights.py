@@ -75,6 +75,13 @@ def find_shared(
         name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
         for name, weight in own.items()
     }
+    shared = list(shared)
+    wrong = [tie for tie in shared if isinstance(tie, str) or len(tie) < 2]
+    if wrong:
+        raise ParameterError(
+            f"shared has {wrong[0]!r}; give pairs of names, for instance "
+            'shared=[("0.embed.weight", "7.head.weight")]'
+        )
     ties = [tuple(map(str, tie)) for tie in (*shared, *same)]
     tied = says_tied(modules)
     found = team.link.gather((facts, ties, tied))
