@@ -30,8 +30,9 @@ def made(how: str) -> list[nn.Module]:
     stages = mlp(4)
     if how == "views":
         return [View(stage) for stage in stages]
-    for stage in stages[:3]:
-        stage.requires_grad_(False)
+    if how.startswith("frozen"):
+        for stage in stages[:3]:
+            stage.requires_grad_(False)
     return stages
 
 
@@ -55,3 +56,24 @@ def test_gradients_are_those_of_a_loop(how: str) -> None:
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-12)
+
+
+def test_stages_that_begin_to_train() -> None:
+    x, y = vectors(M, 0)
+    stages = made("plain")
+    functional.mse_loss(nn.Sequential(*stages)(x), y).backward()
+
+    def work(rank: int) -> dict[str, Tensor | None]:
+        schedule = db.make("zb-v", ranks=2, microbatches=M)
+        pipe = dt.Pipeline(schedule, made("frozen"), functional.mse_loss, engine="torch")
+        pipe.step(x, target=y)
+        pipe.zero_grad()
+        for weight in pipe.parameters():
+            weight.requires_grad_()
+        pipe.step(x, target=y)
+        return {name: weight.grad for name, weight in pipe.named_parameters()}
+
+    for name, gradient in ((n, g) for each in run(2, work) for n, g in each.items()):
+        number, _, rest = name.partition(".")
+        wanted = stages[int(number)].get_parameter(rest).grad
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)

@@ -40,6 +40,8 @@ class Batch:
         Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
         same shape and type for units of the same number. They begin anew with every copy of the
         model.
+    anew
+        Whether other weights want gradients than before: then stages hand on other forms.
     """
 
     args: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Batch:
     weights: Sequence[float] = ()
     scale: float = 1.0
     signatures: Sequence[int] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True, eq=False)

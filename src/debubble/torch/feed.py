@@ -141,4 +141,4 @@ class Feed:
             weights = [schedule.iterations / units] * units
         scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
         signatures = [int(number) for number in row[:units]]
-        return Batch(given, kwargs, targets, weights, scale, signatures)
+        return Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))

@@ -135,7 +135,7 @@ class PyTorchEngine:
                 "for all of them; use engine='debubble'"
             )
         form = forms.pop() if forms else None
-        if form != self._signature:
+        if form != self._signature or batch.anew:
             self._signature = form
             self._runtime.forget()
 
