@@ -73,7 +73,7 @@ def test_stages_that_begin_to_train() -> None:
         pipe.step(x, target=y)
         return {name: weight.grad for name, weight in pipe.named_parameters()}
 
-    for name, gradient in ((n, g) for each in run(2, work) for n, g in each.items()):
+    for name, gradient in ((n, g) for each in in_ranks(2, work) for n, g in each.items()):
         number, _, rest = name.partition(".")
         wanted = stages[int(number)].get_parameter(rest).grad
         torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)
