@@ -139,3 +139,30 @@ def test_a_device_that_is_not_there() -> None:
         dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, device="cuda")
 
     assert both(work).startswith("device is 'cuda', and PyTorch sees no GPU here; use device='cpu'")
+
+
+def test_a_weight_with_two_homes_is_replaced() -> None:
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline("dualpipe", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        pipe.step(x, target=y)
+        for module in pipe.stages.values():
+            layer = module.get_submodule("0")
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+        pipe.step(x, target=y)
+
+    for found in run(2, work, fails=True):
+        assert "has another weight than when its pipeline was made" in found
+
+
+def test_parts_keep_their_mode_over_an_evaluation() -> None:
+    def work(rank: int) -> list[bool]:
+        stages = mlp(2)
+        for stage in stages:
+            stage.get_submodule("0").eval()
+        pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
+        x, y = vectors(M, 0)
+        pipe.eval(x, target=y)
+        return [part.training for part in pipe.stages[rank].modules()]
+
+    assert run(2, work) == [[True, False, True]] * 2

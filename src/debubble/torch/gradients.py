@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from debubble.core.errors import ParameterError
 from debubble.torch.team import Team
 from debubble.torch.weights import Homes, add_gradient, local
 
@@ -35,11 +36,31 @@ class Gradients:
         weights = [one.parameter for one in homes.shared]
         weights += [w for module in self._replicated.values() for w in module.parameters()]
         self._aside = list({id(weight): weight for weight in weights}.values())
+        aside = {id(weight) for weight in self._aside}
+        # fully_shard puts others in the place of its own while they are gathered.
+        self._places = [
+            (stage, part, name, own)
+            for stage, module in modules.items() for part in module.modules()
+            for name, own in part.named_parameters(recurse=False)
+            if id(own) in aside and not isinstance(own, DTensor)
+        ]  # fmt: skip
         self._before: dict[int, Tensor | None] = {}
         self._averaged: set[int] = set()
 
     def start(self) -> None:
-        """Begin a step: what is there of earlier ones is neither summed nor averaged again."""
+        """Begin a step: what is there of earlier ones is neither summed nor averaged again.
+
+        Raises
+        ------
+        ParameterError
+            When a parameter that is summed or averaged is no longer the module's.
+        """
+        for stage, part, name, own in self._places:
+            if getattr(part, name, None) is not own:
+                raise ParameterError(
+                    f"stage {stage} has another {name} than when its pipeline was made, and other "
+                    "ranks have this weight, too; make a new Pipeline for it"
+                )
         self._averaged.clear()
         self._before = {id(weight): weight.grad for weight in self._aside}
         for weight in self._aside:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -42,6 +42,20 @@ def without_sync(module: nn.Module) -> AbstractContextManager[None]:
         context: AbstractContextManager[None] = module.no_sync()
         return context
     return nullcontext()
+
+
+@contextmanager
+def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Have modules in eval mode, and then every part in the mode that it was in."""
+    modules = list(modules)
+    before = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -25,6 +25,7 @@ from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients, clip
+from debubble.torch.modules import evaluating
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of, makespans
@@ -226,19 +227,12 @@ class Pipeline:
             The mean loss, on every rank; NaN without targets. With `return_outputs` also the
             outputs of the last stage, put together, on its rank; None on others.
         """
-        training = {stage: module.training for stage, module in self._modules.items()}
-        for module in self._modules.values():
-            module.eval()
-        try:
-            with self._watch.step(), torch.no_grad():
-                self._watch.meet(self._team.link, "eval")
-                batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
-                found: Forwarded = self._engine.forward(batch, return_outputs)
-                tell_losses(losses, found.losses, batch)
-                loss = self._mean(found.losses)
-        finally:
-            for stage, module in self._modules.items():
-                module.train(training[stage])
+        with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
+            self._watch.meet(self._team.link, "eval")
+            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            found: Forwarded = self._engine.forward(batch, return_outputs)
+            tell_losses(losses, found.losses, batch)
+            loss = self._mean(found.losses)
         return (loss, merged(found.outputs)) if return_outputs else loss
 
     def use(self, schedule: Any, **sizes: Any) -> None:
