@@ -151,7 +151,7 @@ def test_a_weight_with_two_homes_is_replaced() -> None:
             layer.weight = nn.Parameter(layer.weight.detach().clone())
         pipe.step(x, target=y)
 
-    for found in run(2, work, fails=True):
+    for found in in_ranks(2, work, fails=True):
         assert "has another weight than when its pipeline was made" in found
 
 
@@ -165,4 +165,4 @@ def test_parts_keep_their_mode_over_an_evaluation() -> None:
         pipe.eval(x, target=y)
         return [part.training for part in pipe.stages[rank].modules()]
 
-    assert run(2, work) == [[True, False, True]] * 2
+    assert in_ranks(2, work) == [[True, False, True]] * 2
