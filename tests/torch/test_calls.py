@@ -14,7 +14,7 @@ from torch.nn import functional
 import debubble as db
 import debubble.torch as dt
 from tests.torch.loop import mlp, vectors
-from tests.torch.world import run
+from tests.torch.world import in_ranks
 
 M = 4
 
@@ -34,7 +34,7 @@ def other(call: Callable[[Any], Any]) -> list[Any]:
             call(pipe)
         step(pipe)
 
-    return run(2, work, fails=True)
+    return in_ranks(2, work, fails=True)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_gradients_are_off_on_one_rank() -> None:
         with torch.set_grad_enabled(rank == 0):
             step(pipe)
 
-    first, second = run(2, work, fails=True)
+    first, second = in_ranks(2, work, fails=True)
     assert first.startswith("RunError: rank 1 failed: step() computes gradients, and they are off")
     assert second.startswith("ParameterError: step() computes gradients, and they are off")
 
@@ -71,7 +71,7 @@ def test_a_file_that_one_host_does_not_have(tmp_path: Path) -> None:
         name = path if rank == 0 else tmp_path / "nothing.csv"
         dt.Pipeline(name, mlp(2), functional.mse_loss, timeout=20)
 
-    first, second = run(2, work, fails=True)
+    first, second = in_ranks(2, work, fails=True)
     assert first.startswith("ParameterError: rank 1 cannot begin: there is no file")
     assert second.startswith("FormatError: there is no file")
 
@@ -84,7 +84,7 @@ def test_a_rank_that_leaves_between_two_steps() -> None:
             raise OSError("the disk is full")
         step(pipe)
 
-    _, second = run(2, work, fails=True)
+    _, second = in_ranks(2, work, fails=True)
     assert second.startswith("RunError: rank 1 lost the rank it waited for at the beginning")
 
 
@@ -98,6 +98,6 @@ def test_a_rank_that_is_only_sending_when_another_one_fails() -> None:
         pipe = dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M, timeout=20)
         step(pipe)
 
-    first, second = run(2, work, fails=True)
+    first, second = in_ranks(2, work, fails=True)
     assert first.startswith("RunError: rank 1 failed: RuntimeError: mat1 and mat2 must have"), first
     assert second.startswith("RuntimeError: mat1 and mat2 must have")
