@@ -62,6 +62,7 @@ def test_commands_run_in_order(
 
 def test_outputs_are_what_commands_print(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
     assert SHOWN
     for command, output in SHOWN:
         result = CliRunner().invoke(app, shlex.split(command)[1:])
