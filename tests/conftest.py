@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(mark)
                 if config.pluginmanager.hasplugin("xdist"):
                     item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        if item.path.parent.name == "torch":
+        if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
         quick[item.path] = quick.get(item.path, False) or not left_out

@@ -14,6 +14,8 @@ from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
 from debubble.torch.split import split
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers", reason="cuts models of transformers")
 
 VOCABULARY, LAYERS, ROWS, TOKENS = 61, 4, 3, 10
