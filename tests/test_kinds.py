@@ -203,7 +203,6 @@ ALLOWED = {
     "view/bars.py": "its own table of what it draws",
     "core/actions.py": "asks whether a number is a kind at all",
     "analysis/structure.py": "asks whether a number is a kind at all",
-    "analysis/check.py": "asks which compiled sweep takes the schedule",
 }
 
 

@@ -133,8 +133,9 @@ def test_options(options: dict[str, Any], words: str) -> None:
     assert words in both(work)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there() -> None:
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
     def work(rank: int) -> None:
         dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, device="cuda")
 

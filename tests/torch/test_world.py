@@ -16,9 +16,12 @@ from torch import Tensor, nn
 import debubble as db
 from debubble import Schedule
 from debubble.lowering.transfers import add_transfers
+from debubble.torch.board import Board
+from debubble.torch.errors import RunError
 from debubble.torch.models import Model, mlp
 from debubble.torch.run import Settings, run
-from debubble.torch.world import Board, RunError, State, run_local
+from debubble.torch.watch import State
+from debubble.torch.world import run_local
 
 pytestmark = pytest.mark.processes
 

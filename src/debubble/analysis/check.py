@@ -23,7 +23,6 @@ from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import (
-    SHARDING_KINDS,
     TRANSFER_KINDS,
     Action,
     Kind,
@@ -32,14 +31,14 @@ from debubble.core.actions import (
 )
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
+from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import survey_of
 from debubble.engine.explain import explain
-from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph, largest_kind
+from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES
 from debubble.engine.timeline import memory_use
-from debubble.engine.transfers import first_transfer
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
@@ -48,6 +47,8 @@ TOLERANCE = 1e-9
 """Share of a memory limit by which sums of activations may miss it through rounding."""
 
 _COSTS = Costs()
+_PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
+_TRANSFERS, _SHARDS = kind_bits(TRANSFER_KINDS), kind_bits(VOCABULARY_KINDS)
 
 
 def check(
@@ -112,11 +113,11 @@ def check(
 
     found = Findings()
     kinds, _, strays = survey_of(schedule)
-    most, steps = kinds.bit_length() - 1, bool(kinds & 1 << Kind.OPT)
+    steps = bool(kinds & kind_bits(STEP_KINDS))
     swept = _has_room(schedule) and strays == (None, None)
-    plain = swept and most <= Kind.OPT
-    more = swept and Kind.OPT < most <= max(SHARDING_KINDS)
-    has_transfers = most > Kind.OPT and first_transfer(schedule) is not None
+    plain = swept and not kinds & ~_PLAIN
+    more = swept and not plain and not kinds & _SHARDS
+    has_transfers = bool(kinds & _TRANSFERS)
     bare = without_sharding(schedule) if more else schedule
     if steps or schedule.iterations > 1:
         inspect_steps(schedule, found)
@@ -284,6 +285,6 @@ def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) ->
     held = np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
-    if not above.any() and largest_kind(schedule) > max(TRANSFER_KINDS):
+    if not above.any() and survey_of(schedule).kinds & kind_bits(COPY_KINDS):
         return None
     return int(schedule.offsets[rank]) + int(np.argmax(above) if above.any() else np.argmax(held))

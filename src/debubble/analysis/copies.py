@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, position_text
 from debubble.analysis.structure import MOST_UNITS, Columns
 from debubble.core.actions import COPY_KINDS, Action, Kind
-from debubble.core.kinds import WORK_KINDS, order_of
+from debubble.core.kind_relations import order_of
+from debubble.core.kinds import WORK_KINDS
 from debubble.core.schedule import Schedule
 
 ORDER = tuple(

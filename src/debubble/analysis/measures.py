@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.core.actions import Kind, kinds_of
-from debubble.core.kinds import boundary_offsets
+from debubble.core.kind_relations import boundary_offsets
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
 from debubble.engine.timeline import Timeline

@@ -25,7 +25,8 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.kinds import WORK_KINDS, order_of, slice_order
+from debubble.core.kind_relations import order_of, slice_order
+from debubble.core.kinds import WORK_KINDS
 from debubble.core.schedule import Schedule
 
 Places: TypeAlias = dict[Kind, NDArray[np.int64]]

@@ -379,44 +379,20 @@ WORK_KINDS = tuple(kind for kind in UNIT_KINDS if kind in COMPUTE_KINDS)
 
 STEP_KINDS = _members(lambda spec: spec.per is Per.RANK_STEP)
 """Kinds that a rank does once in every iteration."""
+
 WEIGHT_KINDS = KINDS[Kind.REDUCE_GRAD].needs[0].kinds
 """Kinds that add to the gradients of their stage's weights."""
 
 WHOLE_STAGE_KINDS = _members(lambda spec: spec.per not in (Per.UNIT, Per.SHARD))
 """Kinds that belong to a stage, whatever the microbatch they carry; they have no slice."""
 
-
-def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
-    """Pairs of some kinds of which one needs the other of the same stage and microbatch."""
-    among = tuple(kinds)
-    return tuple(
-        (kind, other)
-        for kind in among
-        for need in KINDS[kind].needs
-        if need.of is Of.STAGE and not need.stage and not need.slice
-        for other in need.kinds
-        if other in among
-    )
+FORWARD_KINDS = (F, *(
+    kind for spec in KINDS if spec.sends and spec.needs[0].kinds == (F,)
+    for kind in (spec.kind, spec.other_end) if kind is not None
+))  # fmt: skip
+"""Forwards, and the transfers of what they compute."""
 
 
-def ranks_stepped_with(schedule: Schedule) -> Of | None:
-    """Of which ranks an optimizer step waits for the same step; None where for its own alone."""
-    rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
-    return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)
-
-
-def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
-    """Kinds of which slices follow each other, and how many slices away what they need is."""
-    found = ((need.kinds, need.slice) for spec in KINDS for need in spec.needs if need.slice)
-    return tuple(dict.fromkeys(found))
-
-
-def boundary_offsets() -> dict[Kind, int]:
-    """Kinds whose result another stage computes with, and how many stages away that one is."""
-    return {
-        kind: -need.stage
-        for spec in KINDS
-        for need in spec.needs
-        if need.through is not None
-        for kind in need.kinds
-    }
+def kind_bits(kinds: Iterable[Kind]) -> int:
+    """Set of kinds as an integer: bit k for kind k."""
+    return sum(1 << kind for kind in kinds)

@@ -11,7 +11,15 @@ from debubble.core.actions import KIND_MASK
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
-from debubble.core.kinds import COPY_KINDS, KINDS, TRANSFER_KINDS, WORK_KINDS, Kind
+from debubble.core.kinds import (
+    COPY_KINDS,
+    KINDS,
+    STEP_KINDS,
+    TRANSFER_KINDS,
+    WORK_KINDS,
+    Kind,
+    kind_bits,
+)
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.columns import columns
 from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, link_times_of
@@ -26,9 +34,9 @@ UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""
 
 _GROUP_SLOTS = 8192
-_TRANSFERS = sum(1 << kind for kind in TRANSFER_KINDS)
-_COPIES = sum(1 << kind for kind in COPY_KINDS)
-_PLAIN = sum(1 << kind for kind in (*WORK_KINDS, Kind.OPT))
+_TRANSFERS = kind_bits(TRANSFER_KINDS)
+_COPIES = kind_bits(COPY_KINDS)
+_PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
 
 
 def compile_programs(
@@ -62,13 +70,9 @@ def compile_programs(
     return EventGraph(schedule, mode, *schedule.derived[key])
 
 
-def special_kinds(schedule: Schedule) -> int:
-    """The kinds of a schedule's actions beside what a rank computes: bit k stands for kind k."""
-    return survey_of(schedule).kinds & ~_PLAIN
-
-
 def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> EventGraph:
-    kinds, grouped = special_kinds(schedule), survey_of(schedule).grouped
+    survey = survey_of(schedule)
+    kinds, grouped = survey.kinds & ~_PLAIN, survey.grouped
     explicit = bool(kinds & _TRANSFERS)
     rare = bool(kinds & ~_TRANSFERS) or schedule.vocabulary > 0
     spec = MODE[mode]

@@ -8,20 +8,25 @@ import numpy as np
 
 from debubble.core.actions import KIND_MASK
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.kinds import TRANSFER_KINDS, Kind
+from debubble.core.kinds import (
+    TRANSFER_KINDS,
+    kind_bits,
+)
 from debubble.core.schedule import Schedule
-from debubble.engine.compile import compile_programs, special_kinds
+from debubble.engine.compile import compile_programs
 from debubble.engine.event_graph import ARRAYS, LINK, SUM, EventGraph
-from debubble.engine.exist import refuse_strays
+from debubble.engine.exist import (
+    refuse_strays,
+    survey_of,
+)
 from debubble.engine.modes import MEETING, MODE, P2P_MODES, QUEUES, P2PMode
 from debubble.engine.transfers import insert_transfers
 
 __all__ = [
     "LINK", "MEETING", "P2P_MODES", "QUEUES", "SUM", "EventGraph", "P2PMode", "compile_graph",
-    "largest_kind",
 ]  # fmt: skip
 
-_TRANSFERS = sum(1 << kind for kind in TRANSFER_KINDS)
+_TRANSFERS = kind_bits(TRANSFER_KINDS)
 
 
 def compile_graph(
@@ -61,7 +66,7 @@ def compile_graph(
         raise ParameterError(f"p2p mode '{mode}'; {did_you_mean(mode, P2P_MODES)}")
     refuse_strays(schedule)
     policy = MODE[mode].receives
-    if policy is None or special_kinds(schedule) & _TRANSFERS:
+    if policy is None or survey_of(schedule).kinds & _TRANSFERS:
         return compile_programs(schedule, mode, host_link_shared_by, explain=explain)
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
@@ -72,8 +77,3 @@ def compile_graph(
         graph = replace(graph, node=graph.node[given], sent=graph.sent[given])
         schedule.derived[key] = ARRAYS(graph)
     return EventGraph(schedule, mode, *schedule.derived[key])
-
-
-def largest_kind(schedule: Schedule) -> int:
-    """The largest kind among a schedule's actions, ``OPT`` where no other is beside it."""
-    return max(special_kinds(schedule).bit_length() - 1, Kind.OPT)

@@ -15,8 +15,6 @@ from debubble.core import hooks
 from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
-    TRANSFER_KINDS,
-    Kind,
     computes,
     ends_group,
     kinds_of,
@@ -25,11 +23,13 @@ from debubble.core.actions import (
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
+from debubble.core.kinds import FORWARD_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
-from debubble.engine.graph import EventGraph, P2PMode, compile_graph, largest_kind
+from debubble.engine.exist import survey_of
+from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 
@@ -291,7 +291,7 @@ class Timeline:
         graph, actions = self.graph, self.schedule.actions
         # Transfers of forwards move with them, be they actions or nodes of the graph alone.
         movable = graph.order < 0
-        kinds = np.isin(kinds_of(actions), (Kind.F, Kind.SEND_F, Kind.RECV_F))
+        kinds = np.isin(kinds_of(actions), FORWARD_KINDS)
         movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
         movable[0] = False
         late = np.empty(len(graph.first))
@@ -375,8 +375,7 @@ def memory_use(schedule: Schedule, costs: Costs, p2p_mode: P2PMode = "overlapped
 
     An order that cannot run is measured as if copies took no time.
     """
-    most = largest_kind(schedule)
-    if most > max(TRANSFER_KINDS) and np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+    if survey_of(schedule).kinds & kind_bits(COPY_KINDS):
         try:
             return simulate(schedule, costs, p2p_mode).memory
         except ScheduleError:

@@ -12,7 +12,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
 from torch import Tensor
 
-from debubble.core.kinds import Kind, Need
+from debubble.core.kinds import FORWARD_KINDS, Kind, Need
 from debubble.torch.batch import Batch, Forwarded, weighted
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
@@ -27,7 +27,6 @@ from debubble.torch.tasks import (
     BACKWARD,
     BY_SHARD,
     FORWARD,
-    FORWARD_KINDS,
     Key,
     Task,
     groups_of,

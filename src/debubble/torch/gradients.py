@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,38 @@ class Gradients:
         self._before = {}
         self.homes.sum(new)
 
+    def clip(self, weights: Iterable[Tensor], largest: float, kind: float, team: Team) -> Tensor:
+        """Scale gradients so that their norm over all ranks is at most `largest`.
+
+        Parameters
+        ----------
+        weights
+            All parameters of this rank; those that another rank counts, too, count there.
+        kind
+            2 for the Euclidean norm, infinity for the largest number.
+
+        Returns
+        -------
+        Tensor
+            The norm before.
+        """
+        elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
+        there = {id(weight): weight.grad for weight in weights if weight.grad is not None}
+        norm = torch.zeros((), dtype=torch.float64)
+        for gradient in (gradient for key, gradient in there.items() if key not in elsewhere):
+            part = torch.linalg.vector_norm(gradient, kind)
+            if isinstance(part, DTensor):
+                part = part.full_tensor()
+            value = part.detach().to("cpu", torch.float64)
+            norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
+        team.link.sum(norm, largest=kind == float("inf"))
+        norm = norm if kind == float("inf") else norm ** (1 / kind)
+        factor = min(1.0, largest / (float(norm) + 1e-6))
+        if factor < 1.0:
+            for gradient in there.values():
+                gradient.mul_(factor)
+        return norm
+
 
 def hold_back(module: nn.Module) -> None:
     """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
@@ -125,43 +157,3 @@ def let_go(module: nn.Module) -> None:
             part.set_is_last_backward(True)
             part.set_reshard_after_backward(True)
             part.set_requires_gradient_sync(True)
-
-
-def clip(
-    weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float,
-    largest: float,
-) -> Tensor:  # fmt: skip
-    """Scale gradients to a norm of at most `largest`; see :func:`total_norm`, which it returns."""
-    weights = list(weights)
-    norm = total_norm(weights, counts, team, kind)
-    factor = min(1.0, largest / (float(norm) + 1e-6))
-    for weight in weights:
-        if weight.grad is not None and factor < 1.0:
-            weight.grad.mul_(factor)
-    return norm
-
-
-def total_norm(
-    weights: Iterable[Tensor], counts: Callable[[Tensor], bool], team: Team, kind: float
-) -> Tensor:
-    """The norm of the gradients on all ranks.
-
-    Parameters
-    ----------
-    weights
-        This rank's parameters.
-    counts
-        Whether a parameter is counted here, and not on another rank that has it, too.
-    kind
-        2 for the Euclidean norm, infinity for the largest number.
-    """
-    found = [weight.grad for weight in weights if weight.grad is not None and counts(weight)]
-    norm = torch.zeros((), dtype=torch.float64)
-    for gradient in found:
-        part = torch.linalg.vector_norm(gradient, kind)
-        if isinstance(part, DTensor):
-            part = part.full_tensor()
-        value = part.detach().to("cpu", torch.float64)
-        norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
-    team.link.sum(norm, largest=kind == float("inf"))
-    return norm if kind == float("inf") else norm ** (1 / kind)

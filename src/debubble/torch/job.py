@@ -15,10 +15,11 @@ from torch import distributed as dist
 from debubble.core.schedule import Schedule
 from debubble.interchange.cost_files import costs_data
 from debubble.torch.batches import Batches, copied
+from debubble.torch.board import BoardWatch
 from debubble.torch.pipeline import Pipeline
 from debubble.torch.plan import Plan
 from debubble.torch.verify import RATE
-from debubble.torch.world import BoardWatch, World
+from debubble.torch.world import World
 
 WARM_UP = 1
 
@@ -167,4 +168,4 @@ class Stepping(Pipeline):
         self.whole[stage] = why
 
     def _watched(self) -> BoardWatch:
-        return BoardWatch(self._world)
+        return BoardWatch(self._world.board, self._world.rank)

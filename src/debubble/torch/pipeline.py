@@ -24,7 +24,7 @@ from debubble.interchange.run_trace import save_run_trace
 from debubble.torch.batch import Forwarded, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
-from debubble.torch.gradients import Gradients, clip
+from debubble.torch.gradients import Gradients
 from debubble.torch.modules import evaluating
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
@@ -303,16 +303,10 @@ class Pipeline:
         Tensor
             The norm before.
         """
-        elsewhere = {
-            id(one.parameter) for one in self._homes.shared if one.source != self._team.rank
-        }
         self._meet("clip_grad_norm_")
         with self._watch.step():
             self._watch.waits()
-            return clip(
-                self.parameters(), lambda weight: id(weight) not in elsewhere, self._team,
-                float(norm_type), max_norm,
-            )  # fmt: skip
+            return self._gradients.clip(self.parameters(), max_norm, float(norm_type), self._team)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and buffers of this rank, by stage and name, whatever the placement."""

@@ -30,6 +30,7 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, rows_with_transfers
@@ -42,8 +43,6 @@ _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 
 _TAKES_MICROBATCHES = "arg_mbs" in inspect.signature(_PipelineScheduleRuntime.step).parameters
 """Whether ``step`` takes what is cut into microbatches already."""
-
-_FORWARD = (Kind.F, Kind.SEND_F, Kind.RECV_F)
 
 
 def not_for_pytorch(schedule: Schedule) -> str:
@@ -228,7 +227,7 @@ def forward_only(lowered: Schedule, sharded: bool) -> Schedule:
     # Nothing is left to overlap with.
     alone = [lowered.program(rank) & ~(PAIR_MASK << PAIR_SHIFT) for rank in range(lowered.ranks)]
     order = lowered.with_programs(
-        program[np.isin(kinds_of(program), _FORWARD)] for program in alone
+        program[np.isin(kinds_of(program), FORWARD_KINDS)] for program in alone
     )
     return add_sharding(order, mode="fsdp") if sharded else order
 

@@ -15,7 +15,6 @@ from debubble.torch.plan import Plan, Step
 FORWARD, BACKWARD = False, True
 """Which way something goes."""
 
-FORWARD_KINDS = (Kind.F, Kind.SEND_F, Kind.RECV_F)
 """What there is without backwards."""
 
 BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)

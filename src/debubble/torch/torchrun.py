@@ -21,9 +21,10 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from debubble.core.errors import DebubbleError
+from debubble.torch.board import Board, Text, describe, stall
 from debubble.torch.errors import RunError
-from debubble.torch.watch import FAILED, PERIOD, State, reason
-from debubble.torch.world import Board, Text, Work, World, describe, devices, stall
+from debubble.torch.watch import FAILED, PERIOD, WAITS, State, reason
+from debubble.torch.world import Work, World, devices
 
 FAILURE = f"debubble/{FAILED}"
 
@@ -148,7 +149,7 @@ class _Guard(threading.Thread):
     def report(self, error: BaseException) -> RunError:
         """What to raise for an error of this rank; leaves when another rank reports."""
         lost = not isinstance(error, RunError) and (
-            self.board.rows[self.rank, Board.STATE] == State.WAITING
+            self.board.rows[self.rank, Board.STATE] in WAITS
         )
         if lost:
             # It is the partner that is in trouble: let it speak first.

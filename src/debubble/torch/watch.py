@@ -63,6 +63,10 @@ class State(IntEnum):
     """It waits until all ranks are there."""
 
 
+WAITS = (State.WAITING, State.MEETING)
+"""States of a rank that waits for another."""
+
+
 Text: TypeAlias = Callable[[int, int], str]
 """What is at a position of a rank's program, for messages."""
 
@@ -151,7 +155,7 @@ class Watch:
 
     def _fail(self, error: BaseException) -> None:
         where = f"rank {self.rank}"
-        if self.state in (State.WAITING, State.MEETING) and isinstance(error, RuntimeError):
+        if self.state in WAITS and isinstance(error, RuntimeError):
             self._raise_failure()
             if not _timed_out(str(error)):
                 # A launcher may end this process before it can tell more.

@@ -6,7 +6,6 @@ or raises, or when for a time no rank gets any further, and says who waited for 
 
 from __future__ import annotations
 
-import mmap
 import multiprocessing
 import os
 import signal
@@ -24,42 +23,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import distributed
 
 from debubble.core.errors import DebubbleError
+from debubble.torch.board import Board, Text, describe, stall
 from debubble.torch.errors import RunError
-from debubble.torch.watch import SHOWN, State, Watch, reason
+from debubble.torch.watch import State, reason
 
 GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 POLL = 0.1
 """Seconds between two looks at the board."""
-
-
-class Board:
-    """Where every rank is: shared by all processes that are forked after it was made.
-
-    Columns: the job, the position in the rank's program, the state, how often the rank has moved,
-    and when it failed.
-    """
-
-    JOB, POSITION, STATE, MOVES, FAILED = range(5)
-
-    def __init__(self, ranks: int) -> None:
-        self._memory = mmap.mmap(-1, ranks * 5 * 8)
-        self.rows: NDArray[np.int64] = np.frombuffer(self._memory, dtype=np.int64).reshape(ranks, 5)
-
-    def note(self, rank: int, position: int, state: State) -> None:
-        """Say where a rank is."""
-        row = self.rows[rank]
-        row[1], row[2] = position, state
-        row[3] += 1
-
-
-Text: TypeAlias = Callable[[int, int, int], str]
-"""What (job, rank, position) is, for messages."""
 
 
 @dataclass(frozen=True)
@@ -85,49 +60,6 @@ class World:
         """Start with one of the programs."""
         self.board.rows[self.rank, Board.JOB] = job
         self.board.note(self.rank, 0, State.OUTSIDE)
-
-
-class BoardWatch(Watch):
-    """Says on the board where this rank is; whoever looks there ends a world in trouble."""
-
-    def __init__(self, world: World) -> None:
-        self._row = world.board.rows[world.rank]
-
-    @property
-    def position(self) -> int:
-        """Of the rank in its program."""
-        return int(self._row[Board.POSITION])
-
-    @position.setter
-    def position(self, value: int) -> None:
-        self._row[Board.POSITION] = value
-        self._row[Board.MOVES] += 1
-
-    @property
-    def state(self) -> State:
-        """What the rank does there."""
-        return State(int(self._row[Board.STATE]))
-
-    @state.setter
-    def state(self, value: State) -> None:
-        self._row[Board.STATE] = value
-
-    def waits(self) -> None:
-        """All ranks meet, before or after a step's actions."""
-        self.state = State.MEETING
-
-    def meet(self, link: Any, call: str) -> None:
-        """Nothing: the ranks of a run do the same."""
-
-    def stop(self) -> None:
-        """Nothing runs that would have to stop."""
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """A step; errors go to who watches."""
-        self.position, self.state = 0, State.RUNNING
-        yield
-        self.state = State.OUTSIDE
 
 
 Work: TypeAlias = Callable[[World], Any]
@@ -359,49 +291,3 @@ def _failure(processes: Sequence[Any], errors: dict[int, str], board: Board, tex
 
     first = min(errors, key=when)
     return describe(first, errors[first], board, text)
-
-
-def describe(rank: int, error: str, board: Board, text: Text) -> str:
-    """Which rank failed at what, and where the others were."""
-    where = _place(board.rows[rank], rank, text)
-    return f"rank {rank} {_verb(error)} {where}\n{_others(board, text, {rank})}"
-
-
-def _verb(error: str) -> str:
-    return f"{error} at" if error.startswith(("died", "left")) else f"failed: {error}; it was at"
-
-
-def _place(row: NDArray[np.int64], rank: int, text: Text) -> str:
-    if row[Board.STATE] == State.OUTSIDE:
-        return "the start"
-    return text(int(row[Board.JOB]), rank, int(row[Board.POSITION]))
-
-
-def _others(board: Board, text: Text, without: set[int]) -> str:
-    words = {
-        State.OUTSIDE: "is at",
-        State.RUNNING: "is at",
-        State.WAITING: "waits at",
-        State.MEETING: "waits at",
-    }
-    parts = []
-    for rank, row in enumerate(board.rows):
-        state = State(int(row[Board.STATE]))
-        if state == State.DONE:
-            parts.append(f"rank {rank} is done")
-        elif rank not in without:
-            parts.append(f"rank {rank} {words[state]} {_place(row, rank, text)}")
-    more = [f"{len(parts) - SHOWN} more"] if len(parts) > SHOWN else []
-    return "; ".join(parts[:SHOWN] + more)
-
-
-def stall(board: Board, text: Text, timeout: float) -> str:
-    """Which rank hangs, or who waits for whom."""
-    longer = f"--timeout {2 * timeout:g} waits longer"
-    stuck = [r for r, row in enumerate(board.rows) if row[Board.STATE] == State.RUNNING]
-    head = f"nothing has moved for {timeout:g} s"
-    if stuck:
-        rank = stuck[0]
-        place = _place(board.rows[rank], rank, text)
-        return f"{head}: rank {rank} hangs at {place}\n{_others(board, text, {rank})}; {longer}"
-    return f"{head}\n{_others(board, text, set())}; {longer}"

@@ -23,6 +23,7 @@ from debubble.core.actions import (
 )
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
+from debubble.core.kind_relations import ranks_stepped_with
 from debubble.core.kinds import (
     COPY_KINDS,
     KINDS,
@@ -33,7 +34,6 @@ from debubble.core.kinds import (
     WORK_KINDS,
     Kind,
     Of,
-    ranks_stepped_with,
 )
 from debubble.core.schedule import Schedule
 from debubble.core.waits import unmet, waits_for

@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, pairs_of
 from debubble.core.errors import ScheduleError
-from debubble.core.kinds import (
-    COMPUTE_KINDS,
-    KINDS,
-    STEP_KINDS,
-    TRANSFER_KINDS,
-    Of,
-    ranks_stepped_with,
-)
+from debubble.core.kind_relations import ranks_stepped_with
+from debubble.core.kinds import COMPUTE_KINDS, KINDS, STEP_KINDS, TRANSFER_KINDS, Of
 from debubble.core.schedule import Schedule
 from debubble.core.waits import computing_before, waits_for
 from debubble.engine.explain import words

@@ -10,7 +10,7 @@ from debubble.core.actions import (
     STAGE_MASK,
     STAGE_SHIFT,
 )
-from debubble.core.kinds import Kind
+from debubble.core.kinds import STEP_KINDS, WHOLE_STAGE_KINDS, Kind, kind_bits
 from debubble.engine.jit import Array, kernel
 
 # Indices into state: the first position of each, −1 where there is none; bit k for actions of kind
@@ -18,7 +18,8 @@ from debubble.engine.jit import Array, kernel
 OUTSIDE, AWAY, FOUND, GROUPED, STATES = range(5)
 
 KINDS = len(Kind)
-OPT, REDUCE_GRAD, RESHARD = int(Kind.OPT), int(Kind.REDUCE_GRAD), int(Kind.RESHARD)
+(STEP,) = map(int, STEP_KINDS)
+WHOLE_STAGE = kind_bits(WHOLE_STAGE_KINDS)
 
 WORD = 64
 """Places that the bits of one integer can stand for."""
@@ -67,7 +68,7 @@ def look(
             least = min(least, action)
             most = max(most, action)
             most_stage = max(most_stage, stage)
-            most_step = max(most_step, action if action & KIND_MASK == OPT else 0)
+            most_step = max(most_step, action if action & KIND_MASK == STEP else 0)
         all_kinds |= kinds
         all_bits |= bits
         outside = least < 0 or most >> MICROBATCH_SHIFT >= units or most_stage > last
@@ -93,14 +94,14 @@ def look(
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
             outside = stage > last or unit < 0 or unit >= units or kind >= KINDS
-            if outside or (kind == OPT and unit >= iterations):
+            if outside or (kind == STEP and unit >= iterations):
                 state[OUTSIDE] = position
                 break
             here = False
-            if kind == OPT or (kind >= REDUCE_GRAD and kind <= RESHARD):
+            if WHOLE_STAGE >> kind & 1:
                 for copy in range(copies):
                     here = here or rank_of[copy * stages + stage] == rank
-                if not here and kind == OPT and stage == 0:
+                if not here and kind == STEP and stage == 0:
                     here = True
                     for place in range(copies * stages):
                         here = here and rank_of[place] != rank

@@ -1,0 +1,47 @@
+"""Relations of kinds that follow from their rows in the table: which comes before which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from debubble.core.kinds import KINDS, STEP_KINDS, Kind, Of
+
+if TYPE_CHECKING:
+    from debubble.core.schedule import Schedule
+
+
+def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:
+    """Pairs of some kinds of which one needs the other of the same stage and microbatch."""
+    among = tuple(kinds)
+    return tuple(
+        (kind, other)
+        for kind in among
+        for need in KINDS[kind].needs
+        if need.of is Of.STAGE and not need.stage and not need.slice
+        for other in need.kinds
+        if other in among
+    )
+
+
+def ranks_stepped_with(schedule: Schedule) -> Of | None:
+    """Of which ranks an optimizer step waits for the same step; None where for its own alone."""
+    rules = (need.of for kind in STEP_KINDS for need in KINDS[kind].needs if need.when(schedule))
+    return next((of for of in rules if of in (Of.EARLIER_RANKS, Of.EVERY_RANK)), None)
+
+
+def slice_order() -> tuple[tuple[tuple[Kind, ...], int], ...]:
+    """Kinds of which slices follow each other, and how many slices away what they need is."""
+    found = ((need.kinds, need.slice) for spec in KINDS for need in spec.needs if need.slice)
+    return tuple(dict.fromkeys(found))
+
+
+def boundary_offsets() -> dict[Kind, int]:
+    """Kinds whose result another stage computes with, and how many stages away that one is."""
+    return {
+        kind: -need.stage
+        for spec in KINDS
+        for need in spec.needs
+        if need.through is not None
+        for kind in need.kinds
+    }
