@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.actions import VOCABULARY_KINDS, Kind
 from debubble.core.cost_fields import DEFAULT
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.errors import CostError
@@ -150,6 +150,8 @@ class CostTable:
                 times_of_kind[Kind.I, first] = 0.0
                 times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
             kept[first] = activation[first]
+        if costs.overhead:
+            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
         collective = _rows(
             places,
             spread(costs.unshard, "unshard", 0.0) / divisor,
@@ -205,18 +207,19 @@ class CostTable:
         time = self.pairs.get((first[1] % stages, second[1] % stages))
         if time is None:
             time = float(self.overlap[first[1] % len(self.overlap)])
-        factor = self.costs.overlap_factor
+        factor, launched = self.costs.overlap_factor, 2 * self.costs.overhead
         if math.isnan(time):
-            return float(self.duration[first] + self.duration[second]) * factor
+            both = float(self.duration[first] + self.duration[second])
+            return (both - launched) * factor + launched
         parts = float(self.part_duration[first] + self.part_duration[second]) * factor
-        return time * self._share_of_pair(first, second) + parts
+        return time * self._share_of_pair(first, second) + parts + launched
 
     def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of two slices run apart, as a share of that of their whole microbatches."""
         places = self.placement.stages * self.placement.copies
         if self.duration.shape[1] == places:
             return 1.0
-        plain = self.duration - self.part_duration
+        plain = self.duration - self.part_duration - self.costs.overhead
         whole = sum(
             float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
         )
