@@ -282,7 +282,7 @@ def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) ->
     None where the order alone does not exceed it, but the times of copies do.
     """
     added, freed = use.deltas(schedule, rank)
-    held = np.cumsum(added)
+    held = use.static[rank] + np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
     if not above.any() and survey_of(schedule).kinds & kind_bits(COPY_KINDS):

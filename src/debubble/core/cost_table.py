@@ -54,6 +54,8 @@ class CostTable:
         Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
+    static
+        Memory that each rank holds all the time; shape ``(ranks,)``.
     collective
         Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
     link
@@ -82,6 +84,7 @@ class CostTable:
     kv: NDArray[np.float64]
     attention: NDArray[np.float64]
     optimizer: NDArray[np.float64]
+    static: NDArray[np.float64]
     collective: NDArray[np.float64]
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
@@ -160,8 +163,9 @@ class CostTable:
         pairs, overlap = _pair_times(costs.O, spread, divisor)
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
-            spread.ranks(costs.OPT, "OPT"), collective, _links(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
+            spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
+            _links(costs, placement.ranks, message), excess, part_duration,
+            sharded.get("activation", 0.0) / placement.ranks, costs,
             placement, slicing, pairs, _rows(places, overlap)[0],
         )  # fmt: skip
 
@@ -224,6 +228,11 @@ class CostTable:
             float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
         )
         return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
+
+
+def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
+    """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
+    return _Spread(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
 
 
 def _rows(count: int, *values: Spread) -> NDArray[np.float64]:

@@ -104,6 +104,9 @@ class Costs:
     host_link_shared_by
         2 when ranks 0 and 1, ranks 2 and 3, … share one link to the host, which then carries one
         copy at a time; else 1.
+    static
+        Memory that a rank holds all the time: weights, gradients, optimizer states, buffers. It
+        counts in the rank's peak, and against its limit. Always per rank.
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -204,6 +207,10 @@ class Costs:
     kv: Value = cost(
         0.0, "stage", "0", "keys and values of one microbatch, for slices", memory=True
     )
+    static: Value = cost(
+        0.0, "rank", "0", "what a rank holds all the time: weights, gradients, optimizer states,"
+        " buffers; counts in its peak", memory=True,
+    )  # fmt: skip
     basis: str = "action"
     chunks: int | None = None
     runtime: str = "any"
