@@ -105,6 +105,9 @@ class Candidate:
         ``"none"``, ``"selective"`` or ``"full"``, of every layer.
     zero
         0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas.
+    modules
+        What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
+        :func:`debubble.planner.activations.recompute_modules`.
     """
 
     degrees: Degrees
@@ -114,6 +117,7 @@ class Candidate:
     layers: tuple[int, ...]
     recompute: str = "none"
     zero: int = 1
+    modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.degrees.stages:
