@@ -40,6 +40,8 @@ class Training:
         Whether tensor-parallel communication runs in pieces beside the products next to it.
     overlap_dp
         Whether gradients are reduced and weights gathered beside other work.
+    overlap_p2p
+        Whether activations are sent to the next stage beside other work.
     """
 
     batch: int
@@ -53,6 +55,7 @@ class Training:
     imbalance: float = 1.0
     overlap_tp: bool = True
     overlap_dp: bool = True
+    overlap_p2p: bool = True
 
     @property
     def tokens(self) -> int:

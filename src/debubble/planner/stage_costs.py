@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
-from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import LAUNCH, memory_time
 from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
@@ -24,11 +22,17 @@ def stage_costs(
     multi-token prediction in the last one's.
     """
     times = stage_times(model, cluster, training, candidate, factors)
+    p2p = transfer(model, cluster, training, candidate)
+    if not training.overlap_p2p:
+        # A rank sends and receives at once after every pass, and waits for both.
+        busy = p2p if isinstance(p2p, float) else max(map(max, p2p))
+        times = [stage + Times(busy, busy) for stage in times]
+        p2p = 0.0
     return Costs(
         F=tuple(stage.F for stage in times),
         I=tuple(stage.I for stage in times),
         W=tuple(stage.W for stage in times),
-        p2p=transfer(model, cluster, training, candidate),
+        p2p=p2p,
         time_unit="s", memory_unit="bytes",
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from debubble.engine.timeline import Timeline
 from debubble.planner.calibrate import Factors
@@ -32,7 +31,13 @@ def step_time(
     costs = stage_costs(model, cluster, training, candidate, factors)
     degrees = candidate.degrees
     options = {"chunks": degrees.chunks} if degrees.chunks > 1 else {}
-    schedule = db.make(candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches, **options)
+    schedule = db.make(
+        candidate.schedule,
+        ranks=degrees.pp,
+        microbatches=candidate.microbatches,
+        costs=costs,
+        **options,
+    )
     timeline = db.simulate(schedule, costs)
     backward = tuple(i + w for i, w in zip(costs.I, costs.W))
     ends = step_ends(model, cluster, training, candidate, backward)

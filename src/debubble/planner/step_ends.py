@@ -96,7 +96,9 @@ def stage_parameters(model: Model, candidate: Candidate, stage: int) -> tuple[fl
     return dense / degrees.tp, routed / degrees.ep
 
 
-def _reduced(gpu, group: Group, training: Training, candidate: Candidate, parameters: float) -> float:
+def _reduced(
+    gpu, group: Group, training: Training, candidate: Candidate, parameters: float
+) -> float:
     reduce = all_gather if candidate.zero >= 1 else all_reduce
     return reduce(gpu, group, training.gradient_bytes * parameters)
 
