@@ -21,7 +21,8 @@ from torch.nn import functional
 import debubble as db
 from debubble import Placement, Schedule
 from debubble.core.errors import FormatError, ParameterError
-from debubble.interchange.launchers import TORCHTITAN, modules_text, torchtitan
+from debubble.interchange.launchers import torchtitan
+from debubble.interchange.layouts import TORCHTITAN, cut_text
 from debubble.interchange.torch_csv import to_csv
 from debubble.torch.titan import pipelining_fn
 from tests.torch import torchtitan_wheel
@@ -179,7 +180,7 @@ def with_our_function(rank: int, wheel: Path, cases: list[tuple[Any, Any, Any]])
 
 def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
     file = tmp_path / "best.modules.json"
-    file.write_text(modules_text([2, 3, 1, 2]))
+    file.write_text(cut_text(BLOCKS.placement, [2, 3, 1, 2]))
     names = TORCHTITAN.of([1, 2, 2, 3])
     path = tmp_path / "blocks.json"
     BLOCKS.save(path)
