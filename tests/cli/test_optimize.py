@@ -76,6 +76,12 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     modules = json.loads((tmp_path / "best.modules.json").read_text())
     assert modules["layers"] == data["layers"]
     assert sum(len(names) for names in modules["torchtitan"]) == 13 + 3
+    assert modules["torchtitan<=0.2.2"][-1][-1] == "output"
+    if data["layout"] is None:
+        assert "\nlayout Megatron-LM has none for the placement" in result.out
+    else:
+        assert f"\nlayout {data['layout']}\n" in result.out
+    assert modules["megatron"] == data["layout"]
     again = run("simulate", best, "--costs", costs, "--json").data
     assert again["makespan"] == pytest.approx(data["makespan"])
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])

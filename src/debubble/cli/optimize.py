@@ -201,7 +201,7 @@ def _check_output(path: str, sweeping: bool) -> None:
 def _write(result: Any, path: str, inputs: Inputs) -> str:
     """Write what was asked for; what was written, in words."""
     from debubble.interchange.files import is_file_name
-    from debubble.interchange.launchers import modules_text
+    from debubble.interchange.layouts import cut_text
 
     if is_file_name(path):
         result.schedule.save(path)
@@ -210,7 +210,8 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
             text = json_text(_own_costs(result.to_dict(), inputs))
             Path(costs).write_text(text + "\n", encoding="utf-8")
             modules = Path(path).with_suffix(".modules.json")
-            modules.write_text(modules_text(result.layers), encoding="utf-8")
+            text = cut_text(result.schedule.placement, result.layers)
+            modules.write_text(text, encoding="utf-8")
             return (
                 f"{path}, the modules of its stages in {modules}, and what they cost: "
                 f"debubble simulate {path} --costs {costs}"
