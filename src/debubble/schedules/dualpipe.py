@@ -180,7 +180,7 @@ def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> I
             "(3p/2)F + (m − p/2 − 2)·O + (p − 1)I + W + 2B",
             lambda k: (k.p / 2, k.m / 2),
         ),
-        ClosedForm("peak_activation", "p + 1", lambda k: (k.p + 1) * k.unit),
+        ClosedForm("peak_activation", "p + 1"),
     ),
 )  # fmt: skip
 def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
@@ -237,7 +237,7 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
             "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B",
             lambda k: (k.p, k.m),
         ),
-        ClosedForm("peak_activation", "p + 1/2", lambda k: (2 * k.p + 1) * k.unit),
+        ClosedForm("peak_activation", "p + 1/2"),
     ),
 )
 def dualpipe_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
