@@ -19,47 +19,62 @@ DEFAULT = 0.86
 
 @dataclass(frozen=True)
 class Factor:
-    """One efficiency: of a GPU, a tensor-parallel degree and a precision, and where it is from."""
+    """One efficiency: of a GPU, tensor-parallel degree, precision and software; and its source."""
 
     gpu: str
     tp: int
     precision: str
     efficiency: float
+    stack: str = "megatron"
     source: str = ""
+    gpus: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Efficiencies, of which the nearest counts: the same GPU, precision and degree if there is."""
+    """Efficiencies, of which the nearest to what is asked for counts."""
 
     table: tuple[Factor, ...] = ()
     error: float = 0.1
 
-    def efficiency(self, gpu: Gpu, tp: int, precision: str) -> float:
+    def efficiency(self, gpu: Gpu, tp: int, training: Training) -> float:
         """Share of the modelled speed of kernels that training reaches."""
-        found = self.nearest(gpu, tp, precision)
+        found = self.nearest(gpu.name, tp, training.precision, training.stack)
         return DEFAULT if found is None else found.efficiency
 
-    def nearest(self, gpu: Gpu, tp: int, precision: str) -> Factor | None:
-        """The factor that counts: of the same GPU, then precision, then the nearest degree."""
-        own = [factor for factor in self.table if factor.gpu == gpu.name]
-        same = [factor for factor in own if _kind(factor.precision) == _kind(precision)]
-        exact = [factor for factor in same if factor.precision == precision]
-        pool = exact or same
-        return min(
-            pool,
-            key=lambda factor: (abs(factor.tp.bit_length() - tp.bit_length()), -factor.tp),
-            default=None,
-        )
+    def nearest(self, gpu: str, tp: int, precision: str, stack: str) -> Factor | None:
+        """The factor that counts for a GPU: its own or, without any, one of its generation.
+
+        Then that of the same precision (16 bits, 8 or 4), the same software, the same precision to
+        the letter, and the nearest degree.
+        """
+        own = [item for item in self.table if item.gpu == gpu]
+        own = own or [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+
+        def distance(item: Factor) -> tuple[bool, bool, bool, int, int]:
+            return (
+                _bits(item.precision) != _bits(precision), item.stack != stack,
+                item.precision != precision, abs(item.tp.bit_length() - tp.bit_length()), item.tp,
+            )  # fmt: skip
+
+        return min(own, key=distance, default=None)
 
 
-def _kind(precision: str) -> str:
-    return "16" if precision in ("bf16", "fp16") else precision
+def _bits(precision: str) -> str:
+    return "".join(filter(str.isdigit, precision))
+
+
+def _generation(gpu: str) -> str:
+    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
+    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
 
 
 def shipped_factors() -> Factors:
     """Efficiencies of published steps."""
-    return Factors()
+    from debubble.planner.factors import SHIPPED
+
+    return Factors(SHIPPED)
 
 
 def calibrated(
@@ -75,11 +90,15 @@ def calibrated(
     """
     from debubble.planner.step import step_time
 
-    key = Factor(cluster.gpu.name, candidate.degrees.tp, training.precision, 1.0)
-    rest = tuple(
-        item for item in factors.table
-        if (item.gpu, item.tp, item.precision) != (key.gpu, key.tp, key.precision)
+    key = Factor(
+        cluster.gpu.name, candidate.degrees.tp, training.precision, 1.0, training.stack, "measured"
     )  # fmt: skip
+    rest = tuple(
+        item
+        for item in factors.table
+        if (item.gpu, item.tp, item.precision, item.stack)
+        != (key.gpu, key.tp, key.precision, key.stack)
+    )
 
     def with_efficiency(value: float) -> Factors:
         return replace(factors, table=(*rest, replace(key, efficiency=value)))

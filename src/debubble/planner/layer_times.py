@@ -8,6 +8,7 @@ from functools import lru_cache
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import memory_time
 from debubble.planner.gpus import Gpu
 from debubble.planner.layer_work import (
     Times,
@@ -64,7 +65,7 @@ def _layer_times(
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
     gpu = cluster.gpu
-    slow = 1 / factors.efficiency(gpu, candidate.degrees.tp, training.precision)
+    slow = 1 / factors.efficiency(gpu, candidate.degrees.tp, training)
     core = core_times(layer, gpu, training, candidate) * slow
     compute = _compute(model, layer, gpu, training, candidate) * slow + core
     parts = {
@@ -132,8 +133,12 @@ def _context_parallel(
         gpu, 2 * tokens_of(training, candidate) * width, inside=group.nodes == 1
     )  # fmt: skip
     hops = group.size - 1
-    forward = hops * max(step - core.F / group.size, 0.0)
-    backward = hops * max(2 * step - core.I / group.size, 0.0)
+    # Each step's output is joined with that before: read and written in fp32.
+    joined = memory_time(
+        gpu, 8 * tokens_of(training, candidate) * part.heads * part.head_dim / degrees.tp
+    )
+    forward = hops * (max(step - core.F / group.size, 0.0) + joined)
+    backward = hops * (max(2 * step - core.I / group.size, 0.0) + joined)
     return Times(forward, backward)
 
 

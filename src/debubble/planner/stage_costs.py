@@ -84,7 +84,7 @@ def head_times(
     """Last norm, head and loss; and multi-token prediction, each with a layer and a head more."""
     gpu, degrees = cluster.gpu, candidate.degrees
     tokens = tokens_of(training, candidate)
-    slow = 1 / factors.efficiency(gpu, degrees.tp, training.precision)
+    slow = 1 / factors.efficiency(gpu, degrees.tp, training)
     vocabulary = -(-model.vocabulary // degrees.tp)
     logits = tokens * vocabulary
     head = product_times(gpu, "bf16", Product(tokens, vocabulary, model.hidden))
