@@ -1,4 +1,4 @@
-"""Efficiencies that the package brings: each from one published step, and how far others are off."""
+"""Efficiencies that the package brings: each from one published step."""
 
 from __future__ import annotations
 
@@ -207,5 +207,53 @@ SHIPPED: tuple[Factor, ...] = (
     Factor("gb300", 1, "fp8", 0.877, "fsdp", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.25),
     Factor("b200", 1, "fp8", 0.775, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
     Factor("b200", 4, "fp8", 0.693, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
+    Factor(
+        "h100", 1, "bf16", 0.555, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
+    ),
+    Factor(
+        "gb200",
+        1,
+        "bf16",
+        0.671,
+        "megatron",
+        "dgxc-benchmarking llama4 v25.05.05: Llama4-Maverick-400B",
+        256,
+        7.859,
+        True,
+    ),
+    Factor(
+        "gb200",
+        1,
+        "mxfp8",
+        0.681,
+        "megatron",
+        "Megatron-Bridge 26.02: DeepSeekV3",
+        256,
+        16.57,
+        True,
+    ),
+    Factor(
+        "gb300", 1, "bf16", 0.854, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
+    ),
+    Factor(
+        "gb300", 1, "mxfp8", 0.808, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
+    ),
+    Factor(
+        "h100", 1, "fp8", 0.489, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
+    ),
+    Factor(
+        "h100", 2, "fp8", 0.886, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
+    ),
+    Factor(
+        "b200",
+        1,
+        "mxfp8",
+        0.586,
+        "megatron",
+        "Megatron-Bridge 26.02.01: Qwen3_30B_a3B",
+        8,
+        9.82,
+        True,
+    ),
 )
 """GPU, tensor-parallel degree, precision, efficiency, software, source and model, GPUs, seconds."""

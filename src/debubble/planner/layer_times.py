@@ -19,7 +19,7 @@ from debubble.planner.layer_work import (
     product_times,
     tokens_of,
 )
-from debubble.planner.links import all_gather, all_reduce, all_to_all, group_of, send
+from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, send
 from debubble.planner.model import Attention, Layer, Model
 
 EXPOSED = 0.5
@@ -65,7 +65,9 @@ def _layer_times(
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
     gpu = cluster.gpu
-    slow = 1 / factors.efficiency(gpu, candidate.degrees.tp, training)
+    slow = 1 / factors.efficiency(
+        gpu, candidate.degrees.tp, training, experts=layer.experts is not None
+    )
     core = core_times(layer, gpu, training, candidate) * slow
     compute = _compute(model, layer, gpu, training, candidate) * slow + core
     parts = {
@@ -150,9 +152,8 @@ def _expert_parallel(
     group = group_of(cluster, degrees, "ep")
     if experts is None or group.size == 1:
         return Times()
-    tokens = tokens_of(training, candidate) / degrees.tp
-    size = 2 * tokens * experts.top_k * model.hidden * training.imbalance
-    both = 2 * all_to_all(gpu, group, size)
+    tokens = tokens_of(training, candidate) / degrees.tp * training.imbalance
+    both = 2 * dispatch(gpu, group, tokens, 2 * model.hidden, experts.top_k)
     return Times(both, both)
 
 

@@ -90,7 +90,7 @@ def product_times(gpu: Gpu, precision: str, product: Product) -> Times:
     kind = PRECISIONS[precision]
     forward = product_time(gpu, kind, m, n, k, count)
     back = product_time(gpu, kind, m, k, n, count)
-    weight = product_time(gpu, kind, n, k, m, count)
+    weight = product_time(gpu, kind, n, k, m, count, written=8)
     if kind == "bf16":
         return Times(forward, back, weight)
     # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed.
