@@ -42,6 +42,8 @@ class Training:
         Whether gradients are reduced and weights gathered beside other work.
     overlap_p2p
         Whether activations are sent to the next stage beside other work.
+    stack
+        Software whose measured efficiency counts: ``"megatron"``, ``"deepspeed"`` or ``"fsdp"``.
     """
 
     batch: int
@@ -56,6 +58,7 @@ class Training:
     overlap_tp: bool = True
     overlap_dp: bool = True
     overlap_p2p: bool = True
+    stack: str = "megatron"
 
     @property
     def tokens(self) -> int:
@@ -138,7 +141,7 @@ class Candidate:
 
     @cached_property
     def without_order(self) -> Candidate:
-        """The candidate as one layer sees it: without schedule, split and number of microbatches."""
+        """The candidate as one layer sees it: without schedule, split and microbatches."""
         one = replace(self.degrees, pp=1, chunks=1)
         return replace(self, degrees=one, schedule="", layers=(0,), microbatches=1)
 

@@ -33,7 +33,9 @@ PRECISIONS = {
 
 
 @lru_cache(maxsize=65536)
-def product_time(gpu: Gpu, precision: str, m: int, n: int, k: int, count: int = 1) -> float:
+def product_time(
+    gpu: Gpu, precision: str, m: int, n: int, k: int, count: int = 1, *, written: int = 2
+) -> float:
     """Seconds of `count` matrix products ``(m, k) x (k, n)`` in one launch.
 
     Parameters
@@ -46,6 +48,8 @@ def product_time(gpu: Gpu, precision: str, m: int, n: int, k: int, count: int = 
         Sizes on one GPU; fractions of experts' loads are rounded up by the caller.
     count
         Equal products, such as heads or experts.
+    written
+        Bytes moved per number of the output: 2, or 8 where it is added to an fp32 gradient.
     """
     if min(m, n, k) <= 0:
         return 0.0
@@ -59,7 +63,7 @@ def product_time(gpu: Gpu, precision: str, m: int, n: int, k: int, count: int = 
     if k % ALIGNMENT or n % ALIGNMENT:
         best /= MISALIGNED
     width = 1 if eight else 2
-    moved = count * (width * (m * k + n * k) + 2 * m * n)
+    moved = count * (width * (m * k + n * k) + written * m * n)
     return float(max(best, moved / (gpu.bandwidth * MEMORY)) + LAUNCH)
 
 

@@ -34,7 +34,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Product:
-    """A weight of `k` inputs and `n` outputs that `m` tokens meet, in `count` copies of the size."""
+    """A weight of `k` inputs and `n` outputs that `m` tokens meet, `count` times."""
 
     m: int
     n: int
@@ -90,7 +90,7 @@ def product_times(gpu: Gpu, precision: str, product: Product) -> Times:
     kind = PRECISIONS[precision]
     forward = product_time(gpu, kind, m, n, k, count)
     back = product_time(gpu, kind, m, k, n, count)
-    weight = product_time(gpu, kind, n, k, m, count)
+    weight = product_time(gpu, kind, n, k, m, count, written=8)
     if kind == "bf16":
         return Times(forward, back, weight)
     # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed.
@@ -114,9 +114,8 @@ def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate)
         )
     heads, d = -(-batch * part.heads // tp), part.head_dim
     rows = s // cp
-    product = product_time(gpu, "bf16", rows, s, d, heads) + product_time(
-        gpu, "bf16", rows, d, s, heads
-    )
+    product = product_time(gpu, "bf16", rows, s, d, heads)
+    product += product_time(gpu, "bf16", rows, d, s, heads)
     scores = heads * rows * s
     return Times(
         product + memory_time(gpu, SCORES_FORWARD * scores) + 3 * LAUNCH,
