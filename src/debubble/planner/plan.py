@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from debubble.core.actions import Kind
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.activations import logits_bytes, stage_activation
-from debubble.planner.calibrate import Factors
+from debubble.planner.calibrate import Factors, has_experts
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
@@ -19,6 +21,7 @@ from debubble.planner.layer_times import layer_times
 from debubble.planner.model import Model
 from debubble.planner.stage_costs import stage_costs
 from debubble.planner.state import stage_state
+from debubble.planner.step import total
 from debubble.planner.step_ends import StepEnds, step_ends
 from debubble.schedules import registry
 
@@ -88,10 +91,10 @@ def schedule_of(candidate: Candidate, costs: Costs, limit: float | None = None) 
     entry = registry.find(candidate.schedule)
     if not entry.uses_costs:
         return _order(candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks)
-    within = {"memory": limit} if limit is not None and "memory" in entry.parameters else {}
+    within = limit if "memory" in entry.parameters else None
     return registry.make(
         candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches,
-        chunks=degrees.chunks, costs=costs, **within,
+        chunks=degrees.chunks, costs=costs, memory=within,
     )  # fmt: skip
 
 
@@ -149,7 +152,7 @@ def evaluate(asked: Asked, candidate: Candidate) -> Plan:
 
 def _ends(asked: Asked, candidate: Candidate, timeline: Timeline) -> StepEnds:
     duration = timeline.table.duration
-    backward = tuple(float(x) for x in duration[1] + duration[2])
+    backward = tuple((duration[Kind.I] + duration[Kind.W]).tolist())
     return step_ends(asked.model, asked.cluster, asked.training, candidate, backward)
 
 
@@ -181,18 +184,15 @@ def causes_of(
     # Embedding, head and what starting an action takes are compute, too.
     found["compute"] += mean - sum(found.values())
     found["imbalance"], found["bubble"] = most - mean, makespan - most
-    found["gradients"] = float(max(ends.gradients))
     found["optimizer"], found["weights"] = max(ends.optimizer), max(ends.weights)
+    found["gradients"] = total(timeline, ends) - makespan - found["optimizer"] - found["weights"]
     return found
 
 
 def _layer_causes(asked: Asked, candidate: Candidate) -> dict[str, float]:
     """Seconds of all layers for one microbatch."""
     found = {"recompute": 0.0}
-    counts: dict[object, int] = {}
-    for layer in asked.model.layers:
-        counts[layer] = counts.get(layer, 0) + 1
-    for layer, count in counts.items():
+    for layer, count in Counter(asked.model.layers).items():
         times = layer_times(
             asked.model, layer, asked.cluster, asked.training, candidate, asked.factors
         )
@@ -202,21 +202,29 @@ def _layer_causes(asked: Asked, candidate: Candidate) -> dict[str, float]:
     return found
 
 
-def speed(asked: Asked, step_time: float) -> dict[str, float | dict[str, float]]:
-    """Tokens per second of all GPUs, TFLOP/s per GPU (full attention) and MFU by convention."""
+@dataclass(frozen=True)
+class Speed:
+    """How fast a step is: tokens per second of all GPUs, and FLOP/s of one by convention."""
+
+    tokens_per_second: float
+    flops_per_gpu: dict[str, float]
+    mfu: dict[str, float]
+
+
+def speed(asked: Asked, step_time: float) -> Speed:
+    """How fast steps of a time are."""
     gpus, tokens = asked.cluster.gpus, asked.training.tokens
     flops = flops_per_token(asked.model, asked.training.sequence)
     per_gpu = {name: count * tokens / step_time / gpus for name, count in flops.items()}
-    return {
-        "tokens_per_second": tokens / step_time,
-        "tflops_per_gpu": per_gpu["causal"] / 1e12,
-        "mfu": {name: value / asked.cluster.gpu.bf16 for name, value in per_gpu.items()},
-    }
+    peak = asked.cluster.gpu.bf16
+    return Speed(tokens / step_time, per_gpu, {name: rate / peak for name, rate in per_gpu.items()})
 
 
-def error_of(asked: Asked, plan: Plan) -> float:
-    """Seconds by which the step time of a plan may be off."""
-    return asked.factors.error * plan.step_time
+def relative_error(asked: Asked, plan: Plan) -> float:
+    """Share of a plan's step time by which that may be off."""
+    tp, training = plan.candidate.degrees.tp, asked.training
+    experts = has_experts(asked.model)
+    return asked.factors.error(asked.cluster.gpu, tp, training, experts=experts)
 
 
 def tied(asked: Asked, one: Plan, other: Plan) -> bool:
@@ -226,4 +234,5 @@ def tied(asked: Asked, one: Plan, other: Plan) -> bool:
     off by the error of the model.
     """
     apart = sum(abs(one.causes[name] - other.causes[name]) for name in CAUSES)
-    return abs(one.step_time - other.step_time) <= asked.factors.error * apart
+    error = max(relative_error(asked, one), relative_error(asked, other))
+    return abs(one.step_time - other.step_time) <= error * apart

@@ -9,7 +9,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.core.units import number, percent
 from debubble.planner.candidate import Candidate
 from debubble.planner.flops import flops_per_token
-from debubble.planner.plan import CAUSES, Asked, Plan, error_of, speed, tied
+from debubble.planner.plan import CAUSES, Asked, Plan, relative_error, speed, tied
 from debubble.planner.search import Found
 
 GB = 1e9
@@ -26,6 +26,7 @@ SHORT = {
 def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan as plain data, in seconds and bytes."""
     candidate, degrees = plan.candidate, plan.candidate.degrees
+    fast = speed(asked, plan.step_time)
     return {
         "degrees": {
             name: getattr(degrees, name) for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
@@ -37,8 +38,10 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "recompute": candidate.recompute,
         "zero": candidate.zero,
         "step_time": plan.step_time,
-        "step_time_error": error_of(asked, plan),
-        **speed(asked, plan.step_time),
+        "step_time_error": relative_error(asked, plan) * plan.step_time,
+        "tokens_per_second": fast.tokens_per_second,
+        "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
+        "mfu": fast.mfu,
         "bubble_ratio": plan.bubble_ratio,
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
         "fits": plan.fits,
@@ -135,13 +138,11 @@ def _question(asked: Asked) -> str:
 
 def _best(asked: Asked, plan: Plan, width: int) -> list[str]:
     candidate = plan.candidate
-    speeds = speed(asked, plan.step_time)
-    mfu = speeds["mfu"]
-    assert isinstance(mfu, dict)
+    fast, error = speed(asked, plan.step_time), relative_error(asked, plan) * plan.step_time
     whole = (
-        f"{seconds(plan.step_time)} ± {seconds(error_of(asked, plan))} per step, "
-        f"{number(speeds['tokens_per_second'], 4)} tokens/s, MFU {percent(mfu['causal'])} "
-        f"({percent(mfu['full'])} counting attention in full)"
+        f"{seconds(plan.step_time)} ± {seconds(error)} per step, "
+        f"{number(fast.tokens_per_second, 4)} tokens/s, MFU {percent(fast.mfu['causal'])} "
+        f"({percent(fast.mfu['full'])} counting attention in full)"
     )
     parts = sorted(plan.causes, key=lambda name: -plan.causes[name])
     spent = ", ".join(

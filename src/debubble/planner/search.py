@@ -82,7 +82,7 @@ def search(
     asked: Asked,
     candidates: Iterable[Candidate],
     top: int = 10,
-    progress: Progress = lambda found: None,
+    progress: Progress | None = None,
 ) -> Found:
     """The fastest plans that fit, out of `candidates`.
 
@@ -92,6 +92,7 @@ def search(
     among the best.
     """
     found = Found(top)
+    tell = progress or _silent
     groups: list[tuple[float, int, list[Candidate]]] = []
     try:
         for number, (_, group) in enumerate(groupby(candidates, key=_work)):
@@ -101,7 +102,7 @@ def search(
             else:
                 groups.append((least_time(asked, members[0]), number, members))
             if number % 64 == 0:
-                progress(found)
+                tell(found)
         heapq.heapify(groups)
         while groups:
             bound, _, members = heapq.heappop(groups)
@@ -113,10 +114,14 @@ def search(
                     found.take(evaluate(asked, candidate))
                 except DebubbleError:
                     found.leave_out(NO_ORDER)
-            progress(found)
+            tell(found)
     except KeyboardInterrupt:
         found.interrupted = True
     return found
+
+
+def _silent(found: Found) -> None:
+    """Tell nobody."""
 
 
 def _work(candidate: Candidate) -> tuple[Degrees, int, str, int]:
