@@ -8,7 +8,7 @@ from functools import cached_property
 from debubble.core.errors import ParameterError
 
 RECOMPUTES = ("none", "selective", "full")
-RUNTIMES = ("megatron", "torch", "debubble")
+RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,14 @@ class Training:
     sequence_parallel
         Whether tensor-parallel groups also split norms and residual stream over the sequence.
     runtime
-        Who keeps buffers: ``"megatron"``, ``"torch"`` or ``"debubble"``.
+        Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
+        FSDP2) or ``"debubble"``.
+    master_bytes
+        Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at once.
+    fused
+        Whether elementwise operations are fused into their neighbours. Where they run one by one,
+        gated parts store their activation function's output beside the product, and experts'
+        outputs are stored before they are weighed.
     imbalance
         Tokens of the busiest expert group over their mean, 1 for balanced experts.
     overlap_tp
@@ -54,6 +61,8 @@ class Training:
     flash: bool = True
     sequence_parallel: bool = True
     runtime: str = "megatron"
+    master_bytes: int = 4
+    fused: bool = True
     imbalance: float = 1.0
     overlap_tp: bool = True
     overlap_dp: bool = True
