@@ -93,9 +93,10 @@ def product_times(gpu: Gpu, precision: str, product: Product) -> Times:
     weight = product_time(gpu, kind, n, k, m, count, written=8)
     if kind == "bf16":
         return Times(forward, back, weight)
-    # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed.
+    # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed;
+    # weights again for every microbatch.
     return Times(
-        forward + memory_time(gpu, 4 * m * k * count) + LAUNCH,
+        forward + memory_time(gpu, 4 * (m * k + n * k) * count) + LAUNCH,
         back + memory_time(gpu, 4 * m * n * count) + LAUNCH,
         weight,
     )
