@@ -5,14 +5,14 @@ from __future__ import annotations
 from debubble.planner.calibrate import Factor
 
 SHIPPED: tuple[Factor, ...] = (
-    Factor("a100-80gb", 8, "fp16", 0.899, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
-    Factor("a100-80gb", 1, "fp16", 0.814, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
+    Factor("a100-80gb", 8, "fp16", 0.935, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
+    Factor("a100-80gb", 1, "fp16", 0.824, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
     Factor("a100-80gb", 1, "bf16", 0.795, "fsdp", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
     Factor(
         "a100-80gb",
         4,
         "fp16",
-        0.814,
+        0.827,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
         384,
@@ -22,7 +22,7 @@ SHIPPED: tuple[Factor, ...] = (
         "a100-80gb",
         8,
         "fp16",
-        0.777,
+        0.78,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-21: GPT-181B",
         384,
@@ -32,7 +32,7 @@ SHIPPED: tuple[Factor, ...] = (
         "a100-80gb",
         2,
         "fp16",
-        0.813,
+        0.826,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
         384,

@@ -136,8 +136,8 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
         flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
-        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3, overlap_p2p=modern or year >= FLASH_YEAR,
-        stack=_stack(row, candidate),
+        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
+        overlap_p2p=modern or year >= FLASH_YEAR, stack=_stack(row, candidate),
     )  # fmt: skip
 
 
