@@ -36,6 +36,11 @@ class Factor:
     experts: bool = False
     measured: bool = False
 
+    @property
+    def key(self) -> tuple[str, int, str, str, bool]:
+        """What it counts for."""
+        return self.gpu, self.tp, self.precision, self.stack, self.experts
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -130,22 +135,9 @@ def calibrated(
     """
     from debubble.planner.step import step_time
 
-    key = Factor(
-        cluster.gpu.name, candidate.degrees.tp, training.precision, 1.0, training.stack, "measured",
-        cluster.gpus, seconds, has_experts(model), measured=True,
-    )  # fmt: skip
-    rest = tuple(
-        item
-        for item in factors.table
-        if (item.gpu, item.tp, item.precision, item.stack, item.experts)
-        != (key.gpu, key.tp, key.precision, key.stack, key.experts)
-    )
-
-    def with_efficiency(value: float) -> Factors:
-        return replace(factors, table=(*rest, replace(key, efficiency=value)))
-
     def step(value: float) -> float:
-        return step_time(model, cluster, training, candidate, with_efficiency(value)).seconds
+        known = with_measured(factors, model, cluster, training, candidate, value, seconds)
+        return step_time(model, cluster, training, candidate, known).seconds
 
     low, high = LIMITS
     if not step(high) <= seconds <= step(low):
@@ -165,7 +157,20 @@ def calibrated(
             a, at_a = middle, at
         else:
             b, at_b = middle, at
-    return with_efficiency(1 / middle)
+    return with_measured(factors, model, cluster, training, candidate, 1 / middle, seconds)
+
+
+def with_measured(
+    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
+    efficiency: float, seconds: float = 0.0,
+) -> Factors:  # fmt: skip
+    """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
+    new = Factor(
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.stack,
+        "measured", cluster.gpus, seconds, has_experts(model), measured=True,
+    )  # fmt: skip
+    rest = (item for item in factors.table if not item.measured or item.key != new.key)
+    return replace(factors, table=(*rest, new))
 
 
 def has_experts(model: Model) -> bool:

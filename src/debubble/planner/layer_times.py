@@ -89,10 +89,10 @@ def _compute(
     tokens, tp = tokens_of(training, candidate), candidate.degrees.tp
     total = elementwise_times(model, layer, gpu, training, candidate)
     for product in attention_products(model, layer, tokens, tp):
-        total += product_times(gpu, training.precision, product)
+        total += product_times(gpu, training, product)
     for product in mlp_products(model, layer.mlp, tokens, candidate):
         busiest = training.imbalance if product.count > 1 else 1.0
-        total += product_times(gpu, training.precision, product) * busiest
+        total += product_times(gpu, training, product) * busiest
     return total
 
 

@@ -32,7 +32,7 @@ NETWORKS = {"bigscience": 6.25e9}
 GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 
 FLASH_YEAR = 2023
-"""First year of sources whose attention stores no scores."""
+"""First year of sources whose attention stores no scores, and whose stages send beside work."""
 
 BEFORE_OVERLAP = ("v100", "a100")
 """GPUs whose published pipelines ran with software that overlapped no communication."""
@@ -136,8 +136,8 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
         flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
-        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3, overlap_p2p=modern,
-        stack=_stack(row, candidate),
+        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
+        overlap_p2p=modern or year >= FLASH_YEAR, stack=_stack(row, candidate),
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def head_times(
     )
     vocabulary = -(-model.vocabulary // degrees.tp)
     logits = tokens * vocabulary
-    head = product_times(gpu, "bf16", Product(tokens, vocabulary, model.hidden))
+    head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
     head += Times(
         memory_time(gpu, LOGITS_FORWARD * logits), memory_time(gpu, LOGITS_BACKWARD * logits)
     )
@@ -104,7 +104,7 @@ def head_times(
         return head
     layer = layer_times(model, model.layers[-1], cluster, training, candidate, factors)
     joined = product_times(
-        gpu, training.precision, Product(tokens, model.hidden, 2 * model.hidden)
+        gpu, training, Product(tokens, model.hidden, 2 * model.hidden)
     )  # fmt: skip
     return head + (_with_recompute(layer) + joined * slow + head) * model.mtp
 
