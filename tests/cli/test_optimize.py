@@ -114,7 +114,10 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-m", 8], "ranks is missing; give -p"),
         (["-p", 4], "microbatches is missing; give -m"),
         (["-p", 4, "-m", 8, "--memory", 0.5], "memory 0.5 is too small"),
-        (["-p", 4, "-m", 8, "--memory", "much"], "--memory is 'much'; it is a positive number"),
+        (
+            ["-p", 4, "-m", 8, "--memory", "much"],
+            "--memory is 'much'; the limit is a positive number",
+        ),
         (["-p", 4, "-m", 8, "--memory", "1/2"], "memory has 2 limits for 4 ranks"),
         (["-p", 4, "-m", 8, "--time-limit", "x"], "--time-limit is 'x'"),
         (["-p", 4, "-m", 8, "--layers", "x"], "--layers is 'x'; give a whole number"),

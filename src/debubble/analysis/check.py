@@ -18,7 +18,7 @@ from debubble.analysis.fast_check import is_sound, without_sharding
 from debubble.analysis.metrics import amount_text, limit_text
 from debubble.analysis.optimizer_steps import inspect_steps
 from debubble.analysis.outputs import inspect_outputs, split_under_ddp
-from debubble.analysis.problems import LISTED, Findings, Problem, Report, position_text
+from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
 from debubble.analysis.queues import lost_in_queues
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
@@ -209,7 +209,7 @@ def _end_of(schedule: Schedule, texts: Sequence[str]) -> tuple[int | None, int |
         stage, kind, unit = Action.parse(text, schedule.slices)
         positions = np.flatnonzero(schedule.actions == pack(kind, stage, unit))
         if len(positions):
-            return position_text(schedule, int(positions[0]))[:2]
+            return spot(schedule, positions[0])[:2]
     return None, None
 
 
@@ -263,7 +263,7 @@ def _memory(
                 "memory", f"{excess}, while activations leave their ranks or come back", rank, None,
                 (), "copy fewer activations or copy them faster, or raise the limit",
             )  # fmt: skip
-        _, index, text, _ = position_text(schedule, position)
+        _, index, text = spot(schedule, position)
         return Problem(
             "memory",
             f"{excess}, first at action {index}: {text}",
@@ -282,7 +282,7 @@ def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) ->
     None where the order alone does not exceed it, but the times of copies do.
     """
     added, freed = use.deltas(schedule, rank)
-    held = np.cumsum(added)
+    held = use.static[rank] + np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
     if not above.any() and survey_of(schedule).kinds & kind_bits(COPY_KINDS):

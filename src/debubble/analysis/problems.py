@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    code_text,
-)
+from debubble.core.actions import code_text
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.core.units import amount
@@ -225,12 +223,32 @@ def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
     return wanted + np.searchsorted(before, wanted, side="right"), absent
 
 
-def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
-    """Rank, index in its program, the action's text, and all three as a sentence's start."""
-    rank = schedule.rank_of(position)
-    index = position - int(schedule.offsets[rank])
+class Spot(NamedTuple):
+    """An action's rank, its place in that rank's program, and its text."""
+
+    rank: int
+    place: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, action {self.place}: {self.text}"
+
+    def problem(self, code: str, what: str, fix: str, *others: str) -> Problem:
+        """The problem that this action does `what`; `others` are involved, too."""
+        return Problem(code, f"{self} {what}", self.rank, self.place, (self.text, *others), fix)
+
+
+def spot(schedule: Schedule, position: int | np.integer[Any]) -> Spot:
+    """The action at a position of a schedule."""
+    rank = schedule.rank_of(int(position))
     text = code_text(int(schedule.actions[position]), schedule.slices)
-    return rank, index, text, f"rank {rank}, action {index}: {text}"
+    return Spot(rank, int(position) - int(schedule.offsets[rank]), text)
+
+
+def late_need(here: Spot, wanted: Spot) -> Problem:
+    """The problem that an action stands before one of its rank that it needs."""
+    what = f"needs {wanted.text}, which comes later, as action {wanted.place}"
+    return here.problem("order", what, f"move {wanted.text} before {here.text}", wanted.text)
 
 
 def _count(number: int, noun: str) -> str:

@@ -75,7 +75,6 @@ def optimize(
     the search with the best so far.
     """
     sweeping = setup.memory == SWEEP
-    limits = None if sweeping or setup.memory is None else _limits(setup.memory)
     if setup.lowering.get("recompute_at") is not None:
         raise ParameterError(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
@@ -85,7 +84,12 @@ def optimize(
     )
     away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
     searched = {"recompute": None, "offload": None}
-    inputs = replace(setup, memory=None, lowering={**setup.lowering, **searched}).read()
+    given = replace(
+        setup,
+        memory=None if sweeping else setup.memory,
+        lowering={**setup.lowering, **searched},
+    )
+    inputs = given.read(f", or '{SWEEP}'")
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
@@ -114,9 +118,7 @@ def optimize(
         else:
             import debubble
 
-            result = debubble.optimize(
-                memory=inputs.memory if limits is None else limits, report=_Report(line), **options
-            )
+            result = debubble.optimize(memory=inputs.memory, report=_Report(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -130,16 +132,10 @@ def optimize(
         note(f"wrote {_write(result, output, inputs)}")
 
 
-def _limits(text: str) -> float | list[float]:
-    parts = [_number("--memory", part, f"; write a number, 3/3/2/2, or '{SWEEP}'")
-             for part in text.split("/")]  # fmt: skip
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _number(flag: str, text: str, more: str = "") -> float:
+def _number(flag: str, text: str) -> float:
     number = read_number(text)
     if not 0 < number < float("inf"):
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number{more}")
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number")
     return number
 
 

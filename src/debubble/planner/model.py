@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -30,6 +30,14 @@ class Attention:
         biases = (query + both) * self.bias + hidden * self.out_bias
         extra = 2 * self.head_dim * self.qk_norm + self.heads * self.sinks
         return hidden * (query + both) + query * hidden + biases + extra
+
+    def whole_parameters(self, hidden: int) -> int:
+        """Those that tensor parallelism does not split: norms, and the output's bias."""
+        return 2 * self.head_dim * self.qk_norm + hidden * self.out_bias
+
+    def kv_parameters(self, hidden: int) -> int:
+        """Those of the projections to keys and values."""
+        return 2 * self.kv_heads * self.head_dim * (hidden + self.bias)
 
     def matmul_parameters(self, hidden: int) -> int:
         """Weights that every token is multiplied with."""
@@ -70,6 +78,15 @@ class LatentAttention:
     def parameters(self, hidden: int) -> int:
         """Number of parameters, the norms of the latent vectors included."""
         return self.matmul_parameters(hidden) + self.q_rank + self.kv_rank
+
+    def whole_parameters(self, hidden: int) -> int:
+        """Those that tensor parallelism does not split: the projections down, and norms."""
+        narrow = self.q_rank + self.kv_rank
+        return hidden * (narrow + self.rope_dim) + narrow
+
+    def kv_parameters(self, hidden: int) -> int:  # noqa: ARG002 (as of other attention)
+        """Those of the projections up to keys and values."""
+        return self.kv_rank * self.heads * (self.nope_dim + self.v_dim)
 
     def matmul_parameters(self, hidden: int) -> int:
         """Weights that every token is multiplied with."""
@@ -204,6 +221,19 @@ class Model:
     positions: int = 0
     mtp: int = 0
     dropout: bool = False
+
+    @cached_property
+    def without_layers(self) -> Model:
+        """What a layer needs to know of its model; small, to look results up by it."""
+        return replace(self, name="", layers=())
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.hidden, self.layers, self.vocabulary, self.tied, self.mtp))
+
+    def __hash__(self) -> int:
+        # Computed once: caches of what layers take are asked for every plan.
+        return self._hash
 
     @property
     def norm_parameters(self) -> int:
