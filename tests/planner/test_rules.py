@@ -156,7 +156,7 @@ def refused(one: Case, framework: str | None) -> dict[str, Broken]:
         (case(dense(30), pp=32, m=64), FRAMEWORKS),
         (case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="full"), FRAMEWORKS),
         (case(latent(), "interleaved-overlap", ep=64, dp=64, pp=16, chunks=2, m=32),
-         ("megatron", "automodel")),
+         ("megatron",)),
     ],
 )  # fmt: skip
 def test_what_fits_breaks_nothing(example: Case, frameworks: tuple[str, ...]) -> None:

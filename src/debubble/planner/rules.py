@@ -187,7 +187,11 @@ def broken(
     framework
         ``"megatron"``, ``"torchtitan"`` or ``"automodel"``; without one, only what any breaks on.
     """
-    case = Case(model, cluster.gpus, training, candidate)
+    return broken_rules(Case(model, cluster.gpus, training, candidate), framework)
+
+
+def broken_rules(case: Case, framework: str | None = None) -> list[Broken]:
+    """The rules that a case breaks."""
     found = []
     for rule in rules_of(framework):
         problem = rule.check(case)

@@ -26,9 +26,10 @@ def schedule(case: Case) -> Problem | None:
     name, d = case.candidate.schedule, case.degrees
     if name in SCHEDULES:
         return None
-    where = "" if in_loop(case.placement) else f", nor its placement '{case.placement.name}'"
+    where = "" if in_loop(case.placement) else f" and no placement '{case.placement.name}'"
     near = "1f1b" if d.chunks == 1 else "interleaved-1f1b"
-    return Problem(f"Megatron-LM has no schedule '{name}'{where}", {"schedule": near})
+    return Problem(f"no schedule '{name}'{where}; it has {', '.join(SCHEDULES)}",
+                   {"schedule": near})  # fmt: skip
 
 
 def split_sequence(case: Case) -> Problem | None:

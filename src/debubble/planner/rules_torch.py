@@ -120,7 +120,7 @@ TORCH_RULES = (
     Rule("modules", {T: "module_fqns_per_model_part", A: "module_fqns_per_model_part"}, ORDER,
          filled),
     Rule("tied", {T: "enable_weight_tying", A: "tie_word_embeddings"}, DEGREES, tied),
-    Rule("mtp", {T: "mtp_layers"}, DEGREES, mtp),
+    Rule("mtp", {T: "mtp_layers", A: "module_fqns_per_model_part"}, DEGREES, mtp),
     Rule("precision", {T: "mixed_precision_param"}, DEGREES, precision),
     Rule("microbatches", {A: "step_scheduler.local_batch_size"}, ORDER, filled_pipeline),
 )  # fmt: skip
