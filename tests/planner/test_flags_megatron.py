@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from debubble.planner.flags_megatron import split_lines
+from debubble.planner.flags_megatron import megatron_lines, split_lines
 from debubble.planner.rules import Case
 from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, dense, latent, mixture
+from tests.planner.test_rules import EXAMPLES, RULES
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,37 @@ def test_megatron_takes_our_flags_and_means_the_same(wheel: Path) -> None:
             stages = range(rank, d.stages, d.pp)
             assert made["layers"][rank] == [own.layers[stage] for stage in stages]
             assert made["offsets"][rank] == [starts[stage] for stage in stages]
+
+
+REFUSED = {
+    "heads": "num_attention_heads",
+    "kv-heads": "must be a multiple or divisor of tensor_model_parallel_size",
+    "sequence": r"seq-length should be a multiple of 2 \* context-parallel-size",
+    "overlap-experts": "only supported with expert model parallelism",
+    "overlap-recompute": "disable full recomputation",
+    "overlap-mtp": "MTP supports at most one layer",
+}
+"""Rules that its arguments are checked by, and its words; others it finds while it runs."""
+
+
+@pytest.mark.slow
+def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(wheel: Path) -> None:
+    wrong = [(name, one) for name in REFUSED for one, _ in EXAMPLES[name]]
+    better = [one.changed(RULES[name].check(one).changes) for name, one in wrong]  # type: ignore[union-attr]
+    # What a rule changes leaves others broken: those of the same kind are about numbers alone.
+    both = [one for _, one in wrong] + [fitted(one) for one in better]
+    found = megatron.verdicts(wheel, [(one, "\n".join(megatron_lines(one))) for one in both])
+    for (name, _), made in zip(wrong, found, strict=False):
+        assert re.search(REFUSED[name], made["error"]), (name, made)
+    for one, made in zip(better, found[len(wrong) :], strict=True):
+        assert "error" not in made, (one.candidate, made)
+
+
+def fitted(one: Case) -> Case:
+    """As many GPUs and sequences as the degrees need."""
+    own = one.candidate
+    batch = one.degrees.dp * own.microbatch_size * own.microbatches
+    return one.changed({"gpus": one.degrees.gpus, "batch": batch})
 
 
 def meant(made: dict[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     ],
     "sequence-parallel": [(case(dense(), tp=4, sequence=8190), "sequence 8192")],
     "expert-sequence-parallel": [
-        (case(mixture(), tp=2, ep=4, dp=2, sequence_parallel=False), "sequence parallel on")
+        (case(mixture(), tp=2, ep=4, dp=2, sequence_parallel=False), "sequence parallel on"),
+        (case(mixture(), tp=2, sequence_parallel=False), "sequence parallel on"),
     ],
     "interleaving": [
         (case(dense(), "interleaved-1f1b", pp=4, chunks=2, m=9), "microbatches 8"),

@@ -42,11 +42,11 @@ def split_sequence(case: Case) -> Problem | None:
 
 
 def experts_and_tensors(case: Case) -> Problem | None:
-    """Expert and tensor parallelism together need sequence parallelism."""
-    d = case.degrees
-    if d.ep == 1 or d.tp == 1 or case.training.sequence_parallel:
+    """Layers of experts take tensor parallelism with sequence parallelism alone."""
+    tp = case.degrees.tp
+    if not case.experts or tp == 1 or case.training.sequence_parallel:
         return None
-    return Problem(f"ep {d.ep} with tp {d.tp} without sequence parallelism",
+    return Problem(f"experts with tp {tp} without sequence parallelism",
                    {"sequence_parallel": True})  # fmt: skip
 
 
