@@ -25,6 +25,7 @@ from debubble.interchange.launchers import torchtitan
 from debubble.interchange.layouts import TORCHTITAN, cut_text
 from debubble.interchange.torch_csv import to_csv
 from debubble.torch.titan import pipelining_fn
+from tests import wheels
 from tests.torch import torchtitan_wheel
 from tests.torch.world import in_ranks
 
@@ -33,10 +34,8 @@ RANKS, MICROBATCHES = 2, 6
 
 
 @pytest.fixture(scope="module")
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kept = request.config.cache
-    folder = kept.mkdir("torchtitan") if kept else tmp_path_factory.mktemp("torchtitan")
-    return torchtitan_wheel.fetch(Path(folder))
+def wheel(request: pytest.FixtureRequest) -> Path:
+    return torchtitan_wheel.fetch(wheels.folder_of(request, "torchtitan"))
 
 
 class Decoder(nn.Module):

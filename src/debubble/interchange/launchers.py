@@ -10,7 +10,13 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
-from debubble.interchange.layouts import AUTOMODEL, TORCHTITAN, megatron_layout
+from debubble.interchange.layouts import (
+    AUTOMODEL,
+    TORCHTITAN,
+    in_loop,
+    in_v,
+    megatron_layout,
+)
 from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"
@@ -87,6 +93,13 @@ def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -
     return lines
 
 
+def placing_name(placement: Placement) -> str | None:
+    """The name of a PyTorch schedule that places stages like this; None when there is none."""
+    if in_loop(placement):
+        return "PipelineScheduleSingle" if placement.chunks == 1 else "PipelineScheduleMulti"
+    return V_SCHEDULE if in_v(placement) else None
+
+
 def _placing_name(schedule: Schedule, program: str) -> str:
     """The name by which a program places stages as the schedule has them."""
     placement = schedule.placement
@@ -96,16 +109,13 @@ def _placing_name(schedule: Schedule, program: str) -> str:
             f"{where} it has {placement.copies} copies of the model, and {program} gives each "
             "stage to one rank"
         )
-    ranks, chunks = placement.ranks, placement.chunks
-    if placement.stages == ranks * chunks:
-        if placement.table == Placement.loop(ranks, chunks).table:
-            return "PipelineScheduleSingle" if chunks == 1 else "PipelineScheduleMulti"
-        if chunks == 2 and placement.table == Placement.v(ranks).table:
-            return V_SCHEDULE
-    raise ParameterError(
-        f"{where} its placement is '{placement.name}', and {program} places stage s on rank "
-        f"s mod {ranks}, or two stages a rank in a V"
-    )
+    name = placing_name(placement)
+    if name is None:
+        raise ParameterError(
+            f"{where} its placement is '{placement.name}', and {program} places stage s on rank "
+            f"s mod {placement.ranks}, or two stages a rank in a V"
+        )
+    return name
 
 
 def megatron(

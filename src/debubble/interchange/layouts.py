@@ -189,6 +189,16 @@ _LETTER = re.compile(r"([A-Za-z|])(?:\*([0-9]{1,6}))?")
 _GROUP = re.compile(r"\(((?:[A-Za-z|](?:\*[0-9]{1,6})?)+)\)\*([0-9]{1,6})")
 
 
+def in_loop(placement: Placement) -> bool:
+    """Whether stage s is on rank s mod p, of one copy of the model."""
+    return placement.table == Placement.loop(placement.ranks, placement.chunks).table
+
+
+def in_v(placement: Placement) -> bool:
+    """Whether stages go down the ranks and back up, once, of one copy of the model."""
+    return placement.table == Placement.v(placement.ranks).table
+
+
 def megatron_layout(placement: Placement, cut: Sequence[int], mtp: int = 0) -> str:
     """The layout string of a cut over a placement.
 
@@ -197,11 +207,9 @@ def megatron_layout(placement: Placement, cut: Sequence[int], mtp: int = 0) -> s
     ParameterError
         When Megatron-LM places no stages like this.
     """
-    ranks, chunks = placement.ranks, placement.chunks
-    loop = placement.copies == 1 and placement.stages == ranks * chunks
-    if not loop or placement.table != Placement.loop(ranks, chunks).table:
+    if not in_loop(placement):
         raise ParameterError(
-            f"Megatron-LM places stage s on rank s mod {ranks}; the placement "
+            f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
             f"'{placement.name}' cannot be written as a layout"
         )
     return str(cut_layout(cut, mtp))
