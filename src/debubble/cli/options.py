@@ -195,26 +195,28 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
+def count(flag: str, text: str, least: int, most: int) -> int:
+    """The whole number from `least` to `most` in the text of an option."""
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
+    if not least <= number <= most:
+        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
+
+
 def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     if text is not None and text not in known:
         raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
     return text
 
 
-def read_limit(text: str, more: str = "") -> Limit:
+def read_limit(text: str) -> Limit:
     """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``."""
-    limits = tuple(_positive(part) for part in text.split("/"))
-    if not all(limits):
+    limits = tuple(read_number(part) for part in text.split("/"))
+    if not all(0 < limit < math.inf for limit in limits):
         raise ParameterError(
-            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3{more}"
+            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3"
         )
     return limits if len(limits) > 1 else limits[0]
-
-
-def _positive(text: str) -> float:
-    """The positive number in a text, 0 where it is none."""
-    number = read_number(text)
-    return number if 0 < number < math.inf else 0.0
 
 
 @dataclass(frozen=True)
