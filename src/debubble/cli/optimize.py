@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +14,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Setup, count, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
+from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, read_stages
@@ -106,7 +105,7 @@ def optimize(
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
-    with _line() as line:
+    with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
 
@@ -248,23 +247,6 @@ class _Report:
         gap = makespan / bound - 1 if bound else 0.0
         seconds = time.monotonic() - self.began
         self.line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
-
-
-@contextmanager
-def _line() -> Iterator[Any]:
-    """A line on standard error that is written over, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005 - nobody looks
-        return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")
 
 
 app = command(
