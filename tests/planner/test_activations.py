@@ -191,3 +191,13 @@ def test_logits():
     assert logits_bytes(model, Training(8, 8192), plan) == 12 * 8192 * 128256 / 2
     predicting = replace(model, mtp=1)
     assert logits_bytes(predicting, Training(8, 8192), plan) == 12 * 8192 * 128256
+
+
+def test_torchtitans_selective_recompute_keeps_every_second_product():
+    model, training = read_model("llama-3.1-8b"), Training(8, 1, runtime="torch")
+    plan = candidate(model, recompute="selective")
+    found = layer_activation(model, model.layers[0], training, plan)
+    kept = 4096 + 4096 + 1024 + 14336 + 4096  # input, queries, values, gate, last matrix
+    attention = 2 * 4096 + 4 * 32
+    assert found.stored == 2 * kept + attention
+    assert found.stored + found.recomputed == 139_392

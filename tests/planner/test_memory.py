@@ -106,7 +106,7 @@ def test_the_peak_of_1f1b_is_at_the_first_rank_when_its_backwards_begin():
     assert ranks[0].at.time == 4 + 3 * 2
     last = ranks[3]
     assert last.logits == logits_bytes(SMALL, TRAINING, plan)
-    assert last.at.action == "3F0"
+    assert last.at.action == "3B0"
     assert [rank.logits for rank in ranks[:3]] == [0, 0, 0]
 
 
@@ -259,3 +259,33 @@ def test_the_margin_is_stated():
     for rank in ranks:
         changing = rank.activations + rank.buffers + rank.logits
         assert rank.margin == pytest.approx(MARGIN + FRAGMENTATION * changing)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "size", "sequence", "recompute", "gibibytes"),
+    [
+        # torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: FSDP2, largest over ranks.
+        ("llama-3.1-8b", Degrees(dp=128), 2, 8192, "selective", 67.0),
+        ("llama-3.1-8b", Degrees(dp=8), 1, 32768, "full", 83.9),
+        ("llama-3.1-8b", Degrees(cp=2, dp=4), 1, 65536, "full", 84.2),
+        ("llama-3.1-405b", Degrees(tp=8, dp=8, pp=8), 1, 32768, "full", 75.3),
+        ("llama-3.1-405b", Degrees(tp=8, cp=4, dp=2, pp=8), 1, 131072, "full", 77.1),
+    ],
+)
+def test_torchtitans_memory(name, degrees, size, sequence, recompute, gibibytes):
+    training = Training(64, sequence, runtime="torch", fused=False)
+    _, _, ranks = planned(
+        read_model(name), training, degrees, size=size, microbatches=8, recompute=recompute, zero=3
+    )
+    assert fullest(ranks) / GIB == pytest.approx(gibibytes, rel=0.06)
+
+
+def test_activations_of_deepseek_v3():
+    # Megatron-Core, arXiv 2603.07685, table 3: 131.0 GB with pp 4, four chunks, ep 64.
+    training = Training(2048, 4096)
+    degrees = Degrees(pp=4, chunks=4, ep=64, dp=64)
+    layers = (4,) * 15 + (1,)
+    _, _, ranks = planned(
+        read_model("deepseek-v3"), training, degrees, schedule="interleaved-1f1b", layers=layers
+    )
+    assert ranks[0].activations == pytest.approx(131.0e9, rel=0.03)

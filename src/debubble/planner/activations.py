@@ -41,6 +41,9 @@ RECOMPUTE_MODULES = (
 )  # fmt: skip
 """What Megatron-LM's ``--recompute-modules`` can name."""
 
+EVERY_SECOND = "op"
+"""torchtitan's selective recompute: outputs of attention and of every second product stay."""
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -96,7 +99,7 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
     Those that the candidate names; else core attention where its scores are stored, and where
     flash attention stores none, norms, the upward projections of latent attention, and the
     experts' activation function: what is cheap to compute and large to keep (Megatron-Core,
-    arXiv 2603.07685).
+    arXiv 2603.07685). With PyTorch's runtime torchtitan's :data:`EVERY_SECOND`.
     """
     if candidate.recompute != "selective":
         return ()
@@ -112,6 +115,8 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
 @lru_cache(maxsize=256)
 def default_modules(model: Model, training: Training) -> tuple[str, ...]:
     """Modules that ``"selective"`` computes again where a candidate names none."""
+    if training.runtime == "torch":
+        return (EVERY_SECOND,)
     if not training.flash:
         return ("core_attn",)
     latent = any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
@@ -248,6 +253,8 @@ def _activation(
     stored = whole
     if recompute == "full":
         stored = checkpoint
+    elif modules == (EVERY_SECOND,):
+        stored = bytes_of(_every_second_product(model, layer, tp))
     elif recompute == "selective":
         names = set(modules)
         if "moe" in names:
@@ -296,6 +303,26 @@ def _module_parts(model: Model, layer: Layer, training: Training, tp: int) -> di
         all_parts += found["mlp"]
     found["all"] = all_parts
     return found
+
+
+def _every_second_product(model: Model, layer: Layer, tp: int) -> _Parts:
+    """The layer's input, attention's output, and every second output of a matrix, per token.
+
+    Queries, values, the gate and the last matrix are the first, third, … of a gated layer. Experts'
+    matrices are multiplied in groups, which count as none; what is sent to experts and comes back
+    stays.
+    """
+    attention, mlp, hidden = layer.attention, layer.mlp, model.hidden
+    query, both = _widths(attention, tp)
+    found = _Parts(stream=2.0 * hidden, split=4.0 * attention.heads)
+    if isinstance(attention, LatentAttention):
+        narrow = attention.q_rank + attention.kv_rank + attention.rope_dim
+        found += _Parts(2.0 * (narrow + hidden), 2.0 * attention.heads * attention.v_dim)
+    else:
+        found += _Parts(split=2.0 * (query + both / 2 + query))
+    if isinstance(mlp, Experts):
+        return found + _Parts(split=2.0 * mlp.shared_width, routed=4.0 * mlp.top_k * hidden)
+    return found + _Parts(2.0 * hidden * mlp.gated, 2.0 * mlp.width)
 
 
 def _kept_parts(model: Model, layer: Layer, tp: int) -> _Parts:
