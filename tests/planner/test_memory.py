@@ -76,7 +76,8 @@ def test_activations_are_the_engines(schedule, chunks):
 
 @pytest.mark.parametrize("runtime", ["megatron", "deepspeed", "torch", "debubble"])
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", 1), ("zb-v", 2), ("interleaved-1f1b", 2), ("chimera", 1)]
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved-1f1b", 2), ("chimera", 1)],
 )
 def test_nothing_is_negative_and_all_parts_add_up(schedule, chunks, runtime):
     training = replace(TRAINING, runtime=runtime)

@@ -192,7 +192,7 @@ def memory_curves(
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(timeline, rank, moments, each),
+            _activations(timeline, rank, moments, each, training.runtime),
             buffers(timeline, rank, moments, size, training.runtime),
             _logits(schedule, moments, head),
             rank_state(model, training, candidate, schedule, rank),
@@ -236,7 +236,7 @@ def rank_state(
 
 
 def _activations(
-    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation]
+    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation], runtime: str
 ) -> Floats:
     """What the engine says is in flight, and what backwards hold beside it."""
     schedule = timeline.schedule
@@ -251,16 +251,17 @@ def _activations(
         here = moments.positions - int(schedule.offsets[rank])
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
+    split, weights, whole = moments.backwards(runtime)
     again = np.array([one.recomputed for one in each]) / schedule.slices
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     over /= schedule.slices
-    split, weights = moments.kinds == Kind.I, moments.kinds == Kind.W
-    backward = split | (moments.kinds == Kind.B)
-    for mask, amounts, back in ((backward, again, backward), (split, over, weights)):
-        if amounts.any():
-            first = moments.starts if mask is backward else moments.stops
-            changes.append((first[mask], amounts[moments.stages[mask]]))
-            changes.append((moments.stops[back], -amounts[moments.stages[back]]))
+    if again.any():
+        run = split | whole
+        amounts = again[moments.stages[run]]
+        changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
+    if over.any() and split.any():
+        for mask, sign in ((split, 1.0), (weights, -1.0)):
+            changes.append((moments.stops[mask], sign * over[moments.stages[mask]]))
     return moments.held(*changes)
 
 
