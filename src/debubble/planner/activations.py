@@ -140,20 +140,45 @@ def stage_activation(
     and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
     one layer, because layers come back one at a time; `boundary` is that of one layer, too.
     """
-    key = _key(model, training, candidate)
-    sums = _sums(model, training, *key)
-    begin, end = candidate.first_layers[stage], candidate.first_layers[stage + 1]
-    stored, kept, checkpoint = (row[end] - row[begin] for row in sums.totals)
-    recomputed = max(sums.recomputed[begin:end], default=0.0)
-    if stage == 0:
-        stored += sums.embedding
-        checkpoint += sums.embedding
-    if stage == candidate.degrees.stages - 1:
-        stored += sums.head.stored
-        kept += sums.head.kept_for_weight
-        checkpoint += sums.head.recompute_kept
-        recomputed = max(recomputed, sums.head.recomputed)
-    return Activation(stored, kept, checkpoint, recomputed, sums.boundary)
+    return stage_activations(model, training, candidate)[stage]
+
+
+def stage_activations(
+    model: Model, training: Training, candidate: Candidate
+) -> tuple[Activation, ...]:
+    """The same of all stages; candidates that differ in order, replicas or ZeRO share it."""
+    return _stages(model, training, candidate.layers, *_key(model, training, candidate))
+
+
+@lru_cache(maxsize=16384)
+def _stages(
+    model: Model,
+    training: Training,
+    layers: tuple[int, ...],
+    tp: int,
+    cp: int,
+    ep: int,
+    size: int,
+    recompute: str,
+    modules: tuple[str, ...],
+) -> tuple[Activation, ...]:
+    sums = _sums(model, training, tp, cp, ep, size, recompute, modules)
+    found, begin = [], 0
+    for stage, count in enumerate(layers):
+        end = begin + count
+        stored, kept, checkpoint = (row[end] - row[begin] for row in sums.totals)
+        recomputed = max(sums.recomputed[begin:end], default=0.0)
+        begin = end
+        if stage == 0:
+            stored += sums.embedding
+            checkpoint += sums.embedding
+        if stage == len(layers) - 1:
+            stored += sums.head.stored
+            kept += sums.head.kept_for_weight
+            checkpoint += sums.head.recompute_kept
+            recomputed = max(recomputed, sums.head.recomputed)
+        found.append(Activation(stored, kept, checkpoint, recomputed, sums.boundary))
+    return tuple(found)
 
 
 def logits_bytes(model: Model, training: Training, candidate: Candidate) -> float:

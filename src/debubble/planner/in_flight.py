@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.engine.timeline import Timeline
-from debubble.planner.activations import logits_bytes, stage_activation
+from debubble.planner.activations import logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
 from debubble.planner.candidate import Candidate, Training
-from debubble.planner.memory import BUCKETS, FRAGMENTATION, HELD_LOGITS, MARGIN, rank_state
+from debubble.planner.memory import BUCKETS, FRAGMENTATION, HELD_LOGITS, MARGIN
 from debubble.planner.model import Model
 from debubble.planner.moments import Floats, Moments
+from debubble.planner.state import stage_states
 
 KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.OPT)
 """Kinds of schedules whose moments can be counted without a model."""
@@ -32,16 +33,20 @@ class FullestMoments:
 
     Parameters
     ----------
-    timeline
-        The step that was counted; its schedule says which stages a rank has.
+    homes
+        How many copies of each stage every rank has; shape ``(ranks, stages)``.
+    versions
+        Versions of the weights that every rank keeps; shape ``(ranks,)``.
     counts
-        One matrix for every rank, a row for every moment. Columns are, for all stages in turn,
+        What is in flight at each moment of each rank; shape ``(ranks, moments, 3 * stages + 2)``,
+        with zeros where a rank has fewer moments than others. Columns are, for all stages in turn,
         microbatches whose activations are stored; then those of which only what W needs is left;
         then those whose backward runs; then logits, and transferred tensors.
     """
 
-    timeline: Timeline
-    counts: tuple[Floats, ...]
+    homes: Floats
+    versions: NDArray[np.int64]
+    counts: Floats
 
 
 def fullest_moments(timeline: Timeline, runtime: str) -> FullestMoments | None:
@@ -71,18 +76,21 @@ def fullest_moments(timeline: Timeline, runtime: str) -> FullestMoments | None:
             return None
         columns = _in_flight(moments, schedule.stages, runtime)
         columns.append(buffers(timeline, rank, moments, 1.0, runtime))
-        # Sums of exact parts, so that equal moments are equal.
-        rows = np.round(np.stack(columns, axis=1), 9)
-        found.append(_not_exceeded(np.unique(rows, axis=0)))
-    return FullestMoments(timeline, tuple(found))
+        found.append(_not_exceeded(np.stack(columns, axis=1)))
+    counts: Floats = np.zeros((schedule.ranks, max(map(len, found)), found[0].shape[1]))
+    homes = np.zeros((schedule.ranks, schedule.stages))
+    for rank, some in enumerate(found):
+        counts[rank, : len(some)] = some
+    for table in schedule.placement.table:
+        np.add.at(homes, (np.asarray(table), np.arange(schedule.stages)), 1)
+    return FullestMoments(homes, np.asarray(schedule.versions), counts)
 
 
 def peak_memory(
     model: Model, training: Training, candidate: Candidate, fullest: FullestMoments
 ) -> Floats:
     """Peak of every rank in bytes per GPU, as :func:`debubble.planner.memory.memory_of` has it."""
-    schedule = fullest.timeline.schedule
-    each = [stage_activation(model, training, candidate, at) for at in range(schedule.stages)]
+    each = stage_activations(model, training, candidate)
     head, size = logits_bytes(model, training, candidate), each[0].boundary
     amounts = np.array(
         [
@@ -93,13 +101,13 @@ def peak_memory(
             size,
         ]
     )
-    fixed = MARGIN + BUCKETS.get(training.runtime, 0.0)
-    peaks = np.empty(schedule.ranks)
-    for rank, counts in enumerate(fullest.counts):
-        state = rank_state(model, training, candidate, schedule, rank).total
-        changing = (counts @ amounts).max(initial=0.0)
-        peaks[rank] = fixed + state + (1 + FRAGMENTATION) * changing
-    return peaks
+    states = stage_states(model, training, candidate)
+    state: Floats = fullest.homes @ np.array([one.total for one in states])
+    extra = fullest.versions - 1
+    if extra.any():
+        state += extra * (fullest.homes @ np.array([one.weights for one in states]))
+    peaks: Floats = state + (1 + FRAGMENTATION) * (fullest.counts @ amounts).max(axis=1)
+    return peaks + (MARGIN + BUCKETS.get(training.runtime, 0.0))
 
 
 def _in_flight(moments: Moments, stages: int, runtime: str) -> list[Floats]:
@@ -108,12 +116,14 @@ def _in_flight(moments: Moments, stages: int, runtime: str) -> list[Floats]:
     forward = moments.kinds == Kind.F
     split, weights, whole = moments.backwards(runtime)
     either = split | whole
-    stored, kept, running = [], [], []
-    for stage in range(stages):
+    nothing = np.zeros(len(moments.times))
+    stored, kept, running = ([nothing] * stages for _ in range(3))
+    for stage in np.unique(moments.stages):
         own = moments.stages == stage
-        stored.append(moments.held((starts[own & forward], 1.0), (stops[own & either], -1.0)))
-        kept.append(moments.held((stops[own & split], 1.0), (stops[own & weights], -1.0)))
-        running.append(moments.held((starts[own & either], 1.0), (stops[own & either], -1.0)))
+        came, went, rest = own & forward, own & either, own & weights
+        stored[stage] = moments.held((starts[came], 1.0), (stops[went], -1.0))
+        kept[stage] = moments.held((stops[own & split], 1.0), (stops[rest], -1.0))
+        running[stage] = moments.held((starts[went], 1.0), (stops[went], -1.0))
     last = moments.stages == stages - 1
     logits = moments.held(
         (starts[last & forward], 1.0),
@@ -124,11 +134,16 @@ def _in_flight(moments: Moments, stages: int, runtime: str) -> list[Floats]:
     return [*stored, *kept, *running, logits]
 
 
-def _not_exceeded(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _not_exceeded(moments: Floats) -> Floats:
     """The rows that no other exceeds in some column and reaches in all others."""
-    kept: list[NDArray[np.float64]] = []
+    # Most columns are of stages on other ranks. Rounded, equal moments are equal.
+    used = moments.any(axis=0)
+    rows = np.unique(np.round(moments[:, used], 9), axis=0)
+    kept: list[Floats] = []
     # A row that exceeds another has a larger sum.
     for row in rows[np.argsort(-rows.sum(axis=1), kind="stable")]:
-        if not any(np.all(other >= row) for other in kept):
+        if not kept or not (np.array(kept) >= row).all(axis=1).any():
             kept.append(row)
-    return np.array(kept).reshape(-1, rows.shape[1])
+    found = np.zeros((len(kept), moments.shape[1]))
+    found[:, used] = np.array(kept)
+    return found

@@ -24,7 +24,7 @@ from debubble.core.actions import Kind, unpack
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
-from debubble.planner.activations import Activation, logits_bytes, stage_activation
+from debubble.planner.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.model import Model
@@ -181,7 +181,7 @@ def memory_curves(
 ) -> Iterator[MemoryCurve]:
     """Memory of every rank over time, see :func:`memory_of`."""
     schedule = timeline.schedule
-    each = [stage_activation(model, training, candidate, at) for at in range(schedule.stages)]
+    each = stage_activations(model, training, candidate)
     costs = Costs(**memory_costs(model, training, candidate))
     # Times stay; only what actions take and free is this model's.
     timeline = replace(timeline, table=costs.table(schedule))
@@ -205,7 +205,7 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
 
     What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
     """
-    each = [stage_activation(model, training, candidate, at) for at in range(len(candidate.layers))]
+    each = stage_activations(model, training, candidate)
     return {
         "activation": [one.stored for one in each],
         "kept_for_weight": [_share(one.kept_for_weight, one.stored) for one in each],
