@@ -5,37 +5,21 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tests.missing import missing
+from tests import wheels
 
 VERSION = "0.3.0"
-SECONDS = 120
 
 
 def fetch(folder: Path) -> Path:
     """The wheel's content in a folder, downloaded when it is not there."""
-    content = folder / f"torchtitan-{VERSION}"
-    if content.exists():
-        return content
-    words = ["-m", "pip", "download", f"torchtitan=={VERSION}", "--no-deps", "--dest", str(folder)]
-    try:
-        subprocess.run(
-            [sys.executable, *words], check=True, capture_output=True, timeout=SECONDS, text=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        missing(f"torchtitan {VERSION} cannot be downloaded: {error}")
-    [wheel] = folder.glob("torchtitan-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(content)
-    return content
+    return wheels.fetch(folder, "torchtitan", VERSION)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, position_text
+from debubble.analysis.problems import Findings, Problem, late_need, spot
 from debubble.analysis.structure import MOST_UNITS, Columns
 from debubble.core.actions import COPY_KINDS, Action, Kind
 from debubble.core.kind_relations import order_of
@@ -50,8 +50,7 @@ def _positions(
     again = here[first[index] != here]
 
     def describe(position: int) -> Problem:
-        rank, spot, text, where = position_text(columns.schedule, position)
-        return Problem("duplicate", f"{where} runs twice", rank, spot, (text,), "remove one")
+        return spot(columns.schedule, position).problem("duplicate", "runs twice", "remove one")
 
     if kind in COPY_KINDS:
         found.add("duplicate", again, describe)
@@ -69,12 +68,12 @@ def _alone(
     units = min(schedule.units, MOST_UNITS)
 
     def describe(item: int) -> Problem:
-        rank, _, text, _ = position_text(schedule, int(present[item]))
+        there = spot(schedule, present[item])
         stage, unit = divmod(int(cells[item]), units)
         wanted = str(Action(stage, kind, unit))
         return Problem(
-            "missing", f"{wanted} is missing beside {text}", rank, None, (wanted, text),
-            f"add it on rank {rank}, or remove {text}",
+            "missing", f"{wanted} is missing beside {there.text}", there.rank, None,
+            (wanted, there.text), f"add it on rank {there.rank}, or remove {there.text}",
         )  # fmt: skip
 
     found.add("missing", np.flatnonzero((present >= 0) & (absent < 0)), describe)
@@ -90,11 +89,6 @@ def _early(
     swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
 
     def describe(item: int) -> Problem:
-        here, spot, text, where = position_text(schedule, int(one[item]))
-        _, there, wanted, _ = position_text(schedule, int(other[item]))
-        return Problem(
-            "order", f"{where} needs {wanted}, which comes later, as action {there}", here, spot,
-            (text, wanted), f"move {wanted} before {text}",
-        )  # fmt: skip
+        return late_need(spot(schedule, one[item]), spot(schedule, other[item]))
 
     found.add("order", swapped, describe)

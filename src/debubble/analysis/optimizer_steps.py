@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
+from debubble.analysis.problems import Findings, Problem, first_gaps, spot
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
 from debubble.core.kinds import BACKWARD, WEIGHT_KINDS
@@ -48,7 +48,8 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
         units = microbatches_of(program)
         spots = np.flatnonzero(kinds == Kind.OPT)
         steps = _RankSteps(rank, spots + begin, units[spots])
-        if not _one_each(steps.iterations, schedule.iterations):
+        # A file may claim more iterations than fit in memory.
+        if len(spots) != schedule.iterations or (units[spots] != np.arange(len(spots))).any():
             _sequence(schedule, steps, found)
             continue
         counts = np.diff(spots, prepend=0, append=len(program))
@@ -57,10 +58,6 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
         kinds[(units < 0) | (units >= schedule.units)] = Kind.OPT
         _gradients(schedule, steps, kinds, units, done, found)
         _weights(schedule, rank, kinds, units, done, found)
-
-
-def _one_each(seen: NDArray[np.int64], count: int) -> bool:
-    return len(seen) == count and bool(np.array_equal(seen, np.arange(count)))
 
 
 def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
@@ -81,15 +78,13 @@ def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
         )
 
     def misplaced(item: int) -> Problem:
-        rank, index, text, where = position_text(schedule, int(steps.positions[item]))
-        iteration = int(seen[item])
-        if not 0 <= iteration < count:
+        if not 0 <= seen[item] < count:
             what, fix = "steps an iteration that does not exist", f"they go to {count - 1}"
         elif again[item]:
             what, fix = "steps an iteration that was stepped before", "remove one of the two"
         else:
             what, fix = "comes after the step of a later iteration", "order steps by iteration"
-        return Problem("optimizer", f"{where} {what}", rank, index, (text,), fix)
+        return spot(schedule, steps.positions[item]).problem("optimizer", what, fix)
 
     again = np.ones(len(seen), dtype=bool)
     again[np.unique(seen, return_index=True)[1]] = False
@@ -118,17 +113,15 @@ def _gradients(
     mixed = weight & (units >= (done + 1) * period) & (done < schedule.iterations)
 
     def describe(position: int) -> Problem:
-        rank, index, text, where = position_text(schedule, position)
+        here = spot(schedule, position)
         iteration = int(units[position - begin]) // period
         if lost[position - begin]:
-            _, _, step, _ = position_text(schedule, int(steps.positions[iteration]))
+            step = spot(schedule, steps.positions[iteration]).text
             what = f"comes after {step}, the step that needs its gradient"
-            fix = f"move {text} before {step}"
-        else:
-            _, _, step, _ = position_text(schedule, int(steps.positions[iteration - 1]))
-            what = f"comes before {step}, so that gradients of two iterations are added up"
-            fix = f"move {text} after {step}"
-        return Problem("optimizer", f"{where} {what}", rank, index, (text, step), fix)
+            return here.problem("optimizer", what, f"move {here.text} before {step}", step)
+        step = spot(schedule, steps.positions[iteration - 1]).text
+        what = f"comes before {step}, so that gradients of two iterations are added up"
+        return here.problem("optimizer", what, f"move {here.text} after {step}", step)
 
     found.add("optimizer", np.flatnonzero(lost | mixed) + begin, describe)
 
@@ -148,17 +141,13 @@ def _weights(
     early = (kinds == Kind.F) & (units >= (done + versions) * period)
 
     def describe(position: int) -> Problem:
-        rank, index, text, where = position_text(schedule, position)
         iteration = int(units[position - begin]) // period
         between = iteration - int(done[position - begin])
         kept = "1 version is" if versions == 1 else f"{versions} versions are"
-        return Problem(
+        return spot(schedule, position).problem(
             "weight-versions",
-            f"{where} is {between} optimizer step{'' if between == 1 else 's'} ahead of its "
+            f"is {between} optimizer step{'' if between == 1 else 's'} ahead of its "
             f"backward, which takes {between + 1} versions of the weights; {kept} kept",
-            rank,
-            index,
-            (text,),
             f"run it after the step of iteration {iteration - versions}, "
             f"or make the schedule with weight_versions={between + 1}",
         )

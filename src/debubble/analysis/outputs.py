@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, position_text
+from debubble.analysis.problems import Findings, Problem, spot
 from debubble.core.actions import (
     KIND_MASK,
     STAGE_MASK,
@@ -42,15 +42,11 @@ def split_under_ddp(schedule: Schedule) -> list[Problem]:
     split = np.flatnonzero((kinds == Kind.W) & (stages_of(schedule.actions) > 0))
     if not len(split) or np.any(kinds == Kind.UNSHARD):
         return []
-    rank, index, text, where = position_text(schedule, int(split[0]))
     return [
-        Problem(
+        spot(schedule, split[0]).problem(
             "ddp-split",
-            f"{where} is half of a backward: PyTorch's own runtime does not reduce its gradients "
-            "among replicas that are wrapped in DistributedDataParallel",
-            rank,
-            index,
-            (text,),
+            "is half of a backward: PyTorch's own runtime does not reduce its gradients among "
+            "replicas that are wrapped in DistributedDataParallel",
             "use fully_shard, full backwards, or debubble.torch, which averages them itself",
         )
     ]
@@ -84,19 +80,16 @@ def _late(
     late = 1 + np.flatnonzero(units[1:] < before)
 
     def describe(item: int) -> Problem:
-        rank, index, text, where = position_text(schedule, int(losses[item]))
+        here = spot(schedule, losses[item])
         # The earliest forward of a later microbatch: in front of it all of them are in order.
-        ahead = losses[int(np.argmax(units[:item] > units[item]))]
-        _, spot, other, _ = position_text(schedule, int(ahead))
-        return Problem(
+        _, ahead, other = spot(schedule, losses[int(np.argmax(units[:item] > units[item]))])
+        return here.problem(
             "loss-order",
-            f"{where} comes after {other} (action {spot}) on the last stage, whose losses "
-            "PyTorch's own runtime takes to be in the order of the microbatches",
-            rank,
-            index,
-            (text, other),
-            f"move {text} before {other}, number the microbatches in the order they run, or use "
-            "debubble.torch",
+            f"comes after {other} (action {ahead}) on the last stage, whose losses PyTorch's own "
+            "runtime takes to be in the order of the microbatches",
+            f"move {here.text} before {other}, number the microbatches in the order they run, or "
+            "use debubble.torch",
+            other,
         )
 
     found.add("loss-order", late, describe)

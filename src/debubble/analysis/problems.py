@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    code_text,
-)
+from debubble.core.actions import code_text
 from debubble.core.costs import Costs
-from debubble.core.schedule import Schedule
-from debubble.core.units import amount
+from debubble.core.schedule import Schedule, sizes
+from debubble.core.units import amount, counted
 from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
@@ -83,14 +81,7 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain data."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "rank": self.rank,
-            "position": self.position,
-            "actions": list(self.actions),
-            "fix": self.fix,
-        }
+        return vars(self) | {"actions": list(self.actions)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,10 +138,7 @@ class Report:
             "schedule": self.schedule.name,
             "ok": self.ok,
             "actions": len(self.schedule),
-            "ranks": self.schedule.ranks,
-            "stages": self.schedule.stages,
-            "microbatches": self.schedule.microbatches,
-            "iterations": self.schedule.iterations,
+            **sizes(self.schedule, "ranks", "stages", "microbatches", "iterations"),
             "peak_activation": None if peak is None else peak.tolist(),
             "problems": [problem.to_dict() for problem in self.problems],
             "more": dict(self.more),
@@ -162,13 +150,13 @@ class Report:
             peak = self.peak_activation
             assert peak is not None, "without problems every action exists"
             good = (
-                f"ok: {_count(len(self.schedule), 'action')} on "
-                f"{_count(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
+                f"ok: {counted(len(self.schedule), 'action')} on "
+                f"{counted(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
                 f"peak activation {amount(float(peak.max()), self.costs.activation_unit)}"
             )
             return "\n".join([good, *(f"warning: {warning}" for warning in self.warnings)])
         width = max(len(problem.code) for problem in self.problems)
-        lines = [f"{_count(self.count, 'problem')} in {self.schedule.name}:"]
+        lines = [f"{counted(self.count, 'problem')} in {self.schedule.name}:"]
         for code in CODES:
             lines += [f"  {code:<{width}}  {p}" for p in self.problems if p.code == code]
             if code in self.more:
@@ -176,7 +164,7 @@ class Report:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        found = "ok" if self.ok else _count(self.count, "problem")
+        found = "ok" if self.ok else counted(self.count, "problem")
         return f"<Report {self.schedule.name}: {found}>"
 
 
@@ -225,13 +213,29 @@ def first_gaps(present: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64
     return wanted + np.searchsorted(before, wanted, side="right"), absent
 
 
-def position_text(schedule: Schedule, position: int) -> tuple[int, int, str, str]:
-    """Rank, index in its program, the action's text, and all three as a sentence's start."""
-    rank = schedule.rank_of(position)
-    index = position - int(schedule.offsets[rank])
+class Spot(NamedTuple):
+    """An action's rank, its place in that rank's program, and its text."""
+
+    rank: int
+    place: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, action {self.place}: {self.text}"
+
+    def problem(self, code: str, what: str, fix: str, *others: str) -> Problem:
+        """The problem that this action does `what`; `others` are involved, too."""
+        return Problem(code, f"{self} {what}", self.rank, self.place, (self.text, *others), fix)
+
+
+def spot(schedule: Schedule, position: int | np.integer[Any]) -> Spot:
+    """The action at a position of a schedule."""
+    rank = schedule.rank_of(int(position))
     text = code_text(int(schedule.actions[position]), schedule.slices)
-    return rank, index, text, f"rank {rank}, action {index}: {text}"
+    return Spot(rank, int(position) - int(schedule.offsets[rank]), text)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def late_need(here: Spot, wanted: Spot) -> Problem:
+    """The problem that an action stands before one of its rank that it needs."""
+    what = f"needs {wanted.text}, which comes later, as action {wanted.place}"
+    return here.problem("order", what, f"move {wanted.text} before {here.text}", wanted.text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Problem, position_text
+from debubble.analysis.problems import Problem, spot
 from debubble.core.actions import TRANSFER_KINDS, computes, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.kinds import SEND_KINDS
@@ -52,19 +52,16 @@ def lost_in_queues(
     if first is None:
         return []
     waits, ahead, ready, sent = first
-    rank, index, text, where = position_text(schedule, waits)
-    _, spot, other, _ = position_text(schedule, ahead)
+    here, (_, index, other) = spot(schedule, waits), spot(schedule, ahead)
     share = 100 * lost / free.makespan
     return [
-        Problem(
+        here.problem(
             "head-of-line",
-            f"{where} could start at {number(ready)} but is queued behind {other} (action {spot}), "
-            f"whose data is sent at {number(sent)}; with {MODE[mode].queue} such waits make the "
-            f"schedule {number(lost)} ({share:.3g} %) longer",
-            rank,
-            index,
-            (text, other),
-            f"move {text} before {other}, on the other rank likewise",
+            f"could start at {number(ready)} but is queued behind {other} (action {index}), whose "
+            f"data is sent at {number(sent)}; with {MODE[mode].queue} such waits make the schedule "
+            f"{number(lost)} ({share:.3g} %) longer",
+            f"move {here.text} before {other}, on the other rank likewise",
+            other,
         )
     ]
 

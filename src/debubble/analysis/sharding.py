@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, position_text
+from debubble.analysis.problems import Findings, Problem, spot
 from debubble.analysis.structure import Columns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
@@ -51,7 +51,7 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     reduced, first = np.unique(have, return_index=True)
 
     def absent(item: int) -> Problem:
-        rank, _, text, _ = position_text(schedule, int(last[item]))
+        rank, _, text = spot(schedule, last[item])
         stage = int(columns.stage[last[item]])
         wanted = str(Action(stage, Kind.REDUCE_GRAD, int(keys[item]) % iterations))
         return Problem(
@@ -76,23 +76,16 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     early = ~again & (reductions < last[cell])
 
     def hasty(item: int) -> Problem:
-        rank, index, text, where = position_text(schedule, int(reductions[item]))
-        _, spot, wanted, _ = position_text(schedule, int(last[cell[item]]))
-        return Problem(
-            "reduce-grad",
-            f"{where} comes before {wanted} (action {spot}), whose gradient it leaves out",
-            rank,
-            index,
-            (text, wanted),
-            f"move it behind {wanted}",
-        )
+        _, there, wanted = spot(schedule, last[cell[item]])
+        what = f"comes before {wanted} (action {there}), whose gradient it leaves out"
+        here = spot(schedule, reductions[item])
+        return here.problem("reduce-grad", what, f"move it behind {wanted}", wanted)
 
     found.add("reduce-grad", np.flatnonzero(early), hasty)
 
 
 def _wrong(schedule: Schedule, what: str, fix: str, position: int) -> Problem:
-    rank, index, text, where = position_text(schedule, position)
-    return Problem("reduce-grad", f"{where} {what}", rank, index, (text,), fix)
+    return spot(schedule, position).problem("reduce-grad", what, fix)
 
 
 def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
@@ -108,17 +101,10 @@ def _weights(columns: Columns, owner: Positions, found: Findings) -> None:
     dropped = ~event & ~(known & (kind[positions[before]] == Kind.UNSHARD))
 
     def describe(item: int) -> Problem:
-        rank, index, text, where = position_text(columns.schedule, int(positions[item]))
         stage = int(columns.stage[positions[item]])
-        wanted = str(Action(stage, Kind.UNSHARD, 0))
-        return Problem(
-            "unshard",
-            f"{where} uses weights of stage {stage} that its rank does not hold",
-            rank,
-            index,
-            (text,),
-            f"add {wanted} before it",
-        )
+        what = f"uses weights of stage {stage} that its rank does not hold"
+        fix = f"add {Action(stage, Kind.UNSHARD, 0)} before it"
+        return spot(columns.schedule, positions[item]).problem("unshard", what, fix)
 
     found.add("unshard", np.flatnonzero(dropped), describe)
     _exchanges(columns.schedule, positions, group, kind[positions], found)
@@ -145,22 +131,18 @@ def _exchanges(
     unused = gathers & ~twice & (last | drops[follower])
 
     def describe(item: int) -> Problem:
-        rank, index, text, where = position_text(schedule, int(positions[item]))
-        _, spot, other, _ = position_text(schedule, int(positions[before[item]]))
+        here = spot(schedule, positions[item])
         stage = unpack(int(schedule.actions[positions[item]])).stage
-        texts: tuple[str, ...] = (text,)
         if twice[item]:
-            what = (
-                f"gathers weights of stage {stage} that its rank has since {other} (action {spot})"
-            )
-            fix, texts = f"remove it, or drop them before it with {stage}RESHARD0", (text, other)
-        elif without[item]:
+            _, there, other = spot(schedule, positions[before[item]])
+            what = f"gathers weights of stage {stage} that its rank has since {other}"
+            fix = f"remove it, or drop them before it with {stage}RESHARD0"
+            return here.problem("unshard", f"{what} (action {there})", fix, other)
+        if without[item]:
             what = f"drops weights of stage {stage} that its rank does not hold"
-            fix = "remove it"
-        else:
-            what = f"gathers weights of stage {stage} that nothing uses"
-            fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
-        return Problem("unshard", f"{where} {what}", rank, index, texts, fix)
+            return here.problem("unshard", what, "remove it")
+        fix = "remove it" if last[item] else "remove it and the RESHARD behind it"
+        return here.problem("unshard", f"gathers weights of stage {stage} that nothing uses", fix)
 
     wrong = np.flatnonzero(twice | without | unused)
     found.add("unshard", wrong[np.argsort(positions[wrong])], describe)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.analysis.problems import Findings, Problem, first_gaps, position_text
+from debubble.analysis.problems import Findings, Problem, first_gaps, late_need, spot
 from debubble.core.actions import (
     VOCABULARY_KINDS,
     WHOLE_STAGE_KINDS,
@@ -81,14 +81,12 @@ def _range(columns: Columns, found: Findings) -> None:
     schedule = columns.schedule
 
     def describe(position: int) -> Problem:
-        rank, index, text, where = position_text(schedule, position)
+        what = "is out of range"
+        last = schedule.units // schedule.slices - 1
+        fix = f"stages go to {schedule.stages - 1}, microbatches to {last}"
         if columns.kind[position] >= len(Kind):
             what, fix = "has a kind that does not exist", "write one of F, I, W, B, …"
-        else:
-            what = "is out of range"
-            last = schedule.units // schedule.slices - 1
-            fix = f"stages go to {schedule.stages - 1}, microbatches to {last}"
-        return Problem("out-of-range", f"{where} {what}", rank, index, (text,), fix)
+        return spot(schedule, position).problem("out-of-range", what, fix)
 
     found.add("out-of-range", np.flatnonzero(~columns.real), describe)
 
@@ -110,7 +108,6 @@ def _home(columns: Columns, found: Findings) -> None:
     wrong &= lives[rank] | (kind != Kind.OPT) | (stage != 0)
 
     def describe(item: int) -> Problem:
-        here, index, text, where = position_text(schedule, int(real[item]))
         there = int(home[item])
         lives = f"stage {stage[item]} lives on rank {there}"
         if placement.copies > 1:
@@ -119,13 +116,8 @@ def _home(columns: Columns, found: Findings) -> None:
                 f"microbatch {columns.unit[real[item]] // schedule.slices} is in the {half} half "
                 f"of its iteration and runs through copy {copy[item]}, whose {lives}"
             )
-        return Problem(
-            "wrong-rank",
-            f"{where} is on the wrong rank: {lives}",
-            here,
-            index,
-            (text,),
-            f"move it to rank {there}",
+        return spot(schedule, real[item]).problem(
+            "wrong-rank", f"is on the wrong rank: {lives}", f"move it to rank {there}"
         )
 
     found.add("wrong-rank", np.flatnonzero(wrong), describe)
@@ -148,21 +140,16 @@ def _pairs(columns: Columns, found: Findings) -> None:
     mixed = goes_on & ~(work & work[after] & ~same)
 
     def describe(position: int) -> Problem:
-        rank, index, text, where = position_text(schedule, position)
-        texts: tuple[str, ...] = (text,)
-        if lone[position]:
-            what = f"{where} is part of an overlapped group without the rest"
-        else:
-            partner = position_text(schedule, position + 1)[2]
-            texts = (text, partner)
-            what = f"{where} overlaps {partner}"
-            if same[position]:
-                what += ", which waits for it"
+        here = spot(schedule, position)
         fix = (
             "a group is two or more of F, I, W, B and R of different stages or microbatches: "
             "(0F1;0B0)OVERLAP_F_B"
         )
-        return Problem("bad-pair", what, rank, index, texts, fix)
+        if lone[position]:
+            return here.problem("bad-pair", "is part of an overlapped group without the rest", fix)
+        partner = spot(schedule, position + 1).text
+        waits = ", which waits for it" if same[position] else ""
+        return here.problem("bad-pair", f"overlaps {partner}{waits}", fix, partner)
 
     found.add("bad-pair", np.flatnonzero(lone | mixed), describe)
 
@@ -200,15 +187,10 @@ def _duplicates(
     again[first] = False
 
     def describe(item: int) -> Problem:
-        rank, index, text, where = position_text(schedule, int(work[item]))
-        original = int(work[first[np.searchsorted(keys, key[item])]])
-        there, spot, _, _ = position_text(schedule, original)
-        return Problem(
+        original = spot(schedule, work[first[np.searchsorted(keys, key[item])]])
+        return spot(schedule, work[item]).problem(
             "duplicate",
-            f"{where} runs again; it runs on rank {there} as action {spot}",
-            rank,
-            index,
-            (text,),
+            f"runs again; it runs on rank {original.rank} as action {original.place}",
             "remove one of them",
         )
 
@@ -226,21 +208,12 @@ def _mixed(
 
     def describe(cell: int) -> Problem:
         stage, unit = divmod(int(cells[cell]), units)
-        texts = tuple(
-            schedule.text(Action(stage, kind, unit))
-            for kind in (Kind.B, Kind.I, Kind.W)
-            if at[kind][cell] >= 0
-        )
-        rank, index, _, where = position_text(schedule, int(at[Kind.B][cell]))
-        return Problem(
-            "mixed-backward",
-            f"{where} runs the full backward, and {' and '.join(texts[1:])} a part of it again",
-            rank,
-            index,
-            texts,
-            f"keep {texts[0]}, or "
-            + " and ".join(schedule.text(Action(stage, kind, unit)) for kind in (Kind.I, Kind.W)),
-        )
+        halves = {kind: schedule.text(Action(stage, kind, unit)) for kind in (Kind.I, Kind.W)}
+        there = [text for kind, text in halves.items() if at[kind][cell] >= 0]
+        here = spot(schedule, at[Kind.B][cell])
+        what = f"runs the full backward, and {' and '.join(there)} a part of it again"
+        fix = f"keep {here.text}, or {' and '.join(halves.values())}"
+        return here.problem("mixed-backward", what, fix, *there)
 
     found.add("mixed-backward", np.flatnonzero(both), describe)
 
@@ -296,16 +269,7 @@ def _order(columns: Columns, cells: NDArray[np.int64], at: Places, found: Findin
         swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
 
         def describe(cell: int) -> Problem:
-            here, index, text, where = position_text(schedule, int(one[cell]))
-            _, spot, wanted, _ = position_text(schedule, int(other[cell]))
-            return Problem(
-                "order",
-                f"{where} needs {wanted}, which comes later, as action {spot}",
-                here,
-                index,
-                (text, wanted),
-                f"move {wanted} before {text}",
-            )
+            return late_need(spot(schedule, one[cell]), spot(schedule, other[cell]))
 
         found.add("order", swapped[np.argsort(one[swapped])], describe)
 
@@ -328,18 +292,16 @@ def _shards(columns: Columns, found: Findings) -> None:
     here = np.flatnonzero(columns.real & np.isin(columns.kind, VOCABULARY_KINDS))
 
     def misplaced(position: int) -> Problem:
-        number, index, text, where = position_text(schedule, position)
+        here = spot(schedule, position)
         what, fix = "is a pass of an output layer that is not sharded", "set vocabulary to 1 or 2"
         if schedule.vocabulary:
-            what = f"is not on the rank's first stage, {first[number]}, which stands for its shard"
-            fix = f"write stage {first[number]}"
-        return Problem("vocabulary", f"{where} {what}", number, index, (text,), fix)
+            stage = first[here.rank]
+            what = f"is not on the rank's first stage, {stage}, which stands for its shard"
+            fix = f"write stage {stage}"
+        return here.problem("vocabulary", what, fix)
 
     def duplicate(position: int) -> Problem:
-        number, index, text, where = position_text(schedule, position)
-        return Problem(
-            "duplicate", f"{where} runs again", number, index, (text,), "remove one of them"
-        )
+        return spot(schedule, position).problem("duplicate", "runs again", "remove one of them")
 
     def missing(cell: int, kind: Kind) -> Problem:
         number, unit = divmod(cell, units)
@@ -369,11 +331,9 @@ def _shards(columns: Columns, found: Findings) -> None:
     _, one, two = np.intersect1d(cells, others, assume_unique=True, return_indices=True)
 
     def early(position: int) -> Problem:
-        number, index, text, where = position_text(schedule, position)
-        wanted = text.replace("T", "S")
-        return Problem(
-            "order", f"{where} needs {wanted}, which comes later", number, index, (text, wanted),
-            f"move {wanted} before {text}",
-        )  # fmt: skip
+        here = spot(schedule, position)
+        wanted = here.text.replace("T", "S")
+        what, fix = f"needs {wanted}, which comes later", f"move {wanted} before {here.text}"
+        return here.problem("order", what, fix, wanted)
 
     found.add("order", np.sort(T[two][S[one] > T[two]]), early)

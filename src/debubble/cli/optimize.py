@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Setup, count, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
@@ -75,7 +74,6 @@ def optimize(
     the search with the best so far.
     """
     sweeping = setup.memory == SWEEP
-    limits = None if sweeping or setup.memory is None else _limits(setup.memory)
     if setup.lowering.get("recompute_at") is not None:
         raise ParameterError(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
@@ -85,7 +83,12 @@ def optimize(
     )
     away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
     searched = {"recompute": None, "offload": None}
-    inputs = replace(setup, memory=None, lowering={**setup.lowering, **searched}).read()
+    given = replace(
+        setup,
+        memory=None if sweeping else setup.memory,
+        lowering={**setup.lowering, **searched},
+    )
+    inputs = given.read(f", or '{SWEEP}'")
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
@@ -97,8 +100,9 @@ def optimize(
         "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
         "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
-        "seed": _count("--seed", seed), "workers": _count("--workers", workers, 1, 256),
-        "cache": not no_cache, "layers": None if layers is None else _count("--layers", layers),
+        "seed": count("--seed", seed, 0, LARGEST), "workers": count("--workers", workers, 1, 256),
+        "layers": None if layers is None else count("--layers", layers, 0, LARGEST),
+        "cache": not no_cache,
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
@@ -114,9 +118,7 @@ def optimize(
         else:
             import debubble
 
-            result = debubble.optimize(
-                memory=inputs.memory if limits is None else limits, report=_Report(line), **options
-            )
+            result = debubble.optimize(memory=inputs.memory, report=_Report(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -130,28 +132,15 @@ def optimize(
         note(f"wrote {_write(result, output, inputs)}")
 
 
-def _limits(text: str) -> float | list[float]:
-    parts = [_number("--memory", part, f"; write a number, 3/3/2/2, or '{SWEEP}'")
-             for part in text.split("/")]  # fmt: skip
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _number(flag: str, text: str, more: str = "") -> float:
+def _number(flag: str, text: str) -> float:
     number = read_number(text)
     if not 0 < number < float("inf"):
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number{more}")
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number")
     return number
 
 
 LARGEST = 999_999_999
 """Largest whole number of an option that has no limit of its own."""
-
-
-def _count(flag: str, text: str, least: int = 0, most: int = LARGEST) -> int:
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
-    return number
 
 
 def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
@@ -170,7 +159,7 @@ def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
 def _shape(text: str) -> str | list[int]:
     if "," not in text:
         return text
-    return [_count("--placement", part.strip()) for part in text.split(",")]
+    return [count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
 
 
 def _needed(inputs: Inputs, key: str) -> int:
@@ -205,7 +194,7 @@ def _check_output(path: str, sweeping: bool) -> None:
 def _write(result: Any, path: str, inputs: Inputs) -> str:
     """Write what was asked for; what was written, in words."""
     from debubble.interchange.files import is_file_name
-    from debubble.interchange.launchers import modules_text
+    from debubble.interchange.layouts import cut_text
 
     if is_file_name(path):
         result.schedule.save(path)
@@ -214,7 +203,8 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
             text = json_text(_own_costs(result.to_dict(), inputs))
             Path(costs).write_text(text + "\n", encoding="utf-8")
             modules = Path(path).with_suffix(".modules.json")
-            modules.write_text(modules_text(result.layers), encoding="utf-8")
+            text = cut_text(result.schedule.placement, result.layers)
+            modules.write_text(text, encoding="utf-8")
             return (
                 f"{path}, the modules of its stages in {modules}, and what they cost: "
                 f"debubble simulate {path} --costs {costs}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.actions import VOCABULARY_KINDS, Kind
 from debubble.core.cost_fields import DEFAULT
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.errors import CostError
@@ -54,6 +54,8 @@ class CostTable:
         Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
+    static
+        Memory that each rank holds all the time; shape ``(ranks,)``.
     collective
         Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
     link
@@ -82,6 +84,7 @@ class CostTable:
     kv: NDArray[np.float64]
     attention: NDArray[np.float64]
     optimizer: NDArray[np.float64]
+    static: NDArray[np.float64]
     collective: NDArray[np.float64]
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
@@ -150,6 +153,8 @@ class CostTable:
                 times_of_kind[Kind.I, first] = 0.0
                 times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
             kept[first] = activation[first]
+        if costs.overhead:
+            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
         collective = _rows(
             places,
             spread(costs.unshard, "unshard", 0.0) / divisor,
@@ -158,8 +163,9 @@ class CostTable:
         pairs, overlap = _pair_times(costs.O, spread, divisor)
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
-            spread.ranks(costs.OPT, "OPT"), collective, _links(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
+            spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
+            _links(costs, placement.ranks, message), excess, part_duration,
+            sharded.get("activation", 0.0) / placement.ranks, costs,
             placement, slicing, pairs, _rows(places, overlap)[0],
         )  # fmt: skip
 
@@ -205,22 +211,28 @@ class CostTable:
         time = self.pairs.get((first[1] % stages, second[1] % stages))
         if time is None:
             time = float(self.overlap[first[1] % len(self.overlap)])
-        factor = self.costs.overlap_factor
+        factor, launched = self.costs.overlap_factor, 2 * self.costs.overhead
         if math.isnan(time):
-            return float(self.duration[first] + self.duration[second]) * factor
+            both = float(self.duration[first] + self.duration[second])
+            return (both - launched) * factor + launched
         parts = float(self.part_duration[first] + self.part_duration[second]) * factor
-        return time * self._share_of_pair(first, second) + parts
+        return time * self._share_of_pair(first, second) + parts + launched
 
     def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of two slices run apart, as a share of that of their whole microbatches."""
         places = self.placement.stages * self.placement.copies
         if self.duration.shape[1] == places:
             return 1.0
-        plain = self.duration - self.part_duration
+        plain = self.duration - self.part_duration - self.costs.overhead
         whole = sum(
             float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
         )
         return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
+
+
+def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
+    """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
+    return _Spread(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
 
 
 def _rows(count: int, *values: Spread) -> NDArray[np.float64]:

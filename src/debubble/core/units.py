@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -56,6 +57,21 @@ def memory_scale(unit: str, largest: float) -> Scale:
     return Scale(family[power] if size > 1 else unit, size)
 
 
+def factor(given: str, unit: str) -> float:
+    """How many of `unit` one `given` is; NaN where they are not both units of bytes.
+
+    Examples
+    --------
+    >>> factor("GB", "bytes"), factor("GiB", "MiB"), factor("GB", "tokens")
+    (1000000000.0, 1024.0, nan)
+    """
+    sizes = []
+    for name in (given, unit):
+        family, power = _NAMES.get(name.strip().lower(), (_BINARY, math.nan))
+        sizes.append((1024.0 if family is _BINARY else 1000.0) ** power)
+    return sizes[0] / sizes[1]
+
+
 def amount(value: float, unit: str, digits: int = 4) -> str:
     """An amount of memory with its unit.
 
@@ -90,6 +106,18 @@ def number(value: float, digits: int = 6) -> str:
     if 10**digits <= abs(value) < 1e15:
         return f"{value + 0.0:,.0f}"
     return f"{value + 0.0:,.{digits}g}"
+
+
+def counted(amount: int, noun: str) -> str:
+    """A number of things.
+
+    Examples
+    --------
+    >>> counted(1, "rank"), counted(2048, "microbatch")
+    ('1 rank', '2,048 microbatches')
+    """
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{amount:,} {noun if amount == 1 else plural}"
 
 
 def percent(share: float) -> str:

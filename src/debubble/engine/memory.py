@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program, kinds_of
-from debubble.core.cost_table import CostTable
+from debubble.core.cost_table import CostTable, static_memory
+from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import memory_scale
 from debubble.engine.exist import refuse_outside, survey_of
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
@@ -33,9 +35,11 @@ class MemoryUse:
     Parameters
     ----------
     peak
-        Largest memory of every rank, shape ``(ranks,)``.
+        Largest memory of every rank, the static one included; shape ``(ranks,)``.
     left
-        Memory still held when every rank is done; zero for a complete schedule.
+        Memory of activations still held when every rank is done; zero for a complete schedule.
+    static
+        Memory that every rank holds all the time, shape ``(ranks,)``.
     at_start, at_end
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions
@@ -44,6 +48,7 @@ class MemoryUse:
 
     peak: NDArray[np.float64]
     left: NDArray[np.float64]
+    static: NDArray[np.float64]
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
     actions: Program
@@ -128,7 +133,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         peak,
         left,
     )
-    return MemoryUse(peak, left, at_start, at_end, actions)
+    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions)
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
@@ -156,3 +161,35 @@ def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | Non
     if not np.all(limits > 0):
         raise ParameterError(f"memory is {memory}; a limit is a positive number")
     return np.array(np.broadcast_to(limits, (ranks,)))
+
+
+def beside_static(memory: Limit | None, costs: Costs, ranks: int) -> tuple[Limit | None, Costs]:
+    """A memory limit and costs without what ranks hold all the time.
+
+    Orders are made with these: as if there were activations only.
+
+    Raises
+    ------
+    ParameterError
+        When a rank has no memory left for activations.
+    """
+    if costs.static == 0:
+        return memory, costs
+    alone = replace(costs, static=0.0)
+    limits = memory_limits(memory, ranks)
+    if limits is None:
+        return None, alone
+    static = static_memory(costs, ranks)
+    free = limits - static
+    if (free <= 0).any():
+        rank = int(np.argmin(free))
+        scale = memory_scale(costs.activation_unit, float(static[rank]))
+        held, limit = (
+            f"{scale.text(float(value))} {scale.unit}".rstrip()
+            for value in (static[rank], limits[rank])
+        )
+        raise ParameterError(
+            f"rank {rank} holds {held} all the time (static memory); its limit is "
+            f"{limit}; raise the limit, or split weights and optimizer states over more ranks"
+        )
+    return free.tolist(), alone

@@ -10,7 +10,8 @@ import numpy as np
 from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
-from debubble.core.schedule import Schedule
+from debubble.core.errors import ParameterError
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline
@@ -78,6 +79,16 @@ class Result:
         return found
 
     @property
+    def layout(self) -> str | None:
+        """The cut as Megatron-LM's layout string; None without a cut, or where it has none."""
+        from debubble.interchange.layouts import megatron_layout
+
+        try:
+            return megatron_layout(self.schedule.placement, self.layers) if self.layers else None
+        except ParameterError:
+            return None
+
+    @property
     def gap(self) -> float:
         """(makespan − lower bound) / lower bound."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
@@ -99,24 +110,28 @@ class Result:
         from debubble.interchange.cost_files import costs_data
 
         schedule = self.schedule
-        sizes = {name: getattr(schedule, name) for name in ("ranks", "microbatches", "chunks")}
         return {
             "headline": self.headline,
             "units": units(self.timeline.table.costs),
-            "makespan": self.makespan,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "status": self.status,
-            "seconds": self.seconds,
-            "found_by": self.found_by,
-            "cached": self.cached,
-            "ranks": schedule.ranks,
-            "chunks": schedule.chunks,
-            "stages": schedule.stages,
-            "microbatches": schedule.microbatches,
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "makespan",
+                    "lower_bound",
+                    "gap",
+                    "status",
+                    "seconds",
+                    "found_by",
+                    "cached",
+                )
+            },
+            **sizes(schedule, "ranks", "chunks", "stages", "microbatches"),
             "placement": schedule.placement.name,
             "layers": list(self.layers) or None,
-            "costs": costs_data(self.costs) | sizes if self.costs else None,
+            "layout": self.layout,
+            "costs": costs_data(self.costs) | sizes(schedule, "ranks", "microbatches", "chunks")
+            if self.costs
+            else None,
             "recompute": self.recompute,
             "offload": self.offload,
             "peak_activation": self.timeline.peak_activation.tolist(),
@@ -132,6 +147,9 @@ class Result:
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")
+            placement = self.schedule.placement.name
+            none = f"Megatron-LM has none for the placement '{placement}'"
+            lines.append(f"layout {self.layout or none}")
         if self.recompute:
             lines.append(f"{recompute_text(self.schedule)}, right before the backward")
         if self.offload:

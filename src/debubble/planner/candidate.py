@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from debubble.core.errors import ParameterError
@@ -22,7 +22,8 @@ class Training:
     sequence
         Tokens per sequence.
     precision
-        ``"bf16"`` or ``"fp16"``.
+        ``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
+        ``"mxfp8"``, ``"nvfp4"``.
     gradient_bytes
         Bytes per parameter of the gradient buffer: 4, or 2.
     moment_bytes
@@ -42,6 +43,14 @@ class Training:
         outputs are stored before they are weighed.
     imbalance
         Tokens of the busiest expert group over their mean, 1 for balanced experts.
+    overlap_tp
+        Whether tensor-parallel communication runs in pieces beside the products next to it.
+    overlap_dp
+        Whether gradients are reduced and weights gathered beside other work.
+    overlap_p2p
+        Whether activations are sent to the next stage beside other work.
+    stack
+        Software whose measured efficiency counts: ``"megatron"``, ``"deepspeed"`` or ``"fsdp"``.
     """
 
     batch: int
@@ -55,6 +64,10 @@ class Training:
     master_bytes: int = 4
     fused: bool = True
     imbalance: float = 1.0
+    overlap_tp: bool = True
+    overlap_dp: bool = True
+    overlap_p2p: bool = True
+    stack: str = "megatron"
 
     @property
     def tokens(self) -> int:
@@ -134,6 +147,12 @@ class Candidate:
                 f"layers names {len(self.layers)} stages; pp {self.degrees.pp} with chunks"
                 f" {self.degrees.chunks} has {self.degrees.stages}"
             )
+
+    @cached_property
+    def without_order(self) -> Candidate:
+        """The candidate as one layer sees it: without schedule, split and microbatches."""
+        one = replace(self.degrees, pp=1, chunks=1)
+        return replace(self, degrees=one, schedule="", layers=(0,), microbatches=1)
 
     @cached_property
     def first_layers(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from debubble.engine.timeline import Timeline
 from debubble.planner.activations import logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
 from debubble.planner.candidate import Candidate, Training
-from debubble.planner.memory import BUCKETS, FRAGMENTATION, HELD_LOGITS, MARGIN
+from debubble.planner.memory import FRAGMENTATION, HELD_LOGITS, margin
 from debubble.planner.model import Model
 from debubble.planner.moments import Floats, Moments
 from debubble.planner.state import stage_states
@@ -107,7 +107,7 @@ def peak_memory(
     if extra.any():
         state += extra * (fullest.homes @ np.array([one.weights for one in states]))
     peaks: Floats = state + (1 + FRAGMENTATION) * (fullest.counts @ amounts).max(axis=1)
-    return peaks + (MARGIN + BUCKETS.get(training.runtime, 0.0))
+    return peaks + margin(training)
 
 
 def _in_flight(moments: Moments, stages: int, runtime: str) -> list[Floats]:

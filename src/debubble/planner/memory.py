@@ -196,7 +196,7 @@ def memory_curves(
             buffers(timeline, rank, moments, size, training.runtime),
             _logits(schedule, moments, head),
             rank_state(model, training, candidate, schedule, rank),
-            MARGIN + BUCKETS.get(training.runtime, 0.0),
+            margin(training),
         )
 
 
@@ -214,6 +214,11 @@ def activation_limits(
         beside = curve.buffers.max(initial=0.0) + curve.logits.max(initial=0.0)
         found.append(float(changing - beside))
     return tuple(found)
+
+
+def margin(training: Training) -> float:
+    """Bytes that no formula itemises, with the buckets in which a runtime sends gradients."""
+    return MARGIN + BUCKETS.get(training.runtime, 0.0)
 
 
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:

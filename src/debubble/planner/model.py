@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -221,6 +221,11 @@ class Model:
     positions: int = 0
     mtp: int = 0
     dropout: bool = False
+
+    @cached_property
+    def without_layers(self) -> Model:
+        """What a layer needs to know of its model; small, to look results up by it."""
+        return replace(self, name="", layers=())
 
     @cached_property
     def _hash(self) -> int:

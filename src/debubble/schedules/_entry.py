@@ -18,7 +18,7 @@ import numpy as np
 from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
-from debubble.schedules.formula import terms
+from debubble.schedules.formula import terms, value_of
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
@@ -55,12 +55,13 @@ class ClosedForm:
     ----------
     quantity
         ``"makespan"``, ``"stage_time"`` (the largest over ranks), ``"bubble_time"`` (the longest
-        idle time of a rank) or ``"peak_activation"`` (of every rank, or of the fullest when `value`
-        gives one number).
+        idle time of a rank) or ``"peak_activation"`` (of every rank, or of the fullest when there
+        is one number).
     text
-        The formula for people, in the symbols of :data:`debubble.schedules.formula.SYMBOLS`.
+        The formula in the symbols of :data:`debubble.schedules.formula.SYMBOLS`; of a peak, in
+        activation units, and of every rank where it has the symbol r.
     value
-        The formula for a case, see Notes.
+        The formula for a case, see Notes, where the text alone does not say it.
     accuracy
         ``"exact"``, ``"upper bound"``, ``"lower bound"`` or ``"approximation"``.
     holds
@@ -87,10 +88,20 @@ class ClosedForm:
 
     quantity: str
     text: str
-    value: Callable[[Any], float | list[float]]
+    value: Callable[[Any], float | list[float]] | None = None
     accuracy: str = "exact"
     holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
     condition: str = ""
+
+    def of(self, case: Any) -> float | list[float]:
+        """What the formula gives for a case."""
+        if self.value is not None:
+            return self.value(case)
+        found = value_of(self.text, _numbers(case) | {"r": np.arange(case.p)})
+        if self.quantity == "peak_activation":
+            found = found * (case.v * case.s * case.unit)
+        plain: float | list[float] = np.asarray(found).tolist()
+        return plain
 
 
 @dataclass(frozen=True)
@@ -112,13 +123,16 @@ class FormValue:
     @classmethod
     def of(cls, form: ClosedForm, case: SimpleNamespace) -> FormValue:
         """The value of a form for one case, with its terms."""
-        value = form.value(case)
+        value = form.of(case)
         if isinstance(value, list):
             return cls(form, value)
-        numbers = {key: x for key, x in vars(case).items() if isinstance(x, int | float)}
-        found = terms(form.text, numbers)
+        found = terms(form.text, _numbers(case))
         told = math.isclose(math.fsum(x for _, x in found), value, rel_tol=1e-9)
         return cls(form, value, tuple(found) if told and len(found) > 1 else ())
+
+
+def _numbers(case: Any) -> dict[str, Any]:
+    return {key: x for key, x in vars(case).items() if isinstance(x, int | float)}
 
 
 @dataclass(frozen=True)

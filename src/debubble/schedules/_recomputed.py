@@ -74,7 +74,7 @@ def _peak(form: ClosedForm, parts: str) -> ClosedForm:
     """A peak of forwards as one of checkpoints and one activation."""
 
     def value(case: Any) -> float | list[float]:
-        peak = case.q * np.asarray(form.value(case)) + (1 - case.q) * case.unit
+        peak = case.q * np.asarray(form.of(case)) + (1 - case.q) * case.unit
         found: float | list[float] = peak.tolist()
         return found
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
-from debubble.core.sequence import alternate, backward, forward, interleaved_table, sequence
+from debubble.core.sequence import interleaved_table
 from debubble.core.slicing import even_work
+from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import Constraint
-
-Table = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 CUTS = ("flops", "tokens")
 
@@ -23,46 +21,12 @@ CUT = Constraint(
 )
 
 
-def over_slices(table: Table, ranks: int, chunks: int, slices: int) -> tuple[Program, Program]:
-    """All forwards and all backwards of rank 0, slice by slice.
-
-    Parameters
-    ----------
-    table
-        Chunk and microbatch at every position, as :func:`debubble.core.sequence.interleaved_table`.
-    ranks, chunks, slices
-        Sizes.
-
-    Returns
-    -------
-    forwards, backwards
-        Every entry of the table for one slice after the other; backwards take chunks and slices in
-        reverse.
-    """
-    chunk, number = table
-    part = np.arange(slices)
-    first = number[:, None] * slices
-    return (
-        forward(np.repeat(chunk, slices) * ranks, (first + part).ravel()),
-        backward(np.repeat(chunks - 1 - chunk, slices) * ranks, (first + part[::-1]).ravel()),
-    )
-
-
 def microbatch_by_microbatch(
     ranks: int, microbatches: int, chunks: int, slices: int
 ) -> tuple[Program, Program]:
     """All forwards and all backwards of rank 0, a microbatch through all chunks before the next."""
-    return over_slices(interleaved_table(microbatches, chunks, 1), ranks, chunks, slices)
-
-
-def one_f_one_b(forwards: Program, backwards: Program, warm_up: int) -> Program:
-    """`warm_up` forwards, then forward and backward in turn, then the backwards that are left."""
-    paired = max(len(forwards) - warm_up, 0)
-    return sequence(
-        forwards[:warm_up],
-        alternate(forwards[warm_up:], backwards[:paired]),
-        backwards[paired:],
-    )
+    table = interleaved_table(microbatches, chunks, 1)
+    return forwards_and_backwards(table, ranks, chunks, slices)
 
 
 def cut_of(case: Any) -> tuple[float, ...]:

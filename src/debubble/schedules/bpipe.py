@@ -10,6 +10,7 @@ import numpy as np
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward, forward, merge
+from debubble.schedules.one_f_one_b import FILL_AND_WORK
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -39,15 +40,13 @@ def _hidden(k: Any) -> bool:
     forms=(
         ClosedForm(
             "makespan",
-            "(m + p − 1)(F + B)",
-            lambda k: (k.m + k.p - 1) * (k.F + k.B),
+            FILL_AND_WORK,
             holds=lambda k: k.c == 0 and _hidden(k),
             condition="no latency, a copy takes at most F, at most B and at most (F + B)/2",
         ),
         ClosedForm(
             "peak_activation",
             "min(⌈(p + 2)/2⌉, p, m)",
-            lambda k: min(bound(k.p), k.p, k.m) * k.unit,
             holds=_hidden,
             condition="a copy takes at most F, at most B and at most (F + B)/2",
         ),

@@ -6,9 +6,12 @@ A formula is a sum of products of numbers, symbols, ``min`` and ``max``, ``⌈x�
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
 
 SYMBOLS = {
     "p": "ranks",
@@ -34,9 +37,9 @@ SYMBOLS = {
 _TIMES = "FIWBOSTR"
 _TOKEN = re.compile(r"\s*(\d+\.?\d*|[A-Za-z]+|//|[-+−·×/(),|⌈⌉⌊⌋])")
 _SYMBOL = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
-_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
-_BRACKETS: dict[str, tuple[str, Callable[[float], float]]] = {
-    "(": (")", float), "⌈": ("⌉", math.ceil), "⌊": ("⌋", math.floor), "|": ("|", abs),
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {"min": np.minimum, "max": np.maximum}
+_BRACKETS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "(": (")", lambda value: value), "⌈": ("⌉", np.ceil), "⌊": ("⌋", np.floor), "|": ("|", abs),
 }  # fmt: skip
 
 
@@ -84,6 +87,17 @@ def terms(text: str, values: Mapping[str, float]) -> list[tuple[str, float]]:
         return []
 
 
+def value_of(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of a formula: a number, or an array where some symbol's value is one.
+
+    Examples
+    --------
+    >>> value_of("min(p − r, m)", dict(p=4, m=3, r=np.arange(4))).tolist()
+    [3.0, 3.0, 2.0, 1.0]
+    """
+    return _Reader(text, values).sum()
+
+
 class _NotAFormulaError(Exception):
     """The text is no formula, or has symbols without values."""
 
@@ -91,7 +105,7 @@ class _NotAFormulaError(Exception):
 class _Reader:
     """Reads a formula from left to right."""
 
-    def __init__(self, text: str, values: Mapping[str, float]) -> None:
+    def __init__(self, text: str, values: Mapping[str, Any]) -> None:
         self.text = text
         self.values = values
         self.at = 0
@@ -101,7 +115,7 @@ class _Reader:
         found: list[tuple[str, float]] = []
         sign, begin = 1.0, 0
         while True:
-            value = sign * self.product()
+            value = sign * float(self.product())
             found.append((self.text[begin : self.at].strip(), value))
             begin = self.at
             token = self.peek()
@@ -115,13 +129,13 @@ class _Reader:
             raise _NotAFormulaError
         return found
 
-    def sum(self) -> float:
+    def sum(self) -> Any:
         value = self.product()
         while self.peek() in ("+", "-", "−"):
             value += self.product() if self.take() == "+" else -self.product()
         return value
 
-    def product(self) -> float:
+    def product(self) -> Any:
         value = self.factor()
         while True:
             token = self.peek()
@@ -145,7 +159,7 @@ class _Reader:
             return self.open_bars == 0
         return token in ("(", "⌈", "⌊") or token in self.values or token in _FUNCTIONS
 
-    def factor(self) -> float:
+    def factor(self) -> Any:
         token = self.take()
         if token in _FUNCTIONS:
             self.expect("(")
@@ -154,16 +168,16 @@ class _Reader:
                 self.take()
                 arguments.append(self.sum())
             self.expect(")")
-            return float(_FUNCTIONS[token](*arguments))
+            return reduce(_FUNCTIONS[token], arguments)
         if token in _BRACKETS:
             closing, function = _BRACKETS[token]
             self.open_bars += token == "|"
             value = self.sum()
             self.open_bars -= token == "|"
             self.expect(closing)
-            return float(function(value))
+            return function(value)
         if token in self.values:
-            return float(self.values[token])
+            return self.values[token] * 1.0
         if token[:1].isdigit():
             return float(token)
         raise _NotAFormulaError

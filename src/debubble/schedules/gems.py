@@ -21,13 +21,7 @@ from debubble.schedules.registry import ClosedForm, register
     chunks=1,
     forms=(
         ClosedForm(
-            "makespan",
-            "p(F + B) + 2(p − 1)c + (m − 1)(p·max(F, B) + min(F, B) + (p − 1)c)",
-            lambda k: (
-                k.p * (k.F + k.B)
-                + 2 * (k.p - 1) * k.c
-                + (k.m - 1) * (k.p * max(k.F, k.B) + min(k.F, k.B) + (k.p - 1) * k.c)
-            ),
+            "makespan", "p(F + B) + 2(p − 1)c + (m − 1)(p·max(F, B) + min(F, B) + (p − 1)c)"
         ),
         ClosedForm("peak_activation", "1", lambda k: [k.unit] * k.p),
     ),

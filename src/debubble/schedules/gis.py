@@ -7,30 +7,19 @@ from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import moved
-from debubble.schedules.interleaved import forwards_and_backwards
-from debubble.schedules.interleaved_zb import split
+from debubble.schedules.interleaved import group
+from debubble.schedules.interleaved_zb import trailing_weights
 from debubble.schedules.registry import ClosedForm, Constraint, register
-
-
-def group_interleaved(ranks: int, microbatches: int, chunks: int, size: int) -> Iterator[Program]:
-    """Rank r warms up with (v − 1)g + p − 1 − r forwards, then repeats F, I, W."""
-    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
-    for rank in range(ranks):
-        warm_up = (chunks - 1) * size + ranks - 1 - rank
-        yield split(moved(first, rank), moved(last, rank), warm_up, 0)
-
-
-def _group(k: Any) -> int:
-    return int(k.group_size or k.ranks)
 
 
 def _half(k: Any) -> int:
     return int(k.ranks + 1) // 2
 
 
-def _whole_groups(k: Any) -> float:
-    return float(k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I))
+def _longer(k: Any, size: int) -> float:
+    """The makespan in groups of a size, F = I = W."""
+    work = k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I)
+    return float(work + (k.p - size) * (k.v - 1) * k.F)
 
 
 def _peak(k: Any, size: int) -> float:
@@ -57,26 +46,25 @@ SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
         Constraint(
             "microbatches",
             "microbatches in whole groups: a multiple of group_size (ranks, when not given)",
-            lambda k: k.microbatches % _group(k) == 0,
+            lambda k: k.microbatches % group(k) == 0,
         ),
     ),
     forms=(
         ClosedForm(
             "makespan",
             "m·v(F + I + W) + (p − 1)(F + I)",
-            _whole_groups,
-            holds=lambda k: k.c == 0 and _group(k) == k.p,
+            holds=lambda k: k.c == 0 and group(k) == k.p,
             condition="no latency, g = p",
         ),
         ClosedForm(
             "makespan",
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F",
-            lambda k: _whole_groups(k) + (k.p - _group(k)) * (k.v - 1) * k.F,
-            holds=lambda k: k.c == 0 and _group(k) < k.p and k.F == k.I == k.W,
+            lambda k: _longer(k, group(k)),
+            holds=lambda k: k.c == 0 and group(k) < k.p and k.F == k.I == k.W,
             condition="no latency, g < p, F = I = W",
         ),
         ClosedForm(
-            "peak_activation", "(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, _group(k))
+            "peak_activation", "(g(v − 1) + p)/v, capped by m", lambda k: _peak(k, group(k))
         ),
     ),
 )
@@ -94,7 +82,7 @@ def gis(
         r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 .  i3 w3 I2 W2 I3 W3
         r1 | .  F0 F1 f0 i0 w0 f1 i1 w1 F2 I0 W0 F3 I1 W1 f2 i2 w2 f3 i3 w3 I2 W2 I3 W3 .
     """
-    return group_interleaved(ranks, microbatches, chunks, group_size or ranks)
+    return trailing_weights(ranks, microbatches, chunks, group_size or ranks, lag=0)
 
 
 @register(
@@ -115,7 +103,7 @@ def gis(
         ClosedForm(
             "makespan",
             "m·v(F + I + W) + (p − 1)(F + I) + (p − g)(v − 1)F with g = ⌈p/2⌉",
-            lambda k: _whole_groups(k) + (k.p - _half(k)) * (k.v - 1) * k.F,
+            lambda k: _longer(k, _half(k)),
             holds=lambda k: k.c == 0 and k.F == k.I == k.W,
             condition="no latency, F = I = W",
         ),
@@ -137,4 +125,4 @@ def gis_h(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
         r1 | .  F0 F1 .  f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 .  i3 w3 I2 W2 I3 W3 .
         r2 | .  .  F0 F1 .  f0 i0 w0 f1 i1 w1 F2 I0 W0 F3 I1 W1 f2 i2 w2 f3 i3 w3 I2 W2 I3 W3 .  .
     """
-    return group_interleaved(ranks, microbatches, chunks, (ranks + 1) // 2)
+    return trailing_weights(ranks, microbatches, chunks, (ranks + 1) // 2, lag=0)

@@ -19,12 +19,8 @@ from debubble.schedules.registry import ClosedForm, register
     chunks=1,
     aliases=("afab", "f-then-b"),
     forms=(
-        ClosedForm(
-            "makespan",
-            "(m + p − 1)(F + B) + 2(p − 1)c",
-            lambda k: (k.m + k.p - 1) * (k.F + k.B) + 2 * (k.p - 1) * k.c,
-        ),
-        ClosedForm("peak_activation", "m", lambda k: k.m * k.unit),
+        ClosedForm("makespan", "(m + p − 1)(F + B) + 2(p − 1)c"),
+        ClosedForm("peak_activation", "m"),
     ),
 )
 def gpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import (
-    backward,
-    forward,
-    interleaved_table,
-    moved,
-    overlap,
-    sequence,
-)
+from debubble.core.sequence import backward, forward, interleaved_table, moved
 from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
+Table: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Chunk and microbatch at every position of an interleaved order."""
+
+FILL_AND_WORK = "(m·v + p − 1)(F + B)"
+
 
 def forwards_and_backwards(
-    ranks: int, microbatches: int, chunks: int, group_size: int
+    table: Table, ranks: int, chunks: int, slices: int = 1
 ) -> tuple[Program, Program]:
-    """All forwards and all backwards of rank 0; backwards take the chunks in reverse."""
-    chunk, number = interleaved_table(microbatches, chunks, group_size)
+    """All forwards and all backwards of rank 0, every entry of the table slice by slice.
+
+    Backwards take the chunks and the slices in reverse.
+    """
+    chunk, number = table
+    part = np.arange(slices)
+    first = number[:, None] * slices
     return (
-        forward(chunk * ranks, number),
-        backward((chunks - 1 - chunk) * ranks, number),
+        forward(np.repeat(chunk, slices) * ranks, (first + part).ravel()),
+        backward(np.repeat(chunks - 1 - chunk, slices) * ranks, (first + part[::-1]).ravel()),
     )
 
 
@@ -121,8 +127,7 @@ RELAXED = (
     forms=(
         ClosedForm(
             "makespan",
-            "(m·v + p − 1)(F + B)",
-            lambda k: (k.m * k.v + k.p - 1) * (k.F + k.B),
+            FILL_AND_WORK,
             holds=lambda k: k.c == 0 and (full_groups(k) or not k.short_last_group),
             condition="no latency, no short group",
         ),
@@ -163,11 +168,18 @@ def interleaved_1f1b(
         ranks, as tools of the past did, unless that is a deadlock. It is slow: ranks wait for the
         end of the group before. flexible-interleaved has the better order, for any number.
     """
-    size = group_size or ranks
-    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
+    return _groups(ranks, microbatches, chunks, group_size or ranks)
+
+
+def _groups(
+    ranks: int, microbatches: int, chunks: int, size: int, together: bool = False
+) -> Iterator[Program]:
+    """The order in groups of a size; overlapped pairs take one more forward of warm-up."""
+    table = interleaved_table(microbatches, chunks, size)
+    first, last = forwards_and_backwards(table, ranks, chunks)
     for rank in range(ranks):
-        warm_up = 2 * (ranks - 1 - rank) + (chunks - 1) * size
-        yield moved(warm_alternate_drain(first, last, warm_up), rank)
+        warm_up = 2 * (ranks - 1 - rank) + (chunks - 1) * size + together
+        yield moved(warm_alternate_drain(first, last, warm_up, together), rank)
 
 
 def _overlapped_time(k: Any) -> float:
@@ -214,14 +226,4 @@ def interleaved_overlap(
         r1 | .  F0 F1 f0 f1------ F2------ F3------ f2------ f3------ b3--- B2--- B3--- .  .
            |             b0------ b1------ B0------ B1------ b2------
     """
-    size = group_size or ranks
-    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
-    for rank in range(ranks):
-        forwards, backwards = moved(first, rank), moved(last, rank)
-        warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * size + 1, len(forwards))
-        paired = len(forwards) - warm_up
-        yield sequence(
-            forwards[:warm_up],
-            overlap(forwards[warm_up:], backwards[:paired]),
-            backwards[paired:],
-        )
+    return _groups(ranks, microbatches, chunks, group_size or ranks, together=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import alternate, as_kind, moved, sequence
+from debubble.core.sequence import alternate, as_kind, interleaved_table, moved, sequence
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
@@ -37,6 +37,20 @@ def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Prog
     )
 
 
+def trailing_weights(
+    ranks: int, microbatches: int, chunks: int, size: int, lag: int
+) -> Iterator[Program]:
+    """Groups of a size, and W that trails I by `lag` times r on rank r.
+
+    Rank r warms up with (v − 1)g + p − 1 − r forwards.
+    """
+    table = interleaved_table(microbatches, chunks, size)
+    first, last = forwards_and_backwards(table, ranks, chunks)
+    for rank in range(ranks):
+        warm_up = (chunks - 1) * size + ranks - 1 - rank
+        yield split(moved(first, rank), moved(last, rank), warm_up, lag * rank)
+
+
 @register(
     "interleaved-zb",
     title="Interleaved 1F1B with split backward and half its warm-up",
@@ -56,7 +70,6 @@ def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Prog
         ClosedForm(
             "makespan",
             "m·v(F + I + W) + (p − 1)(F + I − W)",
-            lambda k: k.m * k.v * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
             holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
@@ -80,9 +93,5 @@ def interleaved_zb(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Pr
         r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 i3 w3 I2 W2 I3 W3
         r1 | .  F0 F1 f0 i0 f1 i1 w0 F2 I0 w1 F3 I1 W0 f2 i2 W1 f3 i3 w2 I2 w3 I3 W2 W3
     """
-    groups = max(1, microbatches // ranks)
-    size = microbatches // groups
-    first, last = forwards_and_backwards(ranks, microbatches, chunks, size)
-    for rank in range(ranks):
-        warm_up = (chunks - 1) * size + ranks - 1 - rank
-        yield split(moved(first, rank), moved(last, rank), warm_up, rank)
+    size = microbatches // max(1, microbatches // ranks)
+    return trailing_weights(ranks, microbatches, chunks, size, lag=1)

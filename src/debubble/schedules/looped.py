@@ -6,23 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import (
-    alternate,
-    backward,
-    forward,
-    interleaved_table,
-    moved,
-    sequence,
-)
+from debubble.core.sequence import backward, forward, interleaved_table, moved, sequence
+from debubble.schedules.interleaved import FILL_AND_WORK, Table, forwards_and_backwards
+from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
-
-def _fill_and_work(k: Any) -> float:
-    return float((k.m * k.v + k.p - 1) * (k.F + k.B))
+TIME = ClosedForm(
+    "makespan",
+    FILL_AND_WORK,
+    holds=lambda k: k.c == 0 and k.m >= k.p,
+    condition="no latency, m ≥ p",
+)
 
 
 @register(
@@ -33,16 +30,7 @@ def _fill_and_work(k: Any) -> float:
     placement=Placement.loop,
     default_chunks=2,
     aliases=("breadth-first", "loopedbfs"),
-    forms=(
-        ClosedForm(
-            "makespan",
-            "(m·v + p − 1)(F + B)",
-            _fill_and_work,
-            holds=lambda k: k.c == 0 and k.m >= k.p,
-            condition="no latency, m ≥ p",
-        ),
-        ClosedForm("peak_activation", "m", lambda k: k.m * k.v * k.unit),
-    ),
+    forms=(TIME, ClosedForm("peak_activation", "m")),
 )
 def looped_bfs(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     """Chunk after chunk runs all its forwards, then in reverse all its backwards.
@@ -75,9 +63,7 @@ def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
     return divmod(microbatches, groups)
 
 
-def grouped_table(
-    microbatches: int, chunks: int, wanted: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def grouped_table(microbatches: int, chunks: int, wanted: int) -> Table:
     """Chunk and microbatch at every position, in the groups of :func:`group_sizes`."""
     size, larger = group_sizes(microbatches, wanted)
     split = larger * (size + 1)
@@ -114,13 +100,7 @@ def _first_group(k: Any) -> int:
         ),
     ),
     forms=(
-        ClosedForm(
-            "makespan",
-            "(m·v + p − 1)(F + B)",
-            _fill_and_work,
-            holds=lambda k: k.c == 0 and k.m >= k.p,
-            condition="no latency, m ≥ p",
-        ),
+        TIME,
         ClosedForm(
             "peak_activation",
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
@@ -147,17 +127,9 @@ def flexible_interleaved(
         r0 | F0 F1 F2 f0 f1 f2 .  b0--- .  b1--- .  b2--- B0--- B1--- B2---
         r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
-    chunk, number = grouped_table(microbatches, chunks, group_size or ranks)
+    table = grouped_table(microbatches, chunks, group_size or ranks)
     size, larger = group_sizes(microbatches, group_size or ranks)
-    first = forward(chunk * ranks, number)
-    last = backward((chunks - 1 - chunk) * ranks, number)
+    first, last = forwards_and_backwards(table, ranks, chunks)
     ahead = (chunks - 1) * (size + (larger > 0))
     for rank in range(ranks):
-        forwards, backwards = moved(first, rank), moved(last, rank)
-        warm_up = min(2 * (ranks - 1 - rank) + ahead, len(forwards))
-        paired = len(forwards) - warm_up
-        yield sequence(
-            forwards[:warm_up],
-            alternate(forwards[warm_up:], backwards[:paired]),
-            backwards[paired:],
-        )
+        yield moved(warm_alternate_drain(first, last, 2 * (ranks - 1 - rank) + ahead), rank)

@@ -8,7 +8,8 @@ from typing import Any
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import moved
-from debubble.schedules._slices import alike, over_slices
+from debubble.schedules._slices import alike
+from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.interleaved_zb import split
 from debubble.schedules.looped import group_sizes, grouped_table
 from debubble.schedules.registry import ClosedForm, Constraint, register
@@ -98,9 +99,8 @@ def mepipe(
         r1 | .    F0.0 F0.1 f0.0 f0.1 i0.1 i0.0 w0.1 I0.1 w0.0 I0.0 W0.1 W0.0 .
     """
     size = -(-ranks // slices)
-    forwards, backwards = over_slices(
-        grouped_table(microbatches, chunks, size), ranks, chunks, slices
-    )
+    table = grouped_table(microbatches, chunks, size)
+    forwards, backwards = forwards_and_backwards(table, ranks, chunks, slices)
     least = _before_turn(microbatches, ranks, chunks, slices)
     extra = ranks - 1 if in_flight is None else in_flight - least
     for rank in range(ranks):

@@ -6,14 +6,21 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from debubble.core.actions import Program
+from debubble.core.actions import PAIR_SHIFT, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward, moved
 from debubble.schedules.registry import ClosedForm, register
 
+FILL_AND_WORK = "(m + p − 1)(F + B)"
 
-def warm_alternate_drain(forwards: Program, backwards: Program, warm_up: int) -> Program:
-    """`warm_up` forwards, then forward and backward in turn, then the backwards that are left."""
+
+def warm_alternate_drain(
+    forwards: Program, backwards: Program, warm_up: int, together: bool = False
+) -> Program:
+    """`warm_up` forwards, then forward and backward in turn, then the backwards that are left.
+
+    With `together` a forward and the backward behind it are an overlapped pair.
+    """
     warm_up = min(warm_up, len(forwards))
     drain = 2 * len(forwards) - warm_up
     program = np.empty(2 * len(forwards), dtype=np.int64)
@@ -21,14 +28,19 @@ def warm_alternate_drain(forwards: Program, backwards: Program, warm_up: int) ->
     program[warm_up:drain:2] = forwards[warm_up:]
     program[warm_up + 1 : drain : 2] = backwards[: len(forwards) - warm_up]
     program[drain:] = backwards[len(forwards) - warm_up :]
+    if together:
+        program[warm_up:drain:2] |= 1 << PAIR_SHIFT
+        program[warm_up + 1 : drain : 2] |= 2 << PAIR_SHIFT
     return program
 
 
-def one_stage_per_rank(microbatches: int, warm_ups: Iterable[int]) -> Iterator[Program]:
+def one_stage_per_rank(
+    microbatches: int, warm_ups: Iterable[int], together: bool = False
+) -> Iterator[Program]:
     """1F1B with a warm-up of its own on every rank."""
     forwards, backwards = forward(0, range(microbatches)), backward(0, range(microbatches))
     for rank, warm_up in enumerate(warm_ups):
-        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)
+        yield moved(warm_alternate_drain(forwards, backwards, warm_up, together), rank)
 
 
 @register(
@@ -40,21 +52,17 @@ def one_stage_per_rank(microbatches: int, warm_ups: Iterable[int]) -> Iterator[P
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
     forms=(
-        ClosedForm("makespan", "(m + p − 1)(F + B)", lambda k: (k.m + k.p - 1) * (k.F + k.B),
-                   holds=lambda k: k.c == 0, condition="no latency"),
+        ClosedForm("makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
         ClosedForm(
             "makespan",
-            "(m + p − 1)(F + B) + 2c((p − 1)m/p + p − 2)",
-            lambda k: (k.m + k.p - 1) * (k.F + k.B)
-            + 2 * k.c * ((k.p - 1) * k.m / k.p + k.p - 2),
+            f"{FILL_AND_WORK} + 2c((p − 1)m/p + p − 2)",
             holds=lambda k: 0 < k.c <= min(k.F, k.B) / 2 and k.m % k.p == 0 and k.p > 1,
             condition="p divides m, small latency: only p − r microbatches may be in flight, so "
             "a round trip is paid once per p microbatches",
         ),
-        ClosedForm("peak_activation", "min(p − r, m)",
-                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+        ClosedForm("peak_activation", "min(p − r, m)"),
     ),
-)  # fmt: skip
+)
 def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     """Rank r starts with p − 1 − r forwards, then alternates, then drains.
 
@@ -81,15 +89,13 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     forms=(
         ClosedForm(
             "makespan",
-            "(m + p − 1)(F + B) + 2(p − 1)c",
-            lambda k: (k.m + k.p - 1) * (k.F + k.B) + 2 * (k.p - 1) * k.c,
+            f"{FILL_AND_WORK} + 2(p − 1)c",
             holds=lambda k: 2 * k.c <= k.F + k.B,
             condition="2c ≤ F + B",
         ),
-        ClosedForm("peak_activation", "min(2(p − r) − 1, m)",
-                   lambda k: [min(2 * (k.p - r) - 1, k.m) * k.unit for r in range(k.p)]),
+        ClosedForm("peak_activation", "min(2(p − r) − 1, m)"),
     ),
-)  # fmt: skip
+)
 def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     """Rank r starts with 2(p − 1 − r) forwards, so that results are there before they are needed.
 

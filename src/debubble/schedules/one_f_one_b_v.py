@@ -88,10 +88,6 @@ def _as_drawn(k: Any) -> bool:
     return bool(k.c == 0 and k.B == 2 * k.F and k.m >= k.p)
 
 
-def _doubled_backward(k: Any) -> float:
-    return float((6 * k.m + 5 * (k.p - 1)) * k.F)
-
-
 @register(
     "1f1b-v",
     title="V placement, whole backwards: the bubble of 1F1B or less in 2/3 of its memory",
@@ -108,14 +104,12 @@ def _doubled_backward(k: Any) -> float:
         ClosedForm(
             "makespan",
             "(6m + 5(p − 1))F",
-            _doubled_backward,
             holds=lambda k: _as_drawn(k) and k.p % 3 == 1,
             condition="no latency, B = 2F, m ≥ p, p = 1 mod 3",
         ),
         ClosedForm(
             "makespan",
             "(6m + 5(p − 1))F, 1F to 4F too long",
-            _doubled_backward,
             accuracy="upper bound",
             holds=lambda k: _as_drawn(k) and k.p % 3 != 1,
             condition="no latency, B = 2F, m ≥ p, p = 0 or 2 mod 3",
@@ -123,16 +117,11 @@ def _doubled_backward(k: Any) -> float:
         ClosedForm(
             "makespan",
             "2(m + p − 1)(F + max(B, 2F))",
-            lambda k: 2 * (k.m + k.p - 1) * (k.F + max(k.B, 2 * k.F)),
             accuracy="upper bound",
             holds=lambda k: k.c == 0 and k.B <= 4 * k.F and not _as_drawn(k),
             condition="no latency, B ≤ 4F",
         ),
-        ClosedForm(
-            "peak_activation",
-            "min(⌊2p/3⌋ + 1, m)",
-            lambda k: min(2 * k.p // 3 + 1, k.m) * k.v * k.unit,
-        ),
+        ClosedForm("peak_activation", "min(⌊2p/3⌋ + 1, m)"),
     ),
 )
 def one_f_one_b_v(*, ranks: int, microbatches: int) -> Iterator[Program]:

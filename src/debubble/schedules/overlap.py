@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import backward, forward, overlap, sequence
+from debubble.schedules.one_f_one_b import one_stage_per_rank
 from debubble.schedules.registry import ClosedForm, register
-
-
-def _time(k: Any) -> float:
-    return float((k.p - 1) * (k.F + k.B) + (k.F + k.B) + (k.m - 1) * k.O)
 
 
 @register(
@@ -26,15 +21,10 @@ def _time(k: Any) -> float:
         ClosedForm(
             "makespan",
             "p(F + B) + (m − 1)·O",
-            _time,
             holds=lambda k: k.c == 0 and k.m >= 2 * k.p - 1 and max(k.F, k.B) <= k.O,
             condition="no latency, m ≥ 2p − 1, O ≥ F and O ≥ B",
         ),
-        ClosedForm(
-            "peak_activation",
-            "min(2(p − r), m)",
-            lambda k: [min(2 * (k.p - r), k.m) * k.unit for r in range(k.p)],
-        ),
+        ClosedForm("peak_activation", "min(2(p − r), m)"),
     ),
 )
 def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
@@ -52,13 +42,5 @@ def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1------ F2------ F3------ F4------ F5------ B5--- .  .  .  .
            |          B0------ B1------ B2------ B3------ B4------
     """
-    numbers = range(microbatches)
-    for rank in range(ranks):
-        warm_up = min(2 * (ranks - 1 - rank) + 1, microbatches)
-        forwards, backwards = forward(rank, numbers), backward(rank, numbers)
-        paired = microbatches - warm_up
-        yield sequence(
-            forwards[:warm_up],
-            overlap(forwards[warm_up:], backwards[:paired]),
-            backwards[paired:],
-        )
+    warm_ups = (2 * (ranks - 1 - rank) + 1 for rank in range(ranks))
+    return one_stage_per_rank(microbatches, warm_ups, together=True)

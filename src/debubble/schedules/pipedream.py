@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.schedules.pipedream_2bw import never_drained
+from debubble.schedules.pipedream_2bw import STEADY, never_drained
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -26,9 +26,7 @@ def stashed(k: Any) -> list[int]:
     weight_versions=stashed,
     sync="local",
     forms=(
-        ClosedForm("makespan", "(m + p − 1)(F + B)",
-                   lambda k: float((k.m + k.p - 1) * (k.F + k.B)),
-                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
+        STEADY,
         ClosedForm("peak_activation", "p − r",
                    lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
     ),

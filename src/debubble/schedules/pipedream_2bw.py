@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.one_f_one_b import FILL_AND_WORK, warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, register
 
 
@@ -31,8 +30,9 @@ def never_drained(
     return np.insert(program, behind, steps)
 
 
-def _steady(k: Any) -> float:
-    return float((k.m + k.p - 1) * (k.F + k.B))
+STEADY = ClosedForm(
+    "makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency, one iteration"
+)
 
 
 @register(
@@ -53,8 +53,7 @@ def _steady(k: Any) -> float:
         ),
     ),
     forms=(
-        ClosedForm("makespan", "(m + p − 1)(F + B)", _steady,
-                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
+        STEADY,
         ClosedForm("peak_activation", "p − r",
                    lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
     ),
@@ -93,13 +92,8 @@ def pipedream_2bw(
             lambda k: k.microbatches > k.ranks,
         ),
     ),
-    forms=(
-        ClosedForm("makespan", "(m + p − 1)(F + B)", _steady,
-                   holds=lambda k: k.c == 0, condition="no latency, one iteration"),
-        ClosedForm("peak_activation", "min(2(p − r) − 1, m)",
-                   lambda k: [min(2 * (k.p - r) - 1, k.m) * k.unit for r in range(k.p)]),
-    ),
-)  # fmt: skip
+    forms=(STEADY, ClosedForm("peak_activation", "min(2(p − r) − 1, m)")),
+)
 def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
     """PipeDream-2BW with up to 2(p − 1 − r) forwards of warm-up, to hide latency.
 

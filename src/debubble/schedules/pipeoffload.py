@@ -75,10 +75,6 @@ def _steady(k: Any) -> bool:
     return bool(k.c == 0 and 2 * max(k.F, k.I) <= period and 2 * k.copy <= period)
 
 
-def _time_of_1f1b(k: Any) -> float:
-    return float((k.m + k.p - 1) * k.v * (k.F + k.I + k.W))
-
-
 def _kept_chunks(k: Any) -> int:
     """Chunks that rank 0 holds at most when the first half is offloaded, without those in transit.
 
@@ -93,7 +89,6 @@ def _kept_chunks(k: Any) -> int:
 TIME = ClosedForm(
     "makespan",
     "(m + p − 1)·v(F + I + W)",
-    _time_of_1f1b,
     accuracy="upper bound",
     holds=_steady,
     condition="no latency; F, I and a copy take at most (F + I + W)/2 each",

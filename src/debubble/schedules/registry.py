@@ -25,7 +25,7 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._constraints import LIMITS, check_constraints, check_count, nearest
 from debubble.schedules._entry import (
@@ -277,6 +277,8 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     placement = entry.placed(case)
     own_iterations = "iterations" in entry.parameters
     arguments = {name: getattr(case, name) for name in entry.parameters}
+    if case.costs is not None and "memory" in arguments:
+        arguments["memory"], arguments["costs"] = beside_static(case.memory, case.costs, case.ranks)
     programs = list(entry.order(**arguments))
     if case.iterations is not None and not own_iterations:
         programs = [
@@ -345,8 +347,8 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     case = form_case(schedule, costs, transfer)
     forms = with_recompute(entry.forms, case, schedule, case.table)
     known = TIME_QUANTITIES | {"peak_activation"}
-    if case.table.kv.any():
-        # Keys and values are beside the activations that formulas count.
+    if case.table.kv.any() or case.table.static.any():
+        # Formulas count nothing but activations.
         known -= {"peak_activation"}
     if exchanges(schedule, case.table):
         # Formulas know nothing of what replicas exchange.

@@ -12,9 +12,9 @@ from debubble.schedules._slices import (
     alike,
     cut_of,
     microbatch_by_microbatch,
-    one_f_one_b,
     same_size,
 )
+from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -71,4 +71,4 @@ def seq1f1b(
     forwards, backwards = microbatch_by_microbatch(ranks, microbatches, 1, slices)
     for rank in range(ranks):
         warm_up = slices + ranks - 2 - rank
-        yield one_f_one_b(moved(forwards, rank), moved(backwards, rank), warm_up)
+        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import moved
-from debubble.schedules._slices import alike, microbatch_by_microbatch, one_f_one_b
+from debubble.schedules._slices import alike, microbatch_by_microbatch
+from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -74,4 +75,4 @@ def slimpipe(
     forwards, backwards = microbatch_by_microbatch(ranks, microbatches, chunks, slices)
     for rank in range(ranks):
         warm_up = chunks * slices - 1 + 2 * (ranks - 1 - rank)
-        yield one_f_one_b(moved(forwards, rank), moved(backwards, rank), warm_up)
+        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)

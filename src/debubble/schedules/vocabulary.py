@@ -120,7 +120,6 @@ def _forms(vocabulary: int) -> tuple[ClosedForm, ...]:
         ClosedForm(
             "peak_activation",
             f"min(p − r + {delay}, m)",
-            lambda k: [min(k.p - r + delay, k.m) * k.unit for r in range(k.p)],
             holds=lambda k: k.shard == 0,
             condition="shards of the head that keep nothing",
         ),

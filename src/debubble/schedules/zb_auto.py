@@ -35,10 +35,6 @@ def scheduled(
     return terms.schedule(microbatches, memory, objective, handcrafted)
 
 
-def _work(k: Any) -> float:
-    return float(k.m * (k.F + k.I + k.W))
-
-
 def _plain(k: Any) -> bool:
     return k.c == 0 and k.memory is None and k.m >= k.p
 
@@ -46,14 +42,12 @@ def _plain(k: Any) -> bool:
 BOUND = ClosedForm(
     "makespan",
     "m(F + I + W) + (p − 1)(F + c)",
-    lambda k: _work(k) + (k.p - 1) * (k.F + k.c),
     accuracy="lower bound",
     condition="the last rank works all the time once the first microbatch is there",
 )
 REACHED = ClosedForm(
     "makespan",
     "m(F + I + W) + (p − 1)F",
-    lambda k: _work(k) + (k.p - 1) * k.F,
     holds=lambda k: _plain(k) and k.F == k.I == k.W and k.objective == "makespan",
     condition="F = I = W, no latency, m ≥ p, default memory, objective makespan",
 )
@@ -72,7 +66,6 @@ REACHED = ClosedForm(
         ClosedForm(
             "stage_time",
             "m(F + I + W) + (p − 1)(F + I − W)",
-            lambda k: _work(k) + (k.p - 1) * (k.F + k.I - k.W),
             accuracy="upper bound",
             holds=lambda k: _plain(k) and min(k.F, k.I) >= k.W and k.objective == "stage-time",
             condition="no latency, m ≥ p, W ≤ F and I, default memory, objective stage-time",
@@ -149,7 +142,6 @@ def zb_auto(
         ClosedForm(
             "stage_time",
             "m(F + I + W) + (p − 1)(F + I − 2W)",
-            lambda k: _work(k) + (k.p - 1) * (k.F + k.I - 2 * k.W),
             accuracy="upper bound",
             holds=lambda k: (
                 _plain(k)

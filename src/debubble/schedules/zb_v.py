@@ -72,14 +72,12 @@ def _as_published(case: Any) -> bool:
         ClosedForm(
             "makespan",
             "2m(F + I + W) + (p − 1)F",
-            lambda k: 2 * k.m * (k.F + k.I + k.W) + (k.p - 1) * k.F,
             holds=_as_published,
             condition="F = I = W, no latency, m ≥ 2p, default memory",
         ),
         ClosedForm(
             "stage_time",
             "2m(F + I + W)",
-            lambda k: 2 * k.m * (k.F + k.I + k.W),
             holds=_as_published,
             condition="F = I = W, no latency, m ≥ 2p, default memory",
         ),

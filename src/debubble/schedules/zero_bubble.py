@@ -44,7 +44,6 @@ def split_1f1b(stage: int, microbatches: int, warm_up: int, lag: int) -> Program
         ClosedForm(
             "stage_time",
             "m(F + I + W) + (p − 1)(F + I − W)",
-            lambda k: k.m * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - k.W),
             holds=lambda k: k.c == 0 and k.m >= k.p and min(k.F, k.I) >= k.W,
             condition="no latency, m ≥ p, W ≤ F and I",
         ),
@@ -102,7 +101,6 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
         ClosedForm(
             "stage_time",
             "m(F + I + W) + (p − 1)(F + I − 2W)",
-            lambda k: k.m * (k.F + k.I + k.W) + (k.p - 1) * (k.F + k.I - 2 * k.W),
             holds=lambda k: k.c == 0 and min(k.F, k.I) >= k.W,
             condition="no latency, W ≤ F and I",
         ),
