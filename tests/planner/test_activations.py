@@ -201,3 +201,14 @@ def test_torchtitans_selective_recompute_keeps_every_second_product():
     attention = 2 * 4096 + 4 * 32
     assert found.stored == 2 * kept + attention
     assert found.stored + found.recomputed == 139_392
+
+
+def test_pytorchs_tensor_parallelism_stores_gathered_inputs():
+    model, training = read_model("llama-3.1-8b"), Training(8, 1)
+    plan = candidate(model, tp=8)
+    split = layer_activation(model, model.layers[0], training, plan)
+    whole = layer_activation(model, model.layers[0], replace(training, runtime="torch"), plan)
+    assert split.stored == 139_392 / 8
+    assert whole.stored - split.stored == 4 * 4096 * 7 / 8
+    assert whole.kept_for_weight - split.kept_for_weight == 4 * 4096 * 7 / 8
+    assert whole.boundary == split.boundary

@@ -75,21 +75,20 @@ class _Parts:
     """Bytes per token of the parts of one layer, by how groups split them.
 
     `stream` is in the residual stream, `split` is over tensor-parallel ranks, `routed` is over them
-    by tokens, and grows with the imbalance of experts.
+    by tokens, and grows with the imbalance of experts; `whole` is on every rank.
     """
 
     stream: float = 0.0
     split: float = 0.0
     routed: float = 0.0
+    whole: float = 0.0
 
     def __add__(self, other: _Parts) -> _Parts:
         return _Parts(
-            self.stream + other.stream, self.split + other.split, self.routed + other.routed
-        )
-
-    def __sub__(self, other: _Parts) -> _Parts:
-        return _Parts(
-            self.stream - other.stream, self.split - other.split, self.routed - other.routed
+            self.stream + other.stream,
+            self.split + other.split,
+            self.routed + other.routed,
+            self.whole + other.whole,
         )
 
 
@@ -269,12 +268,12 @@ def _activation(
 
     def bytes_of(parts: _Parts) -> float:
         split = parts.split / tp + parts.routed * busiest / on_stream
-        return tokens * (parts.stream / on_stream + split)
+        return tokens * (parts.stream / on_stream + split + parts.whole)
 
     drops = _module_parts(model, layer, training, tp)
     whole = bytes_of(drops["all"])
     checkpoint = bytes_of(_Parts(stream=2.0 * model.hidden))
-    kept = bytes_of(_kept_parts(model, layer, tp))
+    kept = bytes_of(_kept_parts(model, layer, training, tp))
     stored = whole
     if recompute == "full":
         stored = checkpoint
@@ -291,12 +290,11 @@ def _activation(
 def _module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dict[str, _Parts]:
     """All that a layer stores per token, and what each module's recompute drops of it."""
     hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
-    stream = (4.0 + 4.0 + 2.0 * model.dropout) * hidden
     found = dict.fromkeys(RECOMPUTE_MODULES, _Parts())
     # The outputs of both norms are the inputs of linear layers.
-    found["layernorm"] = _Parts(stream=4.0 * hidden)
+    found["layernorm"] = _linear_inputs(model, training)
     query, both = _widths(attention, tp)
-    all_parts = _Parts(stream=stream)
+    all_parts = found["layernorm"] + _Parts(stream=(4.0 + 2.0 * model.dropout) * hidden)
     if isinstance(attention, LatentAttention):
         output = float(attention.heads * attention.v_dim)
         narrow = 2 * (attention.q_rank + attention.kv_rank + attention.rope_dim)
@@ -350,12 +348,12 @@ def _every_second_product(model: Model, layer: Layer, tp: int) -> _Parts:
     return found + _Parts(2.0 * hidden * mlp.gated, 2.0 * mlp.width)
 
 
-def _kept_parts(model: Model, layer: Layer, tp: int) -> _Parts:
+def _kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> _Parts:
     """Inputs of a layer's linear layers and gradients of their outputs, per token."""
     hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
     query, both = _widths(attention, tp)
-    # Inputs of QKV and of the first matrix, gradients of both residual branches.
-    found = _Parts(stream=2.0 * 4 * hidden)
+    # With gradients of what both branches add to the residual stream.
+    found = _linear_inputs(model, training) + _Parts(stream=4.0 * hidden)
     if isinstance(attention, LatentAttention):
         narrow = 2 * (attention.q_rank + attention.kv_rank) + attention.rope_dim
         up = attention.heads * (attention.nope_dim + attention.v_dim)
@@ -370,6 +368,16 @@ def _kept_parts(model: Model, layer: Layer, tp: int) -> _Parts:
     else:
         found += _Parts(split=(3 if mlp.gated else 2) * 2.0 * mlp.width)
     return found
+
+
+def _linear_inputs(model: Model, training: Training) -> _Parts:
+    """Inputs of QKV and of the first matrix of a layer, per token.
+
+    Megatron-LM stores them split over the sequence and gathers them once more in the backward;
+    PyTorch's tensor parallelism stores what was gathered.
+    """
+    size = 4.0 * model.hidden
+    return _Parts(whole=size) if training.runtime == "torch" else _Parts(stream=size)
 
 
 def _widths(attention: Attention | LatentAttention, tp: int) -> tuple[float, float]:

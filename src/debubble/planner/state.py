@@ -37,6 +37,9 @@ from debubble.planner.model import Experts, Layer, Model
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads a vocabulary to a multiple of this, times the tensor-parallel degree."""
 
+PADDING = ("megatron", "deepspeed")
+"""Runtimes that do."""
+
 GATHERED_LAYERS = 2
 """Layers whose weights are there at a time where replicas split them: one, and the next."""
 
@@ -96,7 +99,7 @@ def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """
-    multiple = tp * (VOCABULARY_MULTIPLE if training.runtime == "megatron" else 1)
+    multiple = tp * (VOCABULARY_MULTIPLE if training.runtime in PADDING else 1)
     return math.ceil(model.vocabulary / multiple) * multiple
 
 
