@@ -201,6 +201,9 @@ def test_torchtitans_selective_recompute_keeps_every_second_product():
     attention = 2 * 4096 + 4 * 32
     assert found.stored == 2 * kept + attention
     assert found.stored + found.recomputed == 139_392
+    named = replace(plan, modules=("op",))
+    assert layer_activation(model, model.layers[0], training, named) == found
+    assert layer_activation(model, model.layers[0], Training(8, 1), named) == found
 
 
 def test_pytorchs_tensor_parallelism_stores_gathered_inputs():

@@ -64,6 +64,8 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
     """
     if candidate.recompute != "selective":
         return ()
+    if candidate.modules == (EVERY_SECOND,):
+        return candidate.modules
     if candidate.modules:
         for name in candidate.modules:
             if name not in RECOMPUTE_MODULES:
