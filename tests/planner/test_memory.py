@@ -289,10 +289,13 @@ def test_the_margin_is_stated():
 )
 def test_torchtitans_memory(name, degrees, size, sequence, recompute, gibibytes):
     training = Training(64, sequence, runtime="torch", fused=False)
+    # Its split counts embedding and head as a layer each.
+    layers = (32,) if degrees.pp == 1 else (15, *(16,) * 6, 15)
     _, _, ranks = planned(
-        read_model(name), training, degrees, size=size, microbatches=8, recompute=recompute, zero=3
-    )
-    assert fullest(ranks) / GIB == pytest.approx(gibibytes, rel=0.06)
+        read_model(name), training, degrees, size=size, microbatches=8, recompute=recompute,
+        zero=3, layers=layers,
+    )  # fmt: skip
+    assert fullest(ranks) / GIB == pytest.approx(gibibytes, rel=0.03 if degrees.pp == 1 else 0.08)
 
 
 def test_activations_of_deepseek_v3():
