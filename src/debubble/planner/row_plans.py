@@ -137,18 +137,17 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
         flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
         overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
-        overlap_p2p=modern or year >= FLASH_YEAR, stack=_stack(row, candidate),
+        overlap_p2p=modern or year >= FLASH_YEAR, runtime=_runtime(row),
     )  # fmt: skip
 
 
-def _stack(row: Mapping[str, str], candidate: Candidate) -> str:
-    """The software of a row, by its schedule, its way to shard and its model."""
-    text = " ".join((row.get(key) or "").lower() for key in ("schedule", "model"))
-    if "deepspeed" in text or "mt-nlg" in text:
+def _runtime(row: Mapping[str, str]) -> str:
+    """The software of a row, by its schedule, its model, its way to shard and its source."""
+    text = {key: (row.get(key) or "").lower() for key in ("schedule", "model", "zero", "source")}
+    if "deepspeed" in text["schedule"] or "mt-nlg" in text["model"]:
         return "deepspeed"
-    return (
-        "fsdp" if candidate.zero >= 2 and "fsdp" in (row.get("zero") or "").lower() else "megatron"
-    )
+    sharded = "fsdp" in text["zero"] and "megatron" not in text["source"]
+    return "torch" if sharded or "torchtitan" in text["source"] else "megatron"
 
 
 def _precision(text: str) -> str:

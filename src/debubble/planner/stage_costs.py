@@ -13,6 +13,7 @@ from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
 from debubble.planner.layer_work import Product, Times, product_times, tokens_of
 from debubble.planner.links import all_gather, all_reduce, group_of, send
 from debubble.planner.model import Model
+from debubble.planner.state import padded_vocabulary
 
 
 def stage_costs(
@@ -88,7 +89,7 @@ def head_times(
     slow = 1 / factors.efficiency(
         gpu, degrees.tp, training, experts=model.layers[-1].experts is not None
     )
-    vocabulary = -(-model.vocabulary // degrees.tp)
+    vocabulary = padded_vocabulary(model, training, degrees.tp) // degrees.tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
     head += Times(
