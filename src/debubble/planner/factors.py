@@ -5,9 +5,9 @@ from __future__ import annotations
 from debubble.planner.calibrate import Factor
 
 SHIPPED: tuple[Factor, ...] = (
-    Factor("a100-80gb", 8, "fp16", 0.935, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
-    Factor("a100-80gb", 1, "fp16", 0.823, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
-    Factor("a100-80gb", 1, "bf16", 0.795, "torch", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
+    Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
+    Factor("a100-80gb", 1, "fp16", 0.826, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
+    Factor("a100-80gb", 1, "bf16", 0.796, "torch", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
     Factor(
         "a100-80gb",
         4,
@@ -53,7 +53,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "bf16",
-        0.852,
+        0.856,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -63,7 +63,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "bf16",
-        0.864,
+        0.872,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         256,
@@ -73,7 +73,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "bf16",
-        0.854,
+        0.865,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         512,
@@ -94,7 +94,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "fp8",
-        0.863,
+        0.869,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -104,7 +104,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "fp8",
-        0.991,
+        1.003,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         1024,
@@ -114,7 +114,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "fp8",
-        1.017,
+        1.039,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         1024,
@@ -124,7 +124,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "bf16",
-        0.75,
+        0.757,
         "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
@@ -134,61 +134,54 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "fp8",
-        0.825,
+        0.837,
         "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
         17.39,
     ),
     Factor(
-        "h200", 1, "fp8", 0.626, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
+        "h200", 1, "fp8", 0.627, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
     ),
     Factor(
         "gb200",
         4,
         "bf16",
-        0.731,
+        0.736,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.05.05: LLAMA3.1_405B",
         128,
         9.347,
     ),
-    Factor("gb200", 1, "fp8", 0.789, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
+    Factor("gb200", 1, "fp8", 0.79, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
     Factor(
-        "gb200", 4, "fp8", 0.815, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
+        "gb200", 4, "fp8", 0.823, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
     ),
     Factor(
         "gb200",
         4,
         "mxfp8",
-        0.766,
+        0.772,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         63.42,
     ),
     Factor(
-        "gb200",
-        4,
-        "nvfp4",
-        0.751,
-        "megatron",
-        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
-        256,
-        45.39,
+        "gb200", 4, "nvfp4", 0.76, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 45.39
     ),
-    Factor("gb300", 4, "fp8", 1.065, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
+    Factor("gb300", 4, "fp8", 1.079, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
     Factor(
-        "gb300", 2, "fp8", 1.025, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
+        "gb300", 2, "fp8", 1.03, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
     ),
     Factor(
-        "gb300", 1, "mxfp8", 1.195, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
+        "gb300", 1, "mxfp8", 1.196, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
     ),
     Factor(
         "gb300",
         2,
         "mxfp8",
-        0.948,
+        0.951,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
@@ -198,23 +191,23 @@ SHIPPED: tuple[Factor, ...] = (
         "gb300",
         4,
         "nvfp4",
-        0.769,
+        0.782,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         36.19,
     ),
-    Factor("gb300", 1, "fp8", 0.941, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
-    Factor("b200", 1, "fp8", 0.788, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
-    Factor("b200", 4, "fp8", 0.76, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
+    Factor("gb300", 1, "fp8", 0.942, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
+    Factor("b200", 1, "fp8", 0.789, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
+    Factor("b200", 4, "fp8", 0.769, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
     Factor(
-        "h100", 1, "bf16", 0.543, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
+        "h100", 1, "bf16", 0.544, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
     ),
     Factor(
         "gb200",
         1,
         "bf16",
-        0.673,
+        0.674,
         "megatron",
         "dgxc-benchmarking llama4 v25.05.05: Llama4-Maverick-400B",
         256,
@@ -233,16 +226,16 @@ SHIPPED: tuple[Factor, ...] = (
         True,
     ),
     Factor(
-        "gb300", 1, "bf16", 0.838, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
+        "gb300", 1, "bf16", 0.839, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
     ),
     Factor(
-        "gb300", 1, "mxfp8", 0.828, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
+        "gb300", 1, "mxfp8", 0.829, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
     ),
     Factor(
         "h100", 1, "fp8", 0.494, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
     ),
     Factor(
-        "h100", 2, "fp8", 0.926, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
+        "h100", 2, "fp8", 0.931, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
     ),
     Factor(
         "b200",

@@ -13,9 +13,13 @@ from debubble.planner.links import END_NETWORK, NETWORK, all_gather, all_reduce,
 from debubble.planner.model import Model
 from debubble.planner.state import StageParameters, stage_parameters
 
-WEIGHT_BYTES = 10
-"""Bytes of an optimizer step per parameter, beside gradient and moments: the fp32 weight read and
-written, the 16-bit one written."""
+GRADIENT_BYTES = 20
+"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and written
+to clip it, read by Adam, and set to zero."""
+WEIGHT_BYTES = 14
+"""The same for weights: the fp32 weight read and written, read again and written in 16 bits."""
+SCALED_BYTES = 14
+"""What fp16 adds: gradients are copied to fp32, checked and divided by the loss's scale."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +102,6 @@ def _optimizer(
     """Seconds in which the optimizer reads and writes this rank's share of all states."""
     dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
     share = dense / shards[0] + routed / shards[1] if split else dense + routed
-    moved = WEIGHT_BYTES + 4 * training.moment_bytes + training.gradient_bytes
+    moved = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
+    moved += SCALED_BYTES * (training.precision == "fp16")
     return memory_time(gpu, moved * share)
