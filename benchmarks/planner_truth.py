@@ -82,6 +82,7 @@ class Judged:
 
     @property
     def error(self) -> float:
+        """Predicted over measured, less one."""
         return float(self.result["error"])
 
 
@@ -200,9 +201,10 @@ def ranking(table: list[dict[str, str]]) -> Iterator[str]:
     yield "| plans | number | tau, shipped | tau, one row calibrates | fastest plan's rank |"
     yield "|---|---|---|---|---|"
     for key, plans in groups_of(table).items():
-        columns = []
-        for factors in (shipped_factors(), learned(plans[0], Factors())):
-            columns.append([(plan.seconds or 0.0, seconds(plan, factors)) for plan in plans])
+        columns = [
+            [(plan.seconds or 0.0, seconds(plan, factors)) for plan in plans]
+            for factors in (shipped_factors(), learned(plans[0], Factors()))
+        ]
         fastest = min(columns[0])
         rank = sorted(predicted for _, predicted in columns[0]).index(fastest[1]) + 1
         name = f"{key[1]} on {key[5]} {key[4]}, batch {key[6]}, {key[0].split('/')[0]}"

@@ -49,7 +49,7 @@ def test_recompute_is_part_of_the_backward() -> None:
         for recompute in ("none", "full")
     )
     assert full[1].F == none[1].F
-    assert full[1].I == pytest.approx(none[1].I + none[1].F)
+    assert pytest.approx(none[1].I + none[1].F) == full[1].I
     assert full[1].W == none[1].W
 
 
@@ -71,7 +71,7 @@ def test_transfers_that_nothing_hides_are_part_of_the_passes() -> None:
     hidden = stage_costs(model, cluster, TRAINING, plan, FACTORS)
     shown = stage_costs(model, cluster, replace(TRAINING, overlap_p2p=False), plan, FACTORS)
     assert shown.p2p == 0
-    assert shown.F == pytest.approx([time + hidden.p2p for time in hidden.F])
+    assert pytest.approx([time + hidden.p2p for time in hidden.F]) == shown.F
     assert shown.W == hidden.W
 
 

@@ -25,8 +25,8 @@ with and without it in its benchmarks of June 2025)."""
 
 
 INTERFERENCE = 0.25
-"""Share of a collective's time that work beside it takes longer: Galvatron measures 1.1 to 1.3 times
-the time of work that a collective runs beside."""
+"""Share of a collective's time that work beside it takes longer: Galvatron measures 1.1 to 1.3
+times the time of work that a collective runs beside."""
 
 
 @dataclass(frozen=True)

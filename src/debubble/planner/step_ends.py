@@ -14,8 +14,8 @@ from debubble.planner.model import Model
 from debubble.planner.state import StageParameters, stage_parameters
 
 GRADIENT_BYTES = 20
-"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and written
-to clip it, read by Adam, and set to zero."""
+"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
+written to clip it, read by Adam, and set to zero."""
 WEIGHT_BYTES = 14
 """The same for weights: the fp32 weight read and written, read again and written in 16 bits."""
 SCALED_BYTES = 14
