@@ -6,7 +6,7 @@ from debubble.planner.calibrate import Factor
 
 SHIPPED: tuple[Factor, ...] = (
     Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
-    Factor("a100-80gb", 1, "fp16", 0.826, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
+    Factor("a100-80gb", 1, "fp16", 0.941, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
     Factor("a100-80gb", 1, "bf16", 0.796, "torch", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
     Factor(
         "a100-80gb",

@@ -32,7 +32,7 @@ NETWORKS = {"bigscience": 6.25e9}
 GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 
 FLASH_YEAR = 2023
-"""First year of sources whose attention stores no scores, and whose stages send beside work."""
+"""First year of sources whose attention stores no scores, where they train in bf16."""
 
 BEFORE_OVERLAP = ("v100", "a100")
 """GPUs whose published pipelines ran with software that overlapped no communication."""
@@ -135,9 +135,9 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     full = "fp32 grad" in precision or not half
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
-        flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
+        flash=candidate.zero >= 3 or (year >= FLASH_YEAR and not half), sequence_parallel=split,
         overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
-        overlap_p2p=modern or year >= FLASH_YEAR, runtime=_runtime(row),
+        overlap_p2p=modern or "1f1b" not in candidate.schedule, runtime=_runtime(row),
     )  # fmt: skip
 
 
