@@ -19,6 +19,9 @@ NUMBERS = (
 )  # fmt: skip
 """Columns with whole numbers."""
 
+LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
+"""Limits of a row: of any number, of layers, and of the schedule's actions."""
+
 SCHEDULES = {
     "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "interleaved": "interleaved-1f1b",
 }  # fmt: skip
@@ -73,6 +76,8 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
             assumed.append(f"{key} {default}")
         return int(value if value is not None else default or 0)
 
+    if (numbers["layers"] or 0) > MOST_LAYERS:
+        raise ValueError(f"{numbers['layers']} layers; at most {MOST_LAYERS} are predicted")
     model = row_model(row.get("model") or "", numbers)
     if numbers["vocab"] is None:
         assumed.append(f"vocab {VOCABULARY}")
@@ -95,6 +100,8 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     micro = get("micro_batch", 1)
     if batch % (micro * dp):
         raise ValueError(f"batch {batch} is no multiple of {micro} x dp {dp}")
+    if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
+        raise ValueError(f"batch {batch} makes more than {MOST_ACTIONS:,} actions")
     schedule = SCHEDULES.get(name, name) or "1f1b"
     if schedule in ("1f1b", "interleaved-1f1b"):
         schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
@@ -200,8 +207,8 @@ def _whole(text: str | None, key: str) -> int | None:
         number = float(text)
     except ValueError:
         raise ValueError(f"{key} {text!r} is no number") from None
-    if number != int(number) or number < 1:
-        raise ValueError(f"{key} {text!r} is no whole number from 1 up")
+    if not 1 <= number <= LARGEST or number != int(number):
+        raise ValueError(f"{key} {text!r} is no whole number from 1 to {LARGEST:,}")
     return int(number)
 
 
