@@ -7,7 +7,7 @@ from debubble.planner.calibrate import Factor
 SHIPPED: tuple[Factor, ...] = (
     Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
     Factor("a100-80gb", 1, "fp16", 0.941, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
-    Factor("a100-80gb", 1, "bf16", 0.796, "torch", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
+    Factor("a100-80gb", 1, "bf16", 0.919, "torch", "llm-foundry benchmarking: MPT-30B", 8, 140.8),
     Factor(
         "a100-80gb",
         4,
@@ -38,7 +38,7 @@ SHIPPED: tuple[Factor, ...] = (
         384,
         112.5,
     ),
-    Factor("a100-40gb", 1, "bf16", 0.832, "torch", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
+    Factor("a100-40gb", 1, "bf16", 0.839, "torch", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
     Factor(
         "h100",
         1,
@@ -79,7 +79,7 @@ SHIPPED: tuple[Factor, ...] = (
         512,
         19.78,
     ),
-    Factor("h100", 1, "bf16", 0.648, "torch", "llm-foundry benchmarking: MPT-7B", 128, 1.173),
+    Factor("h100", 1, "bf16", 0.801, "torch", "llm-foundry benchmarking: MPT-13B", 128, 6.45),
     Factor(
         "h100",
         1,
@@ -124,7 +124,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "bf16",
-        0.757,
+        0.817,
         "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
@@ -134,14 +134,14 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "fp8",
-        0.837,
+        0.932,
         "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
         17.39,
     ),
     Factor(
-        "h200", 1, "fp8", 0.627, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
+        "h200", 1, "fp8", 0.76, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
     ),
     Factor(
         "gb200",

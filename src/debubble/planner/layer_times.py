@@ -170,7 +170,8 @@ def _gathered_weights(
 ) -> Times:
     """With weights in shards, each layer is gathered before both passes, its gradients scattered.
 
-    This runs beside the neighbouring layer's work; what takes longer than that is exposed.
+    This runs beside the neighbouring layer's work, which it slows down; what takes longer than that
+    work is exposed.
     """
     degrees = candidate.degrees
     group = group_of(cluster, degrees, "shards")
@@ -179,6 +180,8 @@ def _gathered_weights(
     experts = model.expert_parameters(layer)
     own = (model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
     gather = all_gather(cluster.gpu, group, 2 * own)
+    beside = INTERFERENCE * gather
     return Times(
-        max(gather - compute.F, 0.0), max(2 * gather - compute.I - compute.W, 0.0)
-    )  # fmt: skip
+        beside + max(gather - compute.F, 0.0),
+        2 * beside + max(2 * gather - compute.I - compute.W, 0.0),
+    )

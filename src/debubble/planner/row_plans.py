@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import did_you_mean
+from debubble.planner.activations import RECOMPUTE_MODULES
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.gpus import GPUS, Gpu
@@ -109,6 +110,7 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     candidate = Candidate(
         degrees, micro, batch // (micro * dp), schedule,
         spread(len(model.layers), degrees.stages), recompute, _zero(row.get("zero") or ""),
+        _modules(row.get("recompute") or ""),
     )  # fmt: skip
     training = _training(row, batch, sequence, candidate)
     return RowPlan(
@@ -143,7 +145,8 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
         flash=candidate.zero >= 3 or (year >= FLASH_YEAR and not half), sequence_parallel=split,
-        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
+        overlap_tp=modern and "vanilla TP" not in (row.get("notes") or ""),
+        overlap_dp=modern or candidate.zero >= 3,
         overlap_p2p=modern or "1f1b" not in candidate.schedule, runtime=_runtime(row),
     )  # fmt: skip
 
@@ -189,6 +192,19 @@ def _recompute(text: str) -> str:
     if text.startswith("full"):
         return "full"
     return "none" if text in ("", "none") else "selective"
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    """Modules that a row computes again: those it names, by Megatron-LM's names.
+
+    torchtitan's choice by operation computes every other matrix product again, and all that is
+    between them: about as much as the feed-forward part and the norms.
+    """
+    if "(op)" in text:
+        return ("mlp", "layernorm")
+    names = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
+    found = (names.get(word.strip(), word.strip()) for word in text.split(","))
+    return tuple(name for name in found if name in RECOMPUTE_MODULES)
 
 
 def _zero(text: str) -> int:
