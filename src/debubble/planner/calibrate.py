@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from debubble.core.errors import ParameterError
@@ -47,6 +48,14 @@ class Factors:
     """Efficiencies, of which the nearest to what is asked for counts."""
 
     table: tuple[Factor, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.table)
+
+    def __hash__(self) -> int:
+        # Results are looked up by it many times.
+        return self._hash
 
     def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
         """Share of the modelled speed of kernels that training reaches.

@@ -37,6 +37,9 @@ class Times:
     def __add__(self, other: Times) -> Times:
         return Times(self.F + other.F, self.I + other.I, self.W + other.W)
 
+    def __sub__(self, other: Times) -> Times:
+        return Times(self.F - other.F, self.I - other.I, self.W - other.W)
+
     def __mul__(self, factor: float) -> Times:
         return Times(self.F * factor, self.I * factor, self.W * factor)
 
