@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
@@ -101,24 +102,25 @@ def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
     """For how many layers embedding and head count, where torchtitan's own cut is this one.
 
     It spreads layers and weights evenly, what is left over to the first stages, and takes the
-    weights off the first and last.
+    weights off the first and last. Its default is one layer each.
     """
     count, stages = sum(cut), len(cut)
     if stages == 1:
         return None
-    most = max(cut) + 1
-    for first in range(most + 1):
-        for last in range(most + 1):
-            each, extra = divmod(count + first + last, stages)
-            if each < max(first, last, 1):
-                continue
-            own = [each + (stage < extra) for stage in range(stages)]
-            own[0] -= first
-            own[-1] -= last
-            # Stages are counted from a number of layers: it has to lead back to this many.
-            back = ceil((count + first + last) / ceil((count + first + last) / stages))
-            if own == list(cut) and back == stages:
-                return first, last
+    some = range(max(cut) + 1)
+    for first, last in sorted(
+        product(some, some), key=lambda pair: abs(pair[0] - 1) + abs(pair[1] - 1)
+    ):
+        each, extra = divmod(count + first + last, stages)
+        if each < max(first, last, 1):
+            continue
+        own = [each + (stage < extra) for stage in range(stages)]
+        own[0] -= first
+        own[-1] -= last
+        # Stages are counted from a number of layers: it has to lead back to this many.
+        back = ceil((count + first + last) / ceil((count + first + last) / stages))
+        if own == list(cut) and back == stages:
+            return first, last
     return None
 
 
