@@ -108,9 +108,7 @@ def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
     if stages == 1:
         return None
     some = range(max(cut) + 1)
-    for first, last in sorted(
-        product(some, some), key=lambda pair: abs(pair[0] - 1) + abs(pair[1] - 1)
-    ):
+    for first, last in ((1, 1), *product(some, some)):
         each, extra = divmod(count + first + last, stages)
         if each < max(first, last, 1):
             continue
