@@ -101,11 +101,11 @@ def test_what_cannot_run_for_lack_of_it_is_explained(kind: Kind) -> None:
         if kind in need.kinds and not need.optional and need.when(schedule) and need.of in BY_CELL
     ]
     waits = waits_for(schedule)
+    pairs = zip(waits.consumer, waits.producer, waits.need, strict=True)
     spots = [
-        producer
-        for pair, producer in enumerate(waits.producer.tolist())
-        if (kinds_of(schedule.actions[waits.consumer[pair]]), waits.need_of(schedule, pair))
-        in missed
+        int(producer)
+        for consumer, producer, need in pairs
+        if (by := kinds_of(schedule.actions[consumer]), KINDS[by].needs[need]) in missed
         and kinds_of(schedule.actions[producer]) == kind
     ]
     # Others either are needed by steps and reductions only, or nobody has to have them.

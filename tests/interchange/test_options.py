@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from debubble.core.errors import ParameterError
-from debubble.interchange.options import ANY_TYPE, fits, parse_options
+from debubble.interchange.options import ANY_TYPE, parse_options
 from debubble.schedules.registry import Option, find
 
 KNOWN = {
@@ -64,9 +64,9 @@ def test_hyphens_in_names_are_underscores() -> None:
 
 
 def test_values_from_files_are_compared_with_the_declared_type() -> None:
-    assert fits(3, KNOWN["size"])
-    assert fits(None, KNOWN["size"])
-    assert fits(3, KNOWN["share"])
-    assert not fits(3.5, KNOWN["size"])
-    assert not fits(True, KNOWN["size"])
-    assert not fits("a", KNOWN["fast"])
+    assert KNOWN["size"].fits(3)
+    assert KNOWN["size"].fits(None)
+    assert KNOWN["share"].fits(3)
+    assert not KNOWN["size"].fits(3.5)
+    assert not KNOWN["size"].fits(True)
+    assert not KNOWN["fast"].fits("a")

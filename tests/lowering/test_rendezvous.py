@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from debubble import Placement, Schedule, ScheduleError, make
-from debubble.lowering.rendezvous import check_rendezvous, matched
+from debubble.engine.graph import compile_graph
+from debubble.lowering.rendezvous import matched
 from debubble.lowering.transfers import add_transfers
 from tests.strategies import ENTRIES, made
 
@@ -37,7 +38,7 @@ def test_dropped_send_is_named_with_what_to_add() -> None:
     assert str(problem) == "rank 1, action 3: 1RECV_F1 has no other end; add 0SEND_F1 on rank 0"
     assert problem.chain == ("1RECV_F1", "0SEND_F1")
     with pytest.raises(ScheduleError, match="1RECV_F1 has no other end; add 0SEND_F1 on rank 0"):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 def test_dropped_receive_is_named_with_what_to_add() -> None:
@@ -46,7 +47,7 @@ def test_dropped_receive_is_named_with_what_to_add() -> None:
     (problem,) = matched(build(rows))
     assert problem.chain == ("1SEND_B2", "0RECV_B2")
     with pytest.raises(ScheduleError, match=r"0B2 \(rank 0\) waits for 0RECV_B2, which no rank"):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 def test_dropped_transfer_is_found_by_its_consumer() -> None:
@@ -55,7 +56,7 @@ def test_dropped_transfer_is_found_by_its_consumer() -> None:
     rows[1].remove("1RECV_F1")
     assert matched(build(rows)) == []
     with pytest.raises(ScheduleError, match=r"1F1 \(rank 1\) waits for 1RECV_F1, which no rank"):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 def test_swapped_receives_are_named_in_both_orders() -> None:
@@ -67,7 +68,7 @@ def test_swapped_receives_are_named_in_both_orders() -> None:
         "rank 1 sends 1SEND_F1 before 1SEND_F2, rank 2 receives 2RECV_F2 before 2RECV_F1"
     )
     with pytest.raises(ScheduleError):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 def test_receives_swapped_within_one_group_deadlock_nothing_but_are_refused() -> None:
@@ -76,7 +77,7 @@ def test_receives_swapped_within_one_group_deadlock_nothing_but_are_refused() ->
     (problem,) = matched(swapped)
     assert problem.chain == ("0SEND_F0", "0SEND_F1", "1RECV_F1", "1RECV_F0")
     with pytest.raises(ScheduleError, match="rank 0 sends 0SEND_F0 before 0SEND_F1, rank 1 rec"):
-        check_rendezvous(swapped)
+        compile_graph(swapped, "blocking")
 
 
 def test_repeated_receive_is_named() -> None:
@@ -85,7 +86,7 @@ def test_repeated_receive_is_named() -> None:
     (problem,) = matched(build(rows))
     assert str(problem) == "rank 1, action 3: 1RECV_F0 runs twice; remove one"
     with pytest.raises(ScheduleError, match="rank 1, action 3: 1RECV_F0 runs twice; remove one"):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_transfers_that_belong_elsewhere_are_named(rank: int, cell: str, reason:
     assert str(problem) == f"rank {rank}, action 1: {cell} {reason}"
     assert problem.chain == (cell,)
     with pytest.raises(ScheduleError, match=f"rank {rank}, action 1: {cell}"):
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
 
 
 def test_transfers_within_a_rank_are_named() -> None:
@@ -113,7 +114,7 @@ def test_transfers_within_a_rank_are_named() -> None:
     assert [problem.chain for problem in matched(schedule)] == [("0SEND_F0",), ("1RECV_F0",)]
     assert "stages 0 and 1 both live on rank 0; remove it" in str(matched(schedule)[0])
     with pytest.raises(ScheduleError, match="stages 0 and 1 both live on rank 0; remove it"):
-        check_rendezvous(schedule)
+        compile_graph(schedule, "blocking")
 
 
 def test_early_receive_deadlocks_with_the_shortest_chain() -> None:
@@ -122,7 +123,7 @@ def test_early_receive_deadlocks_with_the_shortest_chain() -> None:
     rows[0].insert(0, "0RECV_B0")
     assert matched(build(rows)) == []
     with pytest.raises(ScheduleError) as caught:
-        check_rendezvous(build(rows))
+        compile_graph(build(rows), "blocking")
     assert caught.value.chain == (
         "0RECV_B0 (rank 0)",
         "1SEND_B0 (rank 1)",
@@ -147,9 +148,9 @@ def test_sends_that_cross_deadlock_unless_they_are_fused_with_the_receives() -> 
         "0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 0F2 2F0",
         "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1R0 1F1",
     ]
-    check_rendezvous(Schedule.from_text([row.split() for row in fused], placement, 3))
+    compile_graph(Schedule.from_text([row.split() for row in fused], placement, 3), "blocking")
     with pytest.raises(ScheduleError) as caught:
-        check_rendezvous(Schedule.from_text([row.split() for row in apart], placement, 3))
+        compile_graph(Schedule.from_text([row.split() for row in apart], placement, 3), "blocking")
     assert caught.value.chain == (
         "0SEND_F1 (rank 0)",
         "1RECV_F1 (rank 1)",
@@ -161,7 +162,7 @@ def test_sends_that_cross_deadlock_unless_they_are_fused_with_the_receives() -> 
 def test_missing_optimizer_step_is_named() -> None:
     rows = [["0F0", "0SEND_F0", "0RECV_B0", "0B0", "0OPT0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]]
     with pytest.raises(ScheduleError, match=r"0OPT0 \(rank 0\) waits for 1OPT0, which no rank"):
-        check_rendezvous(Schedule.from_text(rows, Placement.linear(2), 1))
+        compile_graph(Schedule.from_text(rows, Placement.linear(2), 1), "blocking")
 
 
 def test_optimizer_step_after_another_rank_is_done_is_named() -> None:
@@ -170,7 +171,7 @@ def test_optimizer_step_after_another_rank_is_done_is_named() -> None:
         [[*rows[0], "0OPT0", "0OPT1"], [*rows[1], "1OPT0"]], Placement.linear(2), 1, iterations=2
     )
     with pytest.raises(ScheduleError, match=r"0OPT1 \(rank 0\) waits for 1OPT1, which no rank"):
-        check_rendezvous(schedule)
+        compile_graph(schedule, "blocking")
 
 
 def test_transfer_across_an_optimizer_step_deadlocks() -> None:
@@ -179,7 +180,7 @@ def test_transfer_across_an_optimizer_step_deadlocks() -> None:
         ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1OPT0"],
     ]
     with pytest.raises(ScheduleError) as caught:
-        check_rendezvous(Schedule.from_text(rows, Placement.linear(2), 1))
+        compile_graph(Schedule.from_text(rows, Placement.linear(2), 1), "blocking")
     assert caught.value.chain == (
         "0OPT0 (rank 0)",
         "1OPT0 (rank 1)",
@@ -199,7 +200,7 @@ def test_problems_are_listed_up_to_the_limit() -> None:
 def test_schedules_without_transfers_have_no_problems() -> None:
     schedule = make("zb-h1", ranks=4, microbatches=8)
     assert matched(schedule) == []
-    check_rendezvous(schedule)
+    compile_graph(schedule, "blocking")
 
 
 @settings(max_examples=60)
@@ -236,7 +237,7 @@ def test_every_dropped_or_repeated_transfer_is_found_and_named(data: st.DataObje
     assert cell in problems[0].chain
     assert ("has no other end" if dropped else "runs twice") in str(problems[0])
     with pytest.raises(ScheduleError):
-        check_rendezvous(mutant)
+        compile_graph(mutant, "blocking")
 
 
 @settings(max_examples=60)
@@ -268,4 +269,4 @@ def test_every_pair_of_swapped_receives_is_found_and_named(data: st.DataObject) 
     named = {name for problem in problems for name in problem.chain}
     assert {rows[rank][i], rows[rank][j]} & named
     with pytest.raises(ScheduleError):
-        check_rendezvous(mutant)
+        compile_graph(mutant, "blocking")

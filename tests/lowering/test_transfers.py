@@ -12,10 +12,10 @@ import debubble as db
 from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simulate
 from debubble.core.actions import COMPUTE_KINDS, TRANSFER_KINDS, Action, kinds_of, unpack
 from debubble.core.errors import ParameterError
-from debubble.engine.graph import P2PMode
+from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.timeline import Timeline
 from debubble.engine.transfers import UNIT_COSTS
-from debubble.lowering.rendezvous import check_rendezvous, matched
+from debubble.lowering.rendezvous import matched
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.oracle import copy_of
@@ -120,7 +120,7 @@ def late_rows(rows: list[str], placement: Placement, microbatches: int) -> list[
     schedule = Schedule.from_text([row.split() for row in rows], placement, microbatches)
     lowered = add_transfers(schedule, policy="just-in-time")
     assert matched(lowered) == []
-    check_rendezvous(lowered)
+    compile_graph(lowered, "blocking")
     return [" ".join(row) for row in lowered.rows()]
 
 
@@ -203,7 +203,7 @@ def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
 ) -> None:
     lowered = add_transfers(data.draw(made(entry, ranks=8, microbatches=24)), policy=policy)
     assert matched(lowered) == []
-    check_rendezvous(lowered)
+    compile_graph(lowered, "blocking")
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def test_a_swatch_shows_its_shades():
     patches = ax.get_legend().findobj(matplotlib.patches.Rectangle)
     faces = hexes(patch.get_facecolor() for patch in patches)
     assert faces[:2] == [shade(Kind.F, 0, 2), shade(Kind.F, 1, 2)]
-    assert Swatch(Kind.F, 2, COLOR) != Swatch(Kind.F, 1, COLOR)
+    assert Swatch.of(Kind.F, 2, COLOR) != Swatch.of(Kind.F, 1, COLOR)
 
 
 def test_memory_strips_have_one_scale():

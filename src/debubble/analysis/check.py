@@ -33,6 +33,7 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
+from debubble.engine.event_graph import EventGraph
 from debubble.engine.exist import survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
@@ -123,10 +124,16 @@ def check(
         inspect_steps(schedule, found)
     complete, error = False, None
     if plain and not found and p2p_mode != "blocking":
-        complete, error = _compiles(schedule, p2p_mode)
+        graph = _compiled(schedule, p2p_mode)
+        if isinstance(graph, ScheduleError):
+            error = graph
+        else:
+            complete = graph.completed == schedule.stages * schedule.units
     elif more and not found:
         complete = is_sound(schedule, bare, steps)
-        error = _cannot_run(schedule, bare, p2p_mode) if complete else None
+        # What it is without sharding decides, and is compiled faster.
+        stands = complete and (bare is schedule or not _runs(bare, p2p_mode))
+        error = _error(schedule, p2p_mode) if stands else None
     if not complete:
         inspect_structure(schedule, found)
         inspect_copies(schedule, found)
@@ -134,7 +141,7 @@ def check(
             _transfers(schedule, found)
             inspect_sharding(schedule, found)
         if not found:
-            error = error or _compile_error(schedule, p2p_mode)
+            error = error or _error(schedule, p2p_mode)
     if not found and error is not None:
         found.problems.append(_stuck(error))
     warnings: list[Problem] = []
@@ -163,36 +170,23 @@ def _has_room(schedule: Schedule) -> bool:
     return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
 
 
-def _compiles(schedule: Schedule, mode: P2PMode) -> tuple[bool, ScheduleError | None]:
-    """Whether an order runs and does all of its work, and what stops it if anything does."""
+def _compiled(
+    schedule: Schedule, mode: P2PMode, explain: bool = True
+) -> EventGraph | ScheduleError:
+    """The event graph of a schedule, or what stops it."""
     try:
-        graph = compile_graph(schedule, mode)
-    except ScheduleError as error:
-        return False, error
-    return graph.completed == schedule.stages * schedule.units, None
-
-
-def _compile_error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
-    try:
-        compile_graph(schedule, mode)
+        return compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
         return error
-    return None
+
+
+def _error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
+    found = _compiled(schedule, mode)
+    return found if isinstance(found, ScheduleError) else None
 
 
 def _runs(schedule: Schedule, mode: P2PMode) -> bool:
-    try:
-        compile_graph(schedule, mode, explain=False)
-    except ScheduleError:
-        return False
-    return True
-
-
-def _cannot_run(schedule: Schedule, bare: Schedule, mode: P2PMode) -> ScheduleError | None:
-    """What stops a schedule; what it is without sharding decides, and is compiled faster."""
-    if bare is not schedule and _runs(bare, mode):
-        return None
-    return _compile_error(schedule, mode)
+    return not isinstance(_compiled(schedule, mode, explain=False), ScheduleError)
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:

@@ -28,7 +28,7 @@ from debubble.analysis.ranking import RankedBy
 from debubble.analysis.results import result_columns
 from debubble.core import hooks
 from debubble.core.costs import Costs
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, percent, time
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit, memory_limits
@@ -100,11 +100,7 @@ class Row:
         return {
             "name": self.name,
             "schedule": schedule.name,
-            "ranks": schedule.ranks,
-            "chunks": schedule.chunks,
-            "stages": schedule.stages,
-            "microbatches": schedule.microbatches,
-            "iterations": schedule.iterations,
+            **sizes(schedule, "ranks", "chunks", "stages", "microbatches", "iterations"),
             "recompute": recompute_text(schedule) or None,
             "ratio": self.ratio,
             "fits": self.fits,
@@ -203,16 +199,11 @@ class Comparison:
             "memory": memory_text(self.costs, *(row.schedule for row in self.rows)),
             "ratio": RATIO[self.ranked_by],
         }
-        slices: dict[str, list[str]] = {}
-        for row in self.rows:
-            if row.schedule.slices > 1:
-                slices.setdefault(slices_text(row.timeline), []).append(row.name)
+        slices = self._names_by(lambda row: slices_text(row.timeline))
         if slices:
-            words["slices"] = "; ".join(f"{', '.join(n)}: {text}" for text, n in slices.items())
-        sharded: dict[int, list[str]] = {}
-        for row in self.rows:
-            sharded.setdefault(row.schedule.vocabulary, []).append(row.name)
-        parts = [f"{', '.join(sharded[i])}: {VOCABULARY[i]}" for i in sorted(sharded) if i]
+            words["slices"] = "; ".join(f"{names}: {text}" for text, names in slices.items())
+        sharded = self._names_by(lambda row: VOCABULARY[row.schedule.vocabulary])
+        parts = [f"{sharded[text]}: {text}" for text in VOCABULARY if text in sharded]
         if parts:
             words["vocabulary"] = "; ".join(parts)
         if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
@@ -225,18 +216,22 @@ class Comparison:
         found = [recompute_words(row.schedule).get("recompute", "") for row in self.rows]
         if any(found):
             words["recompute"] = " / ".join(dict.fromkeys(text or "none" for text in found))
-        copied: dict[str, list[str]] = {}
-        for row in self.rows:
-            if text := offload_text(row.timeline):
-                copied.setdefault(text, []).append(row.name)
+        copied = self._names_by(lambda row: offload_text(row.timeline))
         if copied:
-            every = len(next(iter(copied.values()))) == len(self.rows)
+            every = len({offload_text(row.timeline) for row in self.rows}) == 1
             words["offload"] = "; ".join(
-                text if every else f"{', '.join(names)}: {text}" for text, names in copied.items()
+                text if every else f"{names}: {text}" for text, names in copied.items()
             )
         for row in self.rows:
             words |= replicas_words(row.schedule)
         return words
+
+    def _names_by(self, text_of: Callable[[Row], str]) -> dict[str, str]:
+        """Names of the rows that share a text, by that; rows without text are left out."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            found.setdefault(text_of(row), []).append(row.name)
+        return {text: ", ".join(names) for text, names in found.items() if text}
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain data, for JSON."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TextIO
 
 NARROWEST = 40
 """Characters of a line that everything fits in."""
@@ -21,6 +23,12 @@ _KEPT = str.maketrans({"\u00a0": " "})
 def line_width() -> int:
     """Characters of a line of the terminal, or of COLUMNS, else 100."""
     return max(NARROWEST, shutil.get_terminal_size((PIPED, 24)).columns)
+
+
+def takes_color(stream: TextIO) -> bool:
+    """Whether a stream takes colours: a terminal, unless NO_COLOR is set."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not plain
 
 
 def wrap(text: str, width: int, indent: int = 0, *, hyphens: bool = False) -> list[str]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import code_text
 from debubble.core.costs import Costs
-from debubble.core.schedule import Schedule
-from debubble.core.units import amount
+from debubble.core.schedule import Schedule, sizes
+from debubble.core.units import amount, counted
 from debubble.engine.exist import strays_of
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import memory_use
@@ -81,14 +81,7 @@ class Problem:
 
     def to_dict(self) -> dict[str, Any]:
         """The problem as plain data."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "rank": self.rank,
-            "position": self.position,
-            "actions": list(self.actions),
-            "fix": self.fix,
-        }
+        return vars(self) | {"actions": list(self.actions)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,10 +138,7 @@ class Report:
             "schedule": self.schedule.name,
             "ok": self.ok,
             "actions": len(self.schedule),
-            "ranks": self.schedule.ranks,
-            "stages": self.schedule.stages,
-            "microbatches": self.schedule.microbatches,
-            "iterations": self.schedule.iterations,
+            **sizes(self.schedule, "ranks", "stages", "microbatches", "iterations"),
             "peak_activation": None if peak is None else peak.tolist(),
             "problems": [problem.to_dict() for problem in self.problems],
             "more": dict(self.more),
@@ -160,13 +150,13 @@ class Report:
             peak = self.peak_activation
             assert peak is not None, "without problems every action exists"
             good = (
-                f"ok: {_count(len(self.schedule), 'action')} on "
-                f"{_count(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
+                f"ok: {counted(len(self.schedule), 'action')} on "
+                f"{counted(self.schedule.ranks, 'rank')}, complete, ordered, executable, "
                 f"peak activation {amount(float(peak.max()), self.costs.activation_unit)}"
             )
             return "\n".join([good, *(f"warning: {warning}" for warning in self.warnings)])
         width = max(len(problem.code) for problem in self.problems)
-        lines = [f"{_count(self.count, 'problem')} in {self.schedule.name}:"]
+        lines = [f"{counted(self.count, 'problem')} in {self.schedule.name}:"]
         for code in CODES:
             lines += [f"  {code:<{width}}  {p}" for p in self.problems if p.code == code]
             if code in self.more:
@@ -174,7 +164,7 @@ class Report:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        found = "ok" if self.ok else _count(self.count, "problem")
+        found = "ok" if self.ok else counted(self.count, "problem")
         return f"<Report {self.schedule.name}: {found}>"
 
 
@@ -249,7 +239,3 @@ def late_need(here: Spot, wanted: Spot) -> Problem:
     """The problem that an action stands before one of its rank that it needs."""
     what = f"needs {wanted.text}, which comes later, as action {wanted.place}"
     return here.problem("order", what, f"move {wanted.text} before {here.text}", wanted.text)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -10,8 +10,8 @@ from debubble.analysis.layout import definitions, line_width, table, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
 from debubble.analysis.metrics import conventions, units
 from debubble.core.actions import Kind, kinds_of
-from debubble.core.schedule import Schedule
-from debubble.core.units import Scale, memory_scale, number, percent
+from debubble.core.schedule import Schedule, sizes
+from debubble.core.units import Scale, counted, memory_scale, number, percent
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 from debubble.schedules.formula import legend
@@ -69,13 +69,9 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     forms, near = _forms(timeline)
     return {
         "schedule": schedule.name,
-        "ranks": schedule.ranks,
-        "chunks": schedule.chunks,
-        "stages": schedule.stages,
+        **sizes(schedule, "ranks", "chunks", "stages"),
         "copies": schedule.placement.copies,
-        "microbatches": schedule.microbatches,
-        "slices": schedule.slices,
-        "iterations": schedule.iterations,
+        **sizes(schedule, "microbatches", "slices", "iterations"),
         "options": dict(schedule.options),
         "recompute": _recompute(schedule),
         "actions": len(schedule),
@@ -138,9 +134,9 @@ def heading(schedule: Schedule) -> str:
     """One line that says what was run."""
     placement = schedule.placement
     parts = [
-        _count(schedule.ranks, "rank"),
-        f"{_count(schedule.stages, 'stage')} ({placement.name})",
-        _count(schedule.microbatches, "microbatch"),
+        counted(schedule.ranks, "rank"),
+        f"{counted(schedule.stages, 'stage')} ({placement.name})",
+        counted(schedule.microbatches, "microbatch"),
     ]
     for count, nouns in ((schedule.slices, "slices"), (schedule.iterations, "iterations")):
         if count > 1:
@@ -150,7 +146,7 @@ def heading(schedule: Schedule) -> str:
         each = ", ".join(map(str, versions)) if len(versions) <= VERSIONS_SHOWN else "…"
         kept = f"{max(versions)} weight versions"
         parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
-    parts.append(_count(len(schedule), "action"))
+    parts.append(counted(len(schedule), "action"))
     entry = entries().get(schedule.name)
     usual = {option.name: option.default for option in entry.options} if entry else {}
     options = ", ".join(
@@ -220,7 +216,7 @@ def _measures(data: dict[str, Any], unit: str, memory: str) -> list[tuple[str, s
             words = FULLEST
         text = f"{measure.text(value, scale)} {scale.unit}".rstrip()
         if measure.key == "p2p_volume" and value == data["p2p_transfers"]:
-            text = _count(data["p2p_transfers"], "transfer")
+            text = counted(data["p2p_transfers"], "transfer")
         found.append((measure.title, text, words))
     return found
 
@@ -283,8 +279,3 @@ def _formula(form: dict[str, Any], unit: str, memory: str, width: int) -> list[s
         each = ", ".join(f"{item['term']} = {number(item['value'])}" for item in form["terms"])
         lines += [f"    {line}" for line in wrap(f"terms: {each}", width - 4, 2)]
     return lines
-
-
-def _count(amount: int, noun: str) -> str:
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{amount:,} {noun}{plural if amount != 1 else ''}"

@@ -136,14 +136,9 @@ def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[
         from debubble.interchange.launchers import megatron
 
         return "\n".join(megatron(schedule, mode, layers)) + "\n"
-    if to == "json":
-        from debubble.interchange.schedule_json import to_json
+    from debubble.interchange.files import text_of
 
-        return to_json(schedule)
-    from debubble.interchange.torch_csv import to_csv, with_transfers
-
-    lowered = to == "torch-csv-comms"
-    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
+    return text_of(schedule, to, waits)
 
 
 def _write(text: str, output: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Setup, count, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.core.errors import ParameterError
@@ -101,8 +100,9 @@ def optimize(
         "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
         "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
-        "seed": _count("--seed", seed), "workers": _count("--workers", workers, 1, 256),
-        "cache": not no_cache, "layers": None if layers is None else _count("--layers", layers),
+        "seed": count("--seed", seed, 0, LARGEST), "workers": count("--workers", workers, 1, 256),
+        "layers": None if layers is None else count("--layers", layers, 0, LARGEST),
+        "cache": not no_cache,
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
@@ -143,13 +143,6 @@ LARGEST = 999_999_999
 """Largest whole number of an option that has no limit of its own."""
 
 
-def _count(flag: str, text: str, least: int = 0, most: int = LARGEST) -> int:
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
-    return number
-
-
 def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
     if text.strip() in words:
         return text.strip()
@@ -166,7 +159,7 @@ def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
 def _shape(text: str) -> str | list[int]:
     if "," not in text:
         return text
-    return [_count("--placement", part.strip()) for part in text.split(",")]
+    return [count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
 
 
 def _needed(inputs: Inputs, key: str) -> int:

@@ -202,6 +202,14 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
+def count(flag: str, text: str, least: int, most: int) -> int:
+    """The whole number from `least` to `most` in the text of an option."""
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
+    if not least <= number <= most:
+        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
+
+
 def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     if text is not None and text not in known:
         raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from debubble.analysis.layout import takes_color
 from debubble.core.errors import ParameterError
 from debubble.core.units import plain
 
@@ -35,11 +36,7 @@ def _rounded(data: Any) -> Any:
 
 def in_color() -> bool:
     """Whether standard output takes colours: a terminal, unless NO_COLOR is set."""
-    return (
-        sys.stdout.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM") != "dumb"
-    )  # fmt: skip
+    return takes_color(sys.stdout)
 
 
 def styled(text: str, style: str) -> str:
@@ -47,18 +44,10 @@ def styled(text: str, style: str) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text else text
 
 
-def write_text(path: str, text: str) -> None:
-    """Write a file.
-
-    Raises
-    ------
-    ParameterError
-        When that is not possible.
-    """
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
+def check_cost_file(flag: str, path: str) -> None:
+    """Refuse a name that is none of a cost file."""
+    if not path.lower().endswith((".yaml", ".yml", ".json")):
+        raise ParameterError(f"{flag} '{path}': a cost file is written as .yaml or .json")
 
 
 def check_writable(path: str) -> None:

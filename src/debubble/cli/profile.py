@@ -9,7 +9,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, whole
-from debubble.cli.output import check_writable, note, print_json
+from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
 from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError
@@ -70,8 +70,7 @@ def profile(
     if microbatches is not None:
         sizes["microbatches"] = _count("-m", microbatches)
     if output is not None:
-        if not output.lower().endswith((".yaml", ".yml", ".json")):
-            raise ParameterError(f"-o '{output}': a cost file is written as .yaml or .json")
+        check_cost_file("-o", output)
         check_writable(output)
     count = _count("--steps", steps)
     of_config = {"rows": _count("--rows", rows), "dtype": dtype,

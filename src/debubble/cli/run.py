@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, with_setup
-from debubble.cli.output import check_writable, note, print_json
+from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, count, with_setup
+from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
 from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError, ScheduleError
@@ -81,7 +80,7 @@ def run(
     settings = Settings(
         model=model,
         verify=not no_verify,
-        steps=_steps(steps),
+        steps=count("--steps", steps, 0, 999_999),
         sleep=None if sleep is None else _number("--sleep", sleep, "milliseconds", 10**9) / 1e3,
         costs=inputs.costs,
         runtime=runtime,
@@ -89,10 +88,7 @@ def run(
         device=device,
         dtype=dtype,
     )
-    if trace is not None:
-        _check_trace(trace, settings)
-    if costs_out is not None:
-        _check_costs(costs_out, settings)
+    _check_outputs(trace, costs_out, settings)
     with phases(2) as phase:
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
@@ -123,27 +119,17 @@ def _number(flag: str, text: str, unit: str, most: int) -> float:
     return number
 
 
-def _steps(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text.strip(" ")):
-        raise ParameterError(f"--steps is '{text}'; give a whole number from 0 to 999,999")
-    return int(text)
-
-
-def _check_trace(path: str, settings: Settings) -> None:
+def _check_outputs(trace: str | None, costs_out: str | None, settings: Settings) -> None:
     """Refuse what cannot be written before anything runs."""
-    if not path.lower().endswith((".json", ".json.gz")):
-        raise ParameterError(f"--trace '{path}': traces end in .json or .json.gz")
-    if not settings.steps:
-        raise ParameterError("--trace needs measured steps; leave --steps 0 out")
-    check_writable(path)
-
-
-def _check_costs(path: str, settings: Settings) -> None:
-    if not path.lower().endswith((".yaml", ".yml", ".json")):
-        raise ParameterError(f"--costs-out '{path}': a cost file is written as .yaml or .json")
-    if not settings.steps:
-        raise ParameterError("--costs-out needs measured steps; leave --steps 0 out")
-    check_writable(path)
+    if trace is not None and not trace.lower().endswith((".json", ".json.gz")):
+        raise ParameterError(f"--trace '{trace}': traces end in .json or .json.gz")
+    if costs_out is not None:
+        check_cost_file("--costs-out", costs_out)
+    for flag, path in (("--trace", trace), ("--costs-out", costs_out)):
+        if path is not None and not settings.steps:
+            raise ParameterError(f"{flag} needs measured steps; leave --steps 0 out")
+        if path is not None:
+            check_writable(path)
 
 
 def _with_model(settings: Settings) -> Settings:

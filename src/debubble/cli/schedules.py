@@ -14,6 +14,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.schedule import sizes
 from debubble.core.units import number, percent
 from debubble.schedules import registry
 from debubble.schedules.formula import legend
@@ -89,9 +90,7 @@ def describe(entry: Entry) -> dict[str, Any]:
         "weight_versions": glance.schedule.weight_versions if glance else 1,
         "at_a_glance": glance
         and {
-            "ranks": glance.schedule.ranks,
-            "microbatches": glance.schedule.microbatches,
-            "chunks": glance.schedule.chunks,
+            **sizes(glance.schedule, "ranks", "microbatches", "chunks"),
             "peak_activation": float(glance.peak_activation.max()),
             "parameter_copies": parameter_copies(glance.schedule),
             "bubble_ratio": glance.bubble_ratio,

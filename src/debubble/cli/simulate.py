@@ -10,7 +10,7 @@ import typer
 
 from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, with_setup
-from debubble.cli.output import note, print_json, write_text
+from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
 from debubble.engine.memory import Limit, memory_limits
@@ -60,6 +60,8 @@ def simulate(
             phase("listing actions")
             table = timeline.actions()
             if not listed:
+                from debubble.interchange.files import write_text
+
                 write_text(actions, _written(table, timeline, actions))
             elif as_json:
                 data["action_times"] = table.records()
@@ -121,7 +123,7 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
 
 def _text(timeline: Timeline, inputs: Inputs) -> str:
     from debubble.analysis.layout import line_width, wrap
-    from debubble.analysis.metrics import amount_text
+    from debubble.analysis.metrics import amount_text, ranges
     from debubble.analysis.summary import report
 
     width = line_width()
@@ -131,7 +133,8 @@ def _text(timeline: Timeline, inputs: Inputs) -> str:
     if inputs.memory is not None:
         above = _above(timeline, inputs.memory)
         limit = f"memory limit {amount_text(inputs.memory, timeline.table.costs)}"
-        lines.append(f"{limit}: {f'exceeded on {_ranks(above)}' if above else 'kept by all ranks'}")
+        where = f"rank{'s' if len(above) > 1 else ''} {ranges(above)}" if above else ""
+        lines.append(f"{limit}: {f'exceeded on {where}' if above else 'kept by all ranks'}")
     return "\n".join(lines)
 
 
@@ -144,14 +147,6 @@ def _above(timeline: Timeline, limit: Limit) -> list[int]:
     above = np.flatnonzero(timeline.peak_activation > limits * (1 + TOLERANCE))
     found: list[int] = above.tolist()
     return found
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}–{ranks[-1]}"
-    return "ranks " + ", ".join(map(str, ranks))
 
 
 app = command(

@@ -364,6 +364,11 @@ class Schedule:
         hooks.save_schedule(self, path)
 
 
+def sizes(schedule: Schedule, *names: str) -> dict[str, int]:
+    """Some sizes of a schedule by name, for plain data."""
+    return {name: getattr(schedule, name) for name in names}
+
+
 def _numbers(name: str, values: Any) -> NDArray[np.int64]:
     """Packed actions or offsets that nobody can change any more."""
     array = np.asarray(values)

@@ -108,6 +108,18 @@ def number(value: float, digits: int = 6) -> str:
     return f"{value + 0.0:,.{digits}g}"
 
 
+def counted(amount: int, noun: str) -> str:
+    """A number of things.
+
+    Examples
+    --------
+    >>> counted(1, "rank"), counted(2048, "microbatch")
+    ('1 rank', '2,048 microbatches')
+    """
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{amount:,} {noun if amount == 1 else plural}"
+
+
 def percent(share: float) -> str:
     """A share as a percentage with two decimals; rounding never shows a minus zero.
 

@@ -50,11 +50,6 @@ class Waits:
         """Positions of what one action waits for."""
         return self.producer[self.offsets[position] : self.offsets[position + 1]]
 
-    def need_of(self, schedule: Schedule, pair: int) -> Need:
-        """The row of the table behind a pair."""
-        kind = int(kinds_of(schedule.actions[self.consumer[pair]]))
-        return KINDS[kind].needs[int(self.need[pair])]
-
 
 def waits_for(schedule: Schedule) -> Waits:
     """Data dependencies of every action, beside program order.

@@ -18,7 +18,6 @@ from debubble.interchange.text import read_text
 
 if TYPE_CHECKING:
     from debubble.engine.memory import Limit
-    from debubble.interchange.cost_model import CostModel
 
 MAX_BYTES = 1 << 20
 """Most bytes of a cost file."""
@@ -98,22 +97,22 @@ def load_costs(path: str | Path) -> CostFile:
 
 def parse_costs(text: str, where: str) -> CostFile:
     """The same from a text; its name says by its ending which syntax it has."""
-    data = cost_syntax.parse(text, where)
     from debubble.interchange.cost_model import validate
 
-    model = validate(data, where)
-    _check_sizes(model, where)
-    _check_limit(model, where)
-    memory = {key: model.memory[key] for key in _MEMORY if key in model.memory}
+    data = validate(cost_syntax.parse(text, where), where)
+    times, memory = data.pop("times"), data.pop("memory")
+    basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
+    _check_sizes(times, memory, basis, data.get("ranks"), where)
+    limit, unit = memory.pop("limit", None), memory.pop("unit", "")
+    _check_limit(limit, memory.get("activation"), where)
+    for name in PARTS:
+        if name in memory:
+            times[name] = times.get(name, {}) | {"activation": memory.pop(name)}
     costs = Costs(
-        basis=model.basis, runtime=model.runtime, time_unit=model.time_unit,
-        memory_unit=model.memory.get("unit", ""), **{**model.times, **_parts(model), **memory},
+        basis=basis, runtime=runtime, time_unit=data.get("time_unit", ""), memory_unit=unit,
+        **times, **memory,
     )  # fmt: skip
-    return CostFile(
-        costs, model.ranks, model.microbatches, model.chunks, model.memory.get("limit"),
-        model.name, model.source, model.time_unit, model.memory.get("unit", ""),
-        model.layers, model.measured, model.expected,
-    )  # fmt: skip
+    return CostFile(costs, memory_limit=limit, memory_unit=unit, **data)
 
 
 def costs_data(costs: Costs) -> dict[str, Any]:
@@ -173,23 +172,13 @@ def save_costs(data: Mapping[str, Any], path: str) -> None:
     write_text(path, text)
 
 
-def _parts(model: CostModel) -> dict[str, dict[str, float]]:
-    """Embedding, head and further predictions, from both sections of the file."""
-    parts: dict[str, dict[str, float]] = {}
-    for name in PARTS:
-        part = dict(model.times.get(name, {}))
-        if name in model.memory:
-            part["activation"] = model.memory[name]
-        if part:
-            parts[name] = part
-    return parts
-
-
-def _check_sizes(model: CostModel, where: str) -> None:
+def _check_sizes(
+    times: Mapping[str, Any], memory: Mapping[str, Any], basis: str, ranks: int | None, where: str
+) -> None:
     """Refuse lists of different lengths, and lists that do not fit the number of ranks."""
     by_stage: dict[str, int] = {}
     by_rank: dict[str, int] = {}
-    for section, values in (("times", model.times), ("memory", model.memory)):
+    for section, values in (("times", times), ("memory", memory)):
         for name, value in values.items():
             shape = COST_FIELDS[name].shape if name in COST_FIELDS else ""
             complete = isinstance(value, tuple) or (
@@ -201,11 +190,11 @@ def _check_sizes(model: CostModel, where: str) -> None:
                 group = by_stage if shape in ("stage", "pair") else by_rank
                 group[f"{section}.{name}"] = len(value)
     owner = "stage"
-    if model.basis == "rank":
+    if basis == "rank":
         owner, by_rank = "rank", by_stage | by_rank
     for key, size in by_rank.items():
-        if model.ranks is not None and size != model.ranks:
-            raise FormatError(f"{where}: {key} has {size} values for {model.ranks} ranks")
+        if ranks is not None and size != ranks:
+            raise FormatError(f"{where}: {key} has {size} values for {ranks} ranks")
     for group, noun in ((by_stage, owner), (by_rank, "rank")):
         (first, wanted), *rest = group.items() or [("", 0)]
         for key, size in rest:
@@ -216,9 +205,8 @@ def _check_sizes(model: CostModel, where: str) -> None:
                 )
 
 
-def _check_limit(model: CostModel, where: str) -> None:
+def _check_limit(limit: Any, activation: Any, where: str) -> None:
     """Refuse a limit below one activation: it is in another unit than the activation."""
-    limit, activation = model.memory.get("limit"), model.memory.get("activation")
     if limit is None or activation is None:
         return
     values = activation.values() if isinstance(activation, Mapping) else activation

@@ -6,14 +6,15 @@ Values are checked by :func:`debubble.core.cost_fields.check_cost`, as they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.cost_fields import check_number
 from debubble.core.costs import BASES, COST_FIELDS, RUNTIMES, check_cost
 from debubble.core.embedding_and_head import PARTS, TIMES
 from debubble.core.errors import FormatError, WrongValueError, did_you_mean
-from debubble.interchange.text import SHOWN, check_label, shown
+from debubble.core.schedule_fields import MAX_LABEL, Sizes, up_to
+from debubble.interchange.text import SHOWN, shown
 from debubble.schedules.registry import LIMITS
 
 
@@ -29,31 +30,28 @@ class FileKey:
         A value as YAML.
     text
         Description in one line.
-    default
-        Default where the key is missing.
     """
 
     shape: str
     example: str
     text: str
-    default: Any = None
 
 
 TOP_KEYS = {
-    "name": FileKey("text", "my model", "what was measured, for titles", ""),
-    "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from", ""),
+    "name": FileKey("text", "my model", "what was measured, for titles"),
+    "source": FileKey("text", "profiled on 8 H100s", "where the numbers come from"),
     "ranks": FileKey("whole number", "8", "pipeline ranks, unless -p says otherwise"),
     "microbatches": FileKey("whole number", "32", "microbatches, unless -m says otherwise"),
     "chunks": FileKey("whole number", "2", "stages per rank, unless -v says otherwise"),
     "basis": FileKey(
         "action or rank", "rank", "whether values are per action (one stage, one microbatch), or of"
-        " a rank's whole share and divided by its chunks", "action",
+        " a rank's whole share and divided by its chunks",
     ),
     "runtime": FileKey(
         "any or torch", "torch", "torch: stage 0's I does nothing, and its W is the whole backward,"
-        " as in PyTorch's runtime", "any",
+        " as in PyTorch's runtime",
     ),
-    "time_unit": FileKey("text", "ms", "unit of all times", ""),
+    "time_unit": FileKey("text", "ms", "unit of all times"),
     "times": FileKey("mapping", "{F: 1, B: 2}", "the costs below; the only key that must be there"),
     "memory": FileKey("mapping", "{limit: 8}", "the memory below"),
     "layers": FileKey(
@@ -66,7 +64,7 @@ TOP_KEYS = {
 """Keys of the file itself."""
 
 MEMORY_KEYS = {
-    "unit": FileKey("text", "GB", "unit of activation, kv and limit", ""),
+    "unit": FileKey("text", "GB", "unit of activation, kv and limit"),
     "limit": FileKey(
         "one number or a list", "8", "activation memory of a rank, or of each, unless --memory says"
         " otherwise; in the unit of activation, in activation units where that is left out",
@@ -86,6 +84,9 @@ FREE = ("measured", "expected")
 
 SECTIONS = ("times", "memory", "layers", *FREE)
 
+WORDS = {"basis": BASES, "runtime": RUNTIMES}
+"""Words that a key of the file takes."""
+
 
 def keys_of(section: str) -> dict[str, Any]:
     """All keys of a section of the file, ``""`` for the file itself, and what is known of them."""
@@ -98,27 +99,8 @@ def keys_of(section: str) -> dict[str, Any]:
     return costs | (MEMORY_KEYS if section == "memory" else {})
 
 
-@dataclass(frozen=True)
-class CostModel:
-    """The checked content of a cost file; `times` and `memory` have what the file has."""
-
-    times: Mapping[str, Any]
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""
-    source: str = ""
-    ranks: int | None = None
-    microbatches: int | None = None
-    chunks: int | None = None
-    basis: str = "action"
-    runtime: str = "any"
-    time_unit: str = ""
-    layers: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    expected: Mapping[str, Any] = field(default_factory=dict)
-
-
-def validate(data: Any, where: str) -> CostModel:
-    """Check the data of a cost file.
+def validate(data: Any, where: str) -> dict[str, Any]:
+    """The checked content of a cost file, by the keys that it has, and every section.
 
     Raises
     ------
@@ -133,7 +115,7 @@ def validate(data: Any, where: str) -> CostModel:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _model(data: Mapping[Any, Any]) -> CostModel:
+def _model(data: Mapping[Any, Any]) -> dict[str, Any]:
     sections = {name: data.get(name, {}) for name in SECTIONS}
     _check_keys(data, "")
     if "times" not in data:
@@ -147,16 +129,13 @@ def _model(data: Mapping[Any, Any]) -> CostModel:
             raise FormatError(f"{name} has a key that is no text; keys are text")
     if not sections["times"]:
         raise FormatError("times is empty; give at least F and B, or F, I and W")
-    times = {name: _cost(name, value, "times") for name, value in sections["times"].items()}
-    memory = {name: _memory(name, value) for name, value in sections["memory"].items()}
-    top = {
-        name: _CHECKS[name](data[name], name) for name in TOP_KEYS
-        if name in data and name not in sections
-    }  # fmt: skip
-    return CostModel(
-        times, memory, layers=_layers(sections["layers"]), measured=dict(sections["measured"]),
-        expected=dict(sections["expected"]), **top,
-    )  # fmt: skip
+    return {
+        "times": {key: _cost(key, value, "times") for key, value in sections["times"].items()},
+        "memory": {key: _memory(key, value) for key, value in sections["memory"].items()},
+        **{name: _top(name, data[name]) for name in TOP_KEYS if name in data.keys() - sections},
+        "layers": _layers(sections["layers"]),
+        **{name: dict(sections[name]) for name in FREE},
+    }
 
 
 def _check_keys(data: Mapping[Any, Any], section: str) -> None:
@@ -176,11 +155,15 @@ def _check_keys(data: Mapping[Any, Any], section: str) -> None:
                     raise FormatError(f"unknown key {shown(f'{prefix}{key}.{inner}')}; {hint}")
 
 
-def _cost(name: str, value: Any, section: str) -> Any:
+def _checked(check: Callable[..., Any], *arguments: Any, section: str = "") -> Any:
     try:
-        return check_cost(name, value)
+        return check(*arguments)
     except WrongValueError as error:
-        raise FormatError(f"{section}.{error.text(shown)}") from None
+        raise FormatError(section + error.text(shown)) from None
+
+
+def _cost(name: str, value: Any, section: str) -> Any:
+    return _checked(check_cost, name, value, section=f"{section}.")
 
 
 def _layers(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +193,7 @@ def _memory(name: str, value: Any) -> Any:
         return _label(value, "memory.unit")
     if name == "limit":
         return _limit(value)
-    return _number(value, f"memory.{name}")
+    return _checked(check_number, value, f"memory.{name}")
 
 
 def _limit(value: Any) -> float | tuple[float, ...]:
@@ -218,48 +201,25 @@ def _limit(value: Any) -> float | tuple[float, ...]:
         advice = "give one number, or a list with one per rank"
         raise FormatError(f"memory.limit is {shown(value)}; {advice}")
     many = value if isinstance(value, list) else [value]
-    limits = tuple(_number(item, "memory.limit") for item in many)
+    limits = tuple(_checked(check_number, item, "memory.limit") for item in many)
     if not all(limits):
         raise FormatError(f"memory.limit is {shown(value)}; give a positive number")
     return limits if isinstance(value, list) else limits[0]
 
 
-def _number(value: Any, key: str) -> float:
-    try:
-        return check_number(value, key)
-    except WrongValueError as error:
-        raise FormatError(error.text(shown)) from None
-
-
 def _label(value: Any, key: str) -> str:
-    try:
-        return check_label(value, "")
-    except FormatError:
-        advice = "give text on one line, at most 200 characters"
-        raise FormatError(f"{key} is {shown(value)}; {advice}") from None
-
-
-def _count(value: Any, key: str) -> int:
-    largest = LIMITS[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-        raise FormatError(f"{key} is {shown(value)}; give a whole number from 1 to {largest:,}")
+    if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_LABEL:
+        advice = f"give text on one line, at most {MAX_LABEL} characters"
+        raise FormatError(f"{key} is {shown(value)}; {advice}")
     return value
 
 
-def _basis(value: Any, key: str) -> str:
-    if not isinstance(value, str) or value not in BASES:
-        raise FormatError(f"{key} is {shown(value)}; use 'action' or 'rank'")
+def _top(key: str, value: Any) -> Any:
+    """A key of the file itself that is no section."""
+    if key in LIMITS:
+        return _checked(up_to(LIMITS[key]), key, value, Sizes(0, 0))
+    if key not in WORDS:
+        return _label(value, key)
+    if not isinstance(value, str) or value not in WORDS[key]:
+        raise FormatError(f"{key} is {shown(value)}; use {' or '.join(map(repr, WORDS[key]))}")
     return value
-
-
-def _runtime(value: Any, key: str) -> str:
-    if not isinstance(value, str) or value not in RUNTIMES:
-        raise FormatError(f"{key} is {shown(value)}; use 'any' or 'torch'")
-    return value
-
-
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "name": _label, "source": _label, "time_unit": _label, "basis": _basis,
-    "runtime": _runtime, "ranks": _count,
-    "microbatches": _count, "chunks": _count,
-}  # fmt: skip

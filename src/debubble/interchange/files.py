@@ -82,15 +82,24 @@ def save(schedule: Schedule, path: str | Path) -> None:
         schedule.
     """
     _check_ending(path)
-    if str(path).lower().endswith(".json"):
+    lowered = bool(np.any(kinds_of(schedule.actions) > Kind.OPT))
+    form = "torch-csv-comms" if lowered else "torch-csv"
+    write_text(path, text_of(schedule, "json" if str(path).lower().endswith(".json") else form))
+
+
+def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
+    """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
+
+    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`.
+    """
+    if form == "json":
         from debubble.interchange.schedule_json import to_json
 
-        write_text(path, to_json(schedule))
-        return
+        return to_json(schedule)
     from debubble.interchange.torch_csv import to_csv, with_transfers
 
-    lowered = bool(np.any(kinds_of(schedule.actions) > Kind.OPT))
-    write_text(path, to_csv(with_transfers(schedule) if lowered else schedule, lowered))
+    lowered = form == "torch-csv-comms"
+    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:

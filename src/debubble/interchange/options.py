@@ -17,11 +17,6 @@ ANY_TYPE = "int | float | bool | str"
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
-def fits(value: Any, option: Option) -> bool:
-    """Whether an option takes a value; a whole number is a float, too."""
-    return option.fits(value)
-
-
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
     """Options from ``KEY=VALUE`` texts, as values of the types that the schedules declare.
 
@@ -66,10 +61,6 @@ def _value(text: str, option: Option) -> Any:
     raise ParameterError(f"option {option.name} is {shown(text)}; give a value of type {kinds}")
 
 
-def _truth(text: str) -> bool:
-    return _WORDS[text.lower()]
-
-
 def _finite(text: str) -> float:
     number = read_number(text)
     if not math.isfinite(number):
@@ -84,5 +75,5 @@ def _whole(text: str) -> int:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "int": _whole, "float": _finite, "bool": _truth, "str": str,
+    "int": _whole, "float": _finite, "bool": lambda text: _WORDS[text.lower()], "str": str,
 }  # fmt: skip

@@ -28,7 +28,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import FormatError
 from debubble.core.kinds import KINDS, STREAM_TITLES, Kind, Stream
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.waits import waits_for
 
 COMPUTE = 0
@@ -199,10 +199,7 @@ def described(schedule: Schedule) -> dict[str, Any]:
     """Metadata of a schedule that the names of a trace's slices lack."""
     about: dict[str, Any] = {
         "schedule": schedule.name,
-        "ranks": schedule.ranks,
-        "stages": schedule.stages,
-        "microbatches": schedule.microbatches,
-        "iterations": schedule.iterations,
+        **sizes(schedule, "ranks", "stages", "microbatches", "iterations"),
     }
     if schedule.placement.copies > 1:
         about["placement"] = {"table": [list(row) for row in schedule.placement.table]}

@@ -1,4 +1,4 @@
-"""Check explicit sends and receives: every one has its other end, and no rendezvous deadlocks."""
+"""Check explicit sends and receives: every one has its other end, in its turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from debubble.core.errors import ScheduleError
 from debubble.core.kinds import TRANSFER_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.explain.form import Form, stray
-from debubble.engine.graph import compile_graph
 
 
 def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
@@ -42,21 +41,3 @@ def matched(schedule: Schedule, *, limit: int = 100) -> list[ScheduleError]:
         return nowhere
     sorts = (form.twice(TRANSFER_KINDS), form.alone(), form.crossed())
     return [problem for sort in sorts for problem in islice(sort, limit)]
-
-
-def check_rendezvous(schedule: Schedule) -> None:
-    """Raise when the fused groups of a schedule deadlock under rendezvous.
-
-    Contiguous sends and receives between two compute actions of a rank are one group, as in one
-    ``batch_isend_irecv``. Every rank runs its groups in order, posts all of a group when it
-    reaches it, and leaves when every member has met its other end in a group that the other rank
-    has reached.
-
-    Raises
-    ------
-    ScheduleError
-        When that cannot finish. The message and ``chain`` show the shortest cycle: where ranks
-        stand, what each waits for there, and behind what that comes. Also when a transfer has no
-        other end, or an action comes before its receive.
-    """
-    compile_graph(schedule, "blocking")

@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.lowering.recompute import Stages, chosen_stages
-from debubble.optimize.offload import Offload, eased
+from debubble.optimize.offload import Offload, eased, is_none
 from debubble.optimize.problem import Problem
 
 KEEP, RECOMPUTE, OFFLOAD = 0, 1, 2
@@ -42,7 +42,7 @@ def ways_of(recompute: Recompute, offload: Offload, stages: int) -> Ways:
     """
     options: list[list[tuple[int, ...]]] = []
     for name, asked, flag in (("recompute", recompute, RECOMPUTE), ("offload", offload, OFFLOAD)):
-        if asked is None or (isinstance(asked, str) and asked == "none"):
+        if asked is None or is_none(asked):
             options.append([(KEEP,)] * stages)
         elif isinstance(asked, str) and asked == "free":
             options.append([(KEEP, flag)] * stages)

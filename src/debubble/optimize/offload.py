@@ -28,6 +28,11 @@ Offload: TypeAlias = str | Collection[int] | None
 """``"none"``, ``"free"``, or the stages whose activations wait on the host."""
 
 
+def is_none(asked: object) -> bool:
+    """Whether what stages do is asked for as nothing: None, or ``"none"``."""
+    return asked is None or (isinstance(asked, str) and asked == "none")
+
+
 def check_offload(offload: Offload, costs: Costs) -> None:
     """Refuse a choice that does not exist, and copies that would be free.
 
@@ -36,7 +41,7 @@ def check_offload(offload: Offload, costs: Costs) -> None:
     ParameterError
         When the choice is no choice, or the costs do not say how long copies take.
     """
-    if offload is None or (isinstance(offload, str) and offload == "none"):
+    if is_none(offload):
         return
     if isinstance(offload, str | Mapping) and offload != "free":
         raise ParameterError(f"offload is '{offload}'; give none, free, or stages: [0, 1]")

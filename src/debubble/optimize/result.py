@@ -11,7 +11,7 @@ from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline
@@ -110,25 +110,28 @@ class Result:
         from debubble.interchange.cost_files import costs_data
 
         schedule = self.schedule
-        sizes = {name: getattr(schedule, name) for name in ("ranks", "microbatches", "chunks")}
         return {
             "headline": self.headline,
             "units": units(self.timeline.table.costs),
-            "makespan": self.makespan,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "status": self.status,
-            "seconds": self.seconds,
-            "found_by": self.found_by,
-            "cached": self.cached,
-            "ranks": schedule.ranks,
-            "chunks": schedule.chunks,
-            "stages": schedule.stages,
-            "microbatches": schedule.microbatches,
+            **{
+                name: getattr(self, name)
+                for name in (
+                    "makespan",
+                    "lower_bound",
+                    "gap",
+                    "status",
+                    "seconds",
+                    "found_by",
+                    "cached",
+                )
+            },
+            **sizes(schedule, "ranks", "chunks", "stages", "microbatches"),
             "placement": schedule.placement.name,
             "layers": list(self.layers) or None,
             "layout": self.layout,
-            "costs": costs_data(self.costs) | sizes if self.costs else None,
+            "costs": costs_data(self.costs) | sizes(schedule, "ranks", "microbatches", "chunks")
+            if self.costs
+            else None,
             "recompute": self.recompute,
             "offload": self.offload,
             "peak_activation": self.timeline.peak_activation.tolist(),

@@ -29,7 +29,14 @@ from debubble.optimize.choices import (
 )
 from debubble.optimize.cuts import Cuts
 from debubble.optimize.layers import Cutting, check_layers
-from debubble.optimize.offload import Offload, check_offload, eased, schedules, tighter
+from debubble.optimize.offload import (
+    Offload,
+    check_offload,
+    eased,
+    is_none,
+    schedules,
+    tighter,
+)
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
@@ -186,7 +193,7 @@ def optimize(
         write_entry(problems, schedule, entry, free)
     compared = None
     if published:
-        copies = not (offload is None or (isinstance(offload, str) and offload == "none"))
+        copies = not is_none(offload)
         found = timeline if layers else schedule
         soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
         compared = compare_with_published(
@@ -240,7 +247,7 @@ def problems_of(
     if layers is not None:
         check_layers(layers, costs)
         for name, choice in (("recompute", recompute), ("offload", offload)):
-            if not (choice is None or (isinstance(choice, str) and choice == "none")):
+            if not is_none(choice):
                 raise ParameterError(f"layers are cut without {name}; leave one of the two out")
     problems: list[Problem] = []
     refusals: list[tuple[float, ParameterError]] = []

@@ -282,15 +282,17 @@ def _module_parts(model: Model, layer: Layer, training: Training, tp: int) -> di
         scores = (5.0 if model.dropout else 2.0) * attention.heads * training.sequence
     found["core_attn"] = _Parts(split=scores)
     all_parts += found["core_attn"]
+    # Outputs of the first matrices, and what the last one multiplies.
+    factor = (6.0 if training.fused else 8.0) if mlp.gated else 4.0
     if isinstance(mlp, Experts):
-        factor = 6 if mlp.gated else 4
         found["moe_act"] = _Parts(routed=2.0 * mlp.top_k * mlp.width)
-        found["shared_experts"] = _Parts(split=float(factor * mlp.shared_width))
+        found["shared_experts"] = _Parts(split=factor * mlp.shared_width)
         routed = mlp.top_k * (2.0 * hidden + factor * mlp.width)
-        found["moe"] = found["shared_experts"] + _Parts(stream=4.0 * mlp.count, routed=routed)
+        own = 4.0 * mlp.count + (0.0 if training.fused else 2.0 * mlp.top_k * hidden)
+        found["moe"] = found["shared_experts"] + _Parts(stream=own, routed=routed)
         all_parts += found["moe"]
     else:
-        found["mlp"] = _Parts(split=float((6 if mlp.gated else 4) * mlp.width))
+        found["mlp"] = _Parts(split=factor * mlp.width)
         all_parts += found["mlp"]
     found["all"] = all_parts
     return found

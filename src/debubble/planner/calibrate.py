@@ -19,47 +19,107 @@ DEFAULT = 0.86
 
 @dataclass(frozen=True)
 class Factor:
-    """One efficiency: of a GPU, a tensor-parallel degree and a precision, and where it is from."""
+    """One efficiency: of a GPU, tensor-parallel degree, precision and software.
+
+    `source` names the step it is from, of so many `gpus` and `seconds`; `experts` says whether the
+    model has a mixture of experts, `measured` whether the user gave the step.
+    """
 
     gpu: str
     tp: int
     precision: str
     efficiency: float
+    stack: str = "megatron"
     source: str = ""
+    gpus: int = 0
+    seconds: float = 0.0
+    experts: bool = False
+    measured: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str, str, bool]:
+        """What it counts for."""
+        return self.gpu, self.tp, self.precision, self.stack, self.experts
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Efficiencies, of which the nearest counts: the same GPU, precision and degree if there is."""
+    """Efficiencies, of which the nearest to what is asked for counts."""
 
     table: tuple[Factor, ...] = ()
-    error: float = 0.1
 
-    def efficiency(self, gpu: Gpu, tp: int, precision: str) -> float:
-        """Share of the modelled speed of kernels that training reaches."""
-        found = self.nearest(gpu, tp, precision)
-        return DEFAULT if found is None else found.efficiency
+    def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Share of the modelled speed of kernels that training reaches.
 
-    def nearest(self, gpu: Gpu, tp: int, precision: str) -> Factor | None:
-        """The factor that counts: of the same GPU, then precision, then the nearest degree."""
-        own = [factor for factor in self.table if factor.gpu == gpu.name]
-        same = [factor for factor in own if _kind(factor.precision) == _kind(precision)]
-        exact = [factor for factor in same if factor.precision == precision]
-        pool = exact or same
-        return min(
-            pool,
-            key=lambda factor: (abs(factor.tp.bit_length() - tp.bit_length()), -factor.tp),
-            default=None,
-        )
+        A measured step of the same GPU and software counts for other degrees, too: published
+        efficiencies say how they differ from its own degree's.
+        """
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return DEFAULT
+        if not found.measured or found.tp == tp:
+            return found.efficiency
+        rest = Factors(tuple(item for item in self.table if not item.measured))
+        here = rest.efficiency(gpu, tp, training, experts=experts)
+        there = rest.efficiency(gpu, found.tp, training, experts=experts)
+        return found.efficiency * here / there
+
+    def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Relative error of a step's time that 9 of 10 published steps stay within."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if experts:
+            return ERRORS["experts"]
+        if (
+            found is None
+            or found.gpu != gpu.name
+            or _bits(found.precision) != _bits(training.precision)
+        ):
+            return ERRORS["other"]
+        if not found.measured:
+            return ERRORS["shipped"]
+        return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
+
+    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
+        """The factor that counts for a GPU: its own or, without any, one of its generation.
+
+        Then that of models with experts, or without; of the same precision (16 bits, 8 or 4), the
+        same software, one that the user measured, one of the same precision to the letter, and of
+        the nearest degree.
+        """
+        own = [item for item in self.table if item.gpu == gpu]
+        own = own or [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        bits = _bits(training.precision)
+
+        def distance(item: Factor) -> tuple[int, ...]:
+            degrees = abs(item.tp.bit_length() - tp.bit_length())
+            return (
+                item.experts != experts, _bits(item.precision) != bits,
+                item.stack != training.stack, not item.measured,
+                item.precision != training.precision, degrees, item.tp,
+            )  # fmt: skip
+
+        return min(own, key=distance, default=None)
 
 
-def _kind(precision: str) -> str:
-    return "16" if precision in ("bf16", "fp16") else precision
+ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.11, "other": 0.25, "experts": 0.45}
+"""90th percentiles of the relative error, by where the efficiency is from: see
+``docs/planner-truth.md``."""
+
+
+def _bits(precision: str) -> str:
+    return "".join(filter(str.isdigit, precision))
+
+
+def _generation(gpu: str) -> str:
+    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
+    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
 
 
 def shipped_factors() -> Factors:
     """Efficiencies of published steps."""
-    return Factors()
+    from debubble.planner.factors import SHIPPED
+
+    return Factors(SHIPPED)
 
 
 def calibrated(
@@ -75,17 +135,9 @@ def calibrated(
     """
     from debubble.planner.step import step_time
 
-    key = Factor(cluster.gpu.name, candidate.degrees.tp, training.precision, 1.0)
-    rest = tuple(
-        item for item in factors.table
-        if (item.gpu, item.tp, item.precision) != (key.gpu, key.tp, key.precision)
-    )  # fmt: skip
-
-    def with_efficiency(value: float) -> Factors:
-        return replace(factors, table=(*rest, replace(key, efficiency=value)))
-
     def step(value: float) -> float:
-        return step_time(model, cluster, training, candidate, with_efficiency(value)).seconds
+        known = with_measured(factors, model, cluster, training, candidate, value, seconds)
+        return step_time(model, cluster, training, candidate, known).seconds
 
     low, high = LIMITS
     if not step(high) <= seconds <= step(low):
@@ -105,7 +157,25 @@ def calibrated(
             a, at_a = middle, at
         else:
             b, at_b = middle, at
-    return with_efficiency(1 / middle)
+    return with_measured(factors, model, cluster, training, candidate, 1 / middle, seconds)
+
+
+def with_measured(
+    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
+    efficiency: float, seconds: float = 0.0,
+) -> Factors:  # fmt: skip
+    """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
+    new = Factor(
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.stack,
+        "measured", cluster.gpus, seconds, has_experts(model), measured=True,
+    )  # fmt: skip
+    rest = (item for item in factors.table if not item.measured or item.key != new.key)
+    return replace(factors, table=(*rest, new))
+
+
+def has_experts(model: Model) -> bool:
+    """Whether any layer has a mixture of experts."""
+    return any(layer.experts is not None for layer in model.layers)
 
 
 LIMITS = (0.1, 1.6)

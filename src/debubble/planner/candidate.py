@@ -8,7 +8,7 @@ from functools import cached_property
 from debubble.core.errors import ParameterError
 
 RECOMPUTES = ("none", "selective", "full")
-RUNTIMES = ("megatron", "torch", "debubble")
+RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,14 @@ class Training:
     sequence_parallel
         Whether tensor-parallel groups also split norms and residual stream over the sequence.
     runtime
-        Who keeps buffers: ``"megatron"``, ``"torch"`` or ``"debubble"``.
+        Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
+        FSDP2) or ``"debubble"``.
+    master_bytes
+        Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at once.
+    fused
+        Whether elementwise operations are fused into their neighbours. Where they run one by one,
+        gated parts store their activation function's output beside the product, and experts'
+        outputs are stored before they are weighed.
     imbalance
         Tokens of the busiest expert group over their mean, 1 for balanced experts.
     overlap_tp
@@ -42,6 +49,8 @@ class Training:
         Whether gradients are reduced and weights gathered beside other work.
     overlap_p2p
         Whether activations are sent to the next stage beside other work.
+    stack
+        Software whose measured efficiency counts: ``"megatron"``, ``"deepspeed"`` or ``"fsdp"``.
     """
 
     batch: int
@@ -52,10 +61,13 @@ class Training:
     flash: bool = True
     sequence_parallel: bool = True
     runtime: str = "megatron"
+    master_bytes: int = 4
+    fused: bool = True
     imbalance: float = 1.0
     overlap_tp: bool = True
     overlap_dp: bool = True
     overlap_p2p: bool = True
+    stack: str = "megatron"
 
     @property
     def tokens(self) -> int:
@@ -138,7 +150,7 @@ class Candidate:
 
     @cached_property
     def without_order(self) -> Candidate:
-        """The candidate as one layer sees it: without schedule, split and number of microbatches."""
+        """The candidate as one layer sees it: without schedule, split and microbatches."""
         one = replace(self.degrees, pp=1, chunks=1)
         return replace(self, degrees=one, schedule="", layers=(0,), microbatches=1)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import memory_time
 from debubble.planner.gpus import Gpu
 from debubble.planner.layer_work import (
     Times,
@@ -18,7 +19,7 @@ from debubble.planner.layer_work import (
     product_times,
     tokens_of,
 )
-from debubble.planner.links import all_gather, all_reduce, all_to_all, group_of, send
+from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, send
 from debubble.planner.model import Attention, Layer, Model
 
 EXPOSED = 0.5
@@ -64,7 +65,9 @@ def _layer_times(
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
     gpu = cluster.gpu
-    slow = 1 / factors.efficiency(gpu, candidate.degrees.tp, training.precision)
+    slow = 1 / factors.efficiency(
+        gpu, candidate.degrees.tp, training, experts=layer.experts is not None
+    )
     core = core_times(layer, gpu, training, candidate) * slow
     compute = _compute(model, layer, gpu, training, candidate) * slow + core
     parts = {
@@ -86,10 +89,10 @@ def _compute(
     tokens, tp = tokens_of(training, candidate), candidate.degrees.tp
     total = elementwise_times(model, layer, gpu, training, candidate)
     for product in attention_products(model, layer, tokens, tp):
-        total += product_times(gpu, training.precision, product)
+        total += product_times(gpu, training, product)
     for product in mlp_products(model, layer.mlp, tokens, candidate):
         busiest = training.imbalance if product.count > 1 else 1.0
-        total += product_times(gpu, training.precision, product) * busiest
+        total += product_times(gpu, training, product) * busiest
     return total
 
 
@@ -132,8 +135,12 @@ def _context_parallel(
         gpu, 2 * tokens_of(training, candidate) * width, inside=group.nodes == 1
     )  # fmt: skip
     hops = group.size - 1
-    forward = hops * max(step - core.F / group.size, 0.0)
-    backward = hops * max(2 * step - core.I / group.size, 0.0)
+    # Each step's output is joined with that before: read and written in fp32.
+    joined = memory_time(
+        gpu, 8 * tokens_of(training, candidate) * part.heads * part.head_dim / degrees.tp
+    )
+    forward = hops * (max(step - core.F / group.size, 0.0) + joined)
+    backward = hops * (max(2 * step - core.I / group.size, 0.0) + joined)
     return Times(forward, backward)
 
 
@@ -145,9 +152,8 @@ def _expert_parallel(
     group = group_of(cluster, degrees, "ep")
     if experts is None or group.size == 1:
         return Times()
-    tokens = tokens_of(training, candidate) / degrees.tp
-    size = 2 * tokens * experts.top_k * model.hidden * training.imbalance
-    both = 2 * all_to_all(gpu, group, size)
+    tokens = tokens_of(training, candidate) / degrees.tp * training.imbalance
+    both = 2 * dispatch(gpu, group, tokens, 2 * model.hidden, experts.top_k)
     return Times(both, both)
 
 

@@ -34,7 +34,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Product:
-    """A weight of `k` inputs and `n` outputs that `m` tokens meet, in `count` copies of the size."""
+    """A weight of `k` inputs and `n` outputs that `m` tokens meet, `count` times."""
 
     m: int
     n: int
@@ -84,18 +84,26 @@ def mlp_products(
     yield Product(each, h, part.width, local)
 
 
-def product_times(gpu: Gpu, precision: str, product: Product) -> Times:
-    """Forward, and both backward products, of one weight; with casts to narrower inputs."""
+def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool = False) -> Times:
+    """Forward, and both backward products, of one weight; with casts to narrower inputs.
+
+    Gradients in fp32 are summed by the product itself, those in 16 bits by a kernel of their own.
+    A `wide` product keeps inputs of 16 bits in every precision, as the head does.
+    """
     m, n, k, count = product.m, product.n, product.k, product.count
-    kind = PRECISIONS[precision]
+    kind = "bf16" if wide else PRECISIONS[training.precision]
     forward = product_time(gpu, kind, m, n, k, count)
     back = product_time(gpu, kind, m, k, n, count)
-    weight = product_time(gpu, kind, n, k, m, count)
+    if training.gradient_bytes == 4:
+        weight = product_time(gpu, kind, n, k, m, count, written=8)
+    else:
+        weight = product_time(gpu, kind, n, k, m, count) + memory_time(gpu, 6 * n * k * count)
     if kind == "bf16":
         return Times(forward, back, weight)
-    # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed.
+    # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed;
+    # weights again for every microbatch.
     return Times(
-        forward + memory_time(gpu, 4 * m * k * count) + LAUNCH,
+        forward + memory_time(gpu, 4 * (m * k + n * k) * count) + LAUNCH,
         back + memory_time(gpu, 4 * m * n * count) + LAUNCH,
         weight,
     )
@@ -114,9 +122,8 @@ def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate)
         )
     heads, d = -(-batch * part.heads // tp), part.head_dim
     rows = s // cp
-    product = product_time(gpu, "bf16", rows, s, d, heads) + product_time(
-        gpu, "bf16", rows, d, s, heads
-    )
+    product = product_time(gpu, "bf16", rows, s, d, heads)
+    product += product_time(gpu, "bf16", rows, d, s, heads)
     scores = heads * rows * s
     return Times(
         product + memory_time(gpu, SCORES_FORWARD * scores) + 3 * LAUNCH,

@@ -24,12 +24,18 @@ SCHEDULES = {
 }  # fmt: skip
 """Names that rows have for registered schedules. ZB-1p has ZB-H1's times in all published cases."""
 
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+"""Schedules with two stages on every rank."""
+
 NETWORKS = {"bigscience": 6.25e9}
 """Network per GPU in bytes per second where a source's cluster differs from the usual one of its
 GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 
-FLASH_YEAR, OVERLAP_YEAR = 2023, 2023
-"""First year of sources whose attention stores no scores, and whose communication overlaps."""
+FLASH_YEAR = 2023
+"""First year of sources whose attention stores no scores, and whose stages send beside work."""
+
+BEFORE_OVERLAP = ("v100", "a100")
+"""GPUs whose published pipelines ran with software that overlapped no communication."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,11 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     pp = get("pp", None)
     name = re.sub(r"\s*\(.*", "", row.get("schedule") or "").strip().lower()
     interleaved = name.startswith("interleaved")
-    two = 2 if interleaved or name in ("zb-v", "v-half", "v-min", "dualpipev") else 1
+    unsaid = not name and (row.get("gpu") or "").lower().startswith(BEFORE_OVERLAP) is False
+    two = 2 if interleaved or unsaid or name in TWO_CHUNKS else 1
+    if two == 2 and pp > 1 and numbers["vp"] is None:
+        each = max(len(model.layers) // pp, 1)
+        two = next((v for v in range(2, each + 1) if each % v == 0), 2)
     chunks = get("vp", two) if pp > 1 else 1
     tp, cp = get("tp", None), get("cp", 1)
     dp = get("dp", max(gpus // (tp * cp * pp), 1))
@@ -117,8 +127,8 @@ def spread(layers: int, stages: int) -> tuple[int, ...]:
 def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Candidate) -> Training:
     """The training of a row; its year says what the software of the time could."""
     source, recompute = row.get("source") or "", row.get("recompute") or ""
-    year = _year(source)
-    modern = year >= OVERLAP_YEAR
+    year, old = _year(source), (row.get("gpu") or "").lower().startswith(BEFORE_OVERLAP)
+    modern = not old or (row.get("notes") or "").startswith("MegaScale")
     split = "+SP" in recompute or (modern and "no SP" not in recompute)
     precision = (row.get("precision") or "bf16").lower()
     half = "fp16" in precision
@@ -126,8 +136,19 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
         flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
-        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3, overlap_p2p=modern,
+        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
+        overlap_p2p=modern or year >= FLASH_YEAR, stack=_stack(row, candidate),
     )  # fmt: skip
+
+
+def _stack(row: Mapping[str, str], candidate: Candidate) -> str:
+    """The software of a row, by its schedule, its way to shard and its model."""
+    text = " ".join((row.get(key) or "").lower() for key in ("schedule", "model"))
+    if "deepspeed" in text or "mt-nlg" in text:
+        return "deepspeed"
+    return (
+        "fsdp" if candidate.zero >= 2 and "fsdp" in (row.get("zero") or "").lower() else "megatron"
+    )
 
 
 def _precision(text: str) -> str:

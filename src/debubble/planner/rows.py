@@ -111,6 +111,13 @@ def _result(index: int, plan: RowPlan | str, factors: Factors, mark: bool) -> di
     except DebubbleError as error:
         return found | {"skipped": str(error)}
     found["step_time"] = step.seconds
+    found["calibrated"] = mark or _gave(factors, plan)
     if plan.seconds:
         found["error"] = step.seconds / plan.seconds - 1
     return found
+
+
+def _gave(factors: Factors, plan: RowPlan) -> bool:
+    """Whether one of the efficiencies is from this very measurement."""
+    own = (plan.cluster.gpu.name, plan.candidate.degrees.tp, plan.cluster.gpus, plan.seconds)
+    return any((item.gpu, item.tp, item.gpus, item.seconds) == own for item in factors.table)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
@@ -45,9 +47,8 @@ def stage_times(
         layer: layer_times(model, layer, cluster, training, candidate, factors)
         for layer in dict.fromkeys(model.layers)
     }
-    starts = candidate.first_layers
     stages = []
-    for first, last in zip(starts, starts[1:], strict=False):
+    for first, last in pairwise(candidate.first_layers):
         found = [one[layer] for layer in model.layers[first:last]]
         stages.append(sum((_with_recompute(item) for item in found), Times()))
     stages[0] += embedding_times(model, cluster, training, candidate)
@@ -84,10 +85,12 @@ def head_times(
     """Last norm, head and loss; and multi-token prediction, each with a layer and a head more."""
     gpu, degrees = cluster.gpu, candidate.degrees
     tokens = tokens_of(training, candidate)
-    slow = 1 / factors.efficiency(gpu, degrees.tp, training.precision)
+    slow = 1 / factors.efficiency(
+        gpu, degrees.tp, training, experts=model.layers[-1].experts is not None
+    )
     vocabulary = -(-model.vocabulary // degrees.tp)
     logits = tokens * vocabulary
-    head = product_times(gpu, "bf16", Product(tokens, vocabulary, model.hidden))
+    head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
     head += Times(
         memory_time(gpu, LOGITS_FORWARD * logits), memory_time(gpu, LOGITS_BACKWARD * logits)
     )
@@ -101,7 +104,7 @@ def head_times(
         return head
     layer = layer_times(model, model.layers[-1], cluster, training, candidate, factors)
     joined = product_times(
-        gpu, training.precision, Product(tokens, model.hidden, 2 * model.hidden)
+        gpu, training, Product(tokens, model.hidden, 2 * model.hidden)
     )  # fmt: skip
     return head + (_with_recompute(layer) + joined * slow + head) * model.mtp
 

@@ -17,6 +17,8 @@ moments in bf16 2 each. fp16 has fp16 gradients and one more fp32 copy of them w
 together; experts have replicas of their own. With weights split (ZeRO-3; Rajbhandari et al., arXiv
 1910.02054), two layers at a time are gathered.
 
+DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
+
 PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights.
 In a pipeline these stay gathered during the step, and unsplit gradients add up in fp32 until the
 stage's last microbatch.
@@ -170,6 +172,13 @@ def stage_state(model: Model, training: Training, candidate: Candidate, stage: i
     return state + State(gathered, summed, 0.0, gathered, summed)
 
 
+def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
+    """Bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
+    tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
+    count = padded_vocabulary(model, training, tp) * model.hidden / tp
+    return _bytes(share * count, replicas, training, candidate)
+
+
 def _two_layers(model: Model, candidate: Candidate, stage: int) -> float:
     """Parameters of the most that is gathered at a time: twice the largest layer's."""
     degrees = candidate.degrees
@@ -190,9 +199,12 @@ def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[f
         # FSDP2 splits all three or none.
         share = 1 / replicas if zero >= 2 else 1.0
         return 4 * share, 4 * share, 8 * share
-    weights, gradients, optimizer = 2.0, float(training.gradient_bytes), 4.0 + moments
+    weights, gradients = 2.0, float(training.gradient_bytes)
+    optimizer = float(training.master_bytes + moments)
     if training.precision == "fp16":
-        gradients, optimizer = 2.0, 8.0 + moments
+        gradients, optimizer = 2.0, optimizer + 4.0
+    elif training.runtime == "deepspeed":
+        gradients += 2.0
     return (
         weights / (replicas if zero >= 3 else 1),
         gradients / (replicas if zero >= 2 else 1),

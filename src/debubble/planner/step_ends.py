@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import memory_time
-from debubble.planner.links import Group, all_gather, all_reduce, group_of
+from debubble.planner.gpus import Gpu
+from debubble.planner.links import END_NETWORK, NETWORK, all_gather, all_reduce, group_of
 from debubble.planner.model import Model
 
-STEP_BYTES = 22
-"""Bytes that Adam reads and writes per parameter beside its gradient: moments and fp32 weight read
-and written, and the 16-bit weight written: 8 + 8 + 4 + 2; with `moment_bytes` 4."""
+WEIGHT_BYTES = 10
+"""Bytes of an optimizer step per parameter, beside gradient and moments: the fp32 weight read and
+written, the 16-bit one written."""
 
 
 @dataclass(frozen=True)
@@ -40,46 +41,61 @@ def step_ends(
 ) -> StepEnds:  # fmt: skip
     """The ends of a step on every rank.
 
+    Gradients that are reduced beside other work show what takes longer than the backward of the
+    rank's last stage, and at least one layer's. Without overlap everything shows.
+
     Parameters
     ----------
+    model, cluster, training, candidate
+        What runs.
     backward
         Seconds of one microbatch's backward on every stage, beside which gradients are reduced.
     """
     degrees, gpu = candidate.degrees, cluster.gpu
+    if not training.overlap_dp:
+        gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
     shards, experts = group_of(cluster, degrees, "shards"), group_of(cluster, degrees, "expert_dp")
+    split = candidate.zero >= 1
+    reduce = all_gather if split else all_reduce
     gradients, optimizer, weights = [], [], []
     for rank in range(degrees.pp):
-        own = [stage_parameters(model, candidate, stage) for stage in stages_of(candidate, rank)]
-        hidden = [backward[stage] for stage in stages_of(candidate, rank)]
-        dense, routed = (sum(part[i] for part in own) for i in (0, 1))
-        split = candidate.zero >= 1
-        share = dense / (shards.size if split else 1) + routed / (experts.size if split else 1)
-        moved = 2 + 16 + 4 * training.moment_bytes - 16 + 8 + training.gradient_bytes
-        optimizer.append(memory_time(gpu, moved * share))
-        reduce = [
-            _reduced(gpu, shards, training, candidate, part[0])
-            + _reduced(gpu, experts, training, candidate, part[1])
-            for part in own
+        own = [
+            stage_parameters(model, candidate, stage)
+            for stage in range(rank, degrees.stages, degrees.pp)
         ]
-        gather = [
-            all_gather(gpu, shards, 2 * part[0]) + all_gather(gpu, experts, 2 * part[1])
-            for part in own
+        reduced = [
+            reduce(gpu, shards, training.gradient_bytes * dense)
+            + reduce(gpu, experts, training.gradient_bytes * routed)
+            for dense, routed in own
+        ]
+        gathered = [
+            all_gather(gpu, shards, 2 * dense) + all_gather(gpu, experts, 2 * routed)
+            for dense, routed in own
         ]
         if candidate.zero >= 3:
-            gradients.append(reduce[0] / max(len(model.layers), 1))
-            weights.append(gather[0] / max(len(model.layers), 1))
+            layers = max(len(model.layers) // degrees.pp, 1)
+            gradients.append(reduced[0] / layers)
+            weights.append(gathered[0] / layers)
         elif training.overlap_dp:
-            gradients.append(_exposed(reduce, hidden, candidate, rank))
-            weights.append(_exposed(gather, hidden, candidate, rank) if split else 0.0)
+            layers = max(candidate.layers[rank], 1)
+            gradients.append(max(reduced[0] - backward[rank], reduced[0] / layers))
+            weights.append(max(gathered[0] - backward[rank] / 2, gathered[0] / layers) * split)
         else:
-            gradients.append(sum(reduce))
-            weights.append(sum(gather) if split else 0.0)
+            gradients.append(sum(reduced))
+            weights.append(sum(gathered) * split)
+        optimizer.append(_optimizer(gpu, training, own, (shards.size, experts.size), split=split))
     return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))
 
 
-def stages_of(candidate: Candidate, rank: int) -> range:
-    """Stages of one rank, one after the other round the ranks."""
-    return range(rank, candidate.degrees.stages, candidate.degrees.pp)
+def _optimizer(
+    gpu: Gpu, training: Training, own: list[tuple[float, float]], shards: tuple[int, int],
+    *, split: bool,
+) -> float:  # fmt: skip
+    """Seconds in which the optimizer reads and writes this rank's share of all states."""
+    dense, routed = sum(part[0] for part in own), sum(part[1] for part in own)
+    share = dense / shards[0] + routed / shards[1] if split else dense + routed
+    moved = WEIGHT_BYTES + 4 * training.moment_bytes + training.gradient_bytes
+    return memory_time(gpu, moved * share)
 
 
 def stage_parameters(model: Model, candidate: Candidate, stage: int) -> tuple[float, float]:
@@ -94,20 +110,3 @@ def stage_parameters(model: Model, candidate: Candidate, stage: int) -> tuple[fl
     if stage == degrees.stages - 1:
         dense += model.head_parameters if not model.tied or degrees.stages > 1 else 0
     return dense / degrees.tp, routed / degrees.ep
-
-
-def _reduced(
-    gpu, group: Group, training: Training, candidate: Candidate, parameters: float
-) -> float:
-    reduce = all_gather if candidate.zero >= 1 else all_reduce
-    return reduce(gpu, group, training.gradient_bytes * parameters)
-
-
-def _exposed(times: list[float], hidden: list[float], candidate: Candidate, rank: int) -> float:
-    """What stays visible of the transfers of a rank's stages, the last of which ends the step.
-
-    All but the last stage's run beside other stages' work; of the last one's, each layer's runs
-    beside the next layer's.
-    """
-    layers = max(candidate.layers[rank], 1)
-    return max(times[0] - hidden[0], times[0] / layers)

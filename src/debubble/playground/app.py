@@ -48,8 +48,8 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
     service = Service()
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
-        Route("/timeline.js", _component),
-        Route("/shared.js", _shared),
+        Route("/timeline.js", partial(_script, component.script)),
+        Route("/shared.js", partial(_script, partial(component.asset, "timeline/shared.js"))),
         Route("/api/schedules", answering(service.schedules)),
         Route("/api/simulate", answering(service.simulate), methods=["POST"]),
         Route("/api/upload", answering(service.upload), methods=["POST"]),
@@ -91,12 +91,8 @@ async def _asset(name: str, kind: str, request: Request) -> Response:  # noqa: A
     return Response(folder.joinpath(name).read_bytes(), media_type=kind)
 
 
-async def _component(request: Request) -> Response:  # noqa: ARG001
-    return Response(component.script(), media_type="text/javascript")
-
-
-async def _shared(request: Request) -> Response:  # noqa: ARG001
-    return Response(component.asset("timeline/shared.js"), media_type="text/javascript")
+async def _script(text: Callable[[], str], request: Request) -> Response:  # noqa: ARG001
+    return Response(text(), media_type="text/javascript")
 
 
 class Service:

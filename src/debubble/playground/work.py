@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -272,17 +272,15 @@ def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, 
     if form == "chrome-trace":
         from debubble.interchange.chrome_trace import trace_text
 
-        return _joined(trace_text(timeline, unit)), "application/json", f"{name}.trace.json"
+        text = "".join(trace_text(timeline, unit))
+        return text.encode(), "application/json", f"{name}.trace.json"
+    from debubble.interchange.files import text_of
+
+    content = text_of(timeline.schedule, form).encode()
     if form == "json":
-        from debubble.interchange.schedule_json import to_json
-
-        return to_json(timeline.schedule).encode(), "application/json", f"{name}.json"
-    from debubble.interchange.torch_csv import to_csv, with_transfers
-
-    if form == "torch-csv-comms":
-        text = to_csv(with_transfers(timeline.schedule), True)
-        return text.encode(), "text/csv", f"{name}-with-transfers.csv"
-    return to_csv(timeline.schedule, False).encode(), "text/csv", f"{name}.csv"
+        return content, "application/json", f"{name}.json"
+    ending = "-with-transfers" if form == "torch-csv-comms" else ""
+    return content, "text/csv", f"{name}{ending}.csv"
 
 
 def stem(label: str) -> str:
@@ -295,7 +293,3 @@ def stem(label: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", label.removesuffix(".csv").removesuffix(".json"))
     return plain.strip("-.")[:60] or "schedule"
-
-
-def _joined(pieces: Iterable[str]) -> bytes:
-    return "".join(pieces).encode()

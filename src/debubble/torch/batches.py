@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.losses import added_losses
+from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
 from debubble.torch.rows import LAYERS
-from debubble.torch.stage import single
 
 
 class Batches:

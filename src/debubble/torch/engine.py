@@ -29,6 +29,7 @@ from debubble.torch.tasks import (
     FORWARD,
     Key,
     Task,
+    answered_of,
     groups_of,
     moves_of,
     sleep_until,
@@ -105,6 +106,7 @@ class OwnEngine:
             if step.kind in (Kind.I, Kind.B)
         }  # fmt: skip
         self._moves = moves_of(self.program)
+        self._answers = answered_of(plan, self.team.rank)
         self._tasks = tasks_of(plan, self.team.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
@@ -317,13 +319,9 @@ class OwnEngine:
     def _reduce(self, step: Step, _: Any) -> None:
         self._gradients.reduce(step.stage)
 
-    def _unshard(self, step: Step, _: Any) -> None:
+    def _gather(self, step: Step, _: Any) -> None:
         if step.stage in self._sharded:
-            self.setup.modules[step.stage].unshard()  # type: ignore[operator]
-
-    def _reshard(self, step: Step, _: Any) -> None:
-        if step.stage in self._sharded:
-            self.setup.modules[step.stage].reshard()  # type: ignore[operator]
+            getattr(self.setup.modules[step.stage], step.kind.name.lower())()
 
     def _wait_for(self, task: Task) -> Any:
         """What an action computes with, when all that its kind needs is there."""
@@ -372,6 +370,8 @@ class OwnEngine:
             self.recorder.begin(place)
             tensors = self._wire.receive(found)
             self.recorder.finish(place)
+            if self._training and place in self._answers:
+                self._wire.answered(*self._answers[place])
             spec = found.spec
             assert spec is not None, "a form comes with the first tensors at the latest"
             return tensors if key[0] else Handed(tensors, spec)
@@ -393,7 +393,7 @@ HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
     Kind.S: OwnEngine._shard_pass,
     Kind.T: OwnEngine._shard_pass,
     Kind.REDUCE_GRAD: OwnEngine._reduce,
-    Kind.UNSHARD: OwnEngine._unshard,
-    Kind.RESHARD: OwnEngine._reshard,
+    Kind.UNSHARD: OwnEngine._gather,
+    Kind.RESHARD: OwnEngine._gather,
 }
 """What runs an action of a kind. Transfers go out in groups."""

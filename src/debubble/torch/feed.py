@@ -38,9 +38,12 @@ class Feed:
     ----------
     schedule
         What is run.
+    scaler
+        What the loss is scaled with, see :class:`debubble.torch.GradScaler`.
     """
 
     schedule: Schedule
+    scaler: torch.amp.GradScaler | None = None
 
     def __init__(
         self, team: Team, modules: Mapping[int, nn.Module], wire: Wire, watch: Watch, scale: str
@@ -119,9 +122,10 @@ class Feed:
         schedule, units = self.schedule, self.schedule.units
         copies = schedule.copies_of(np.arange(units)).tolist()
         table, rank = schedule.placement.table, self._team.rank
-        # Signatures, weights, and whether a stage begins to train, or ceases to: then it hands on
-        # other forms.
-        row = [0.0] * (2 * units + 1)
+        # Signatures, weights, what the loss is scaled by, and whether a stage begins to train, or
+        # ceases to: then it hands on other forms.
+        factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        row = [0.0] * (2 * units + 2)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 key = (args, kwargs.get(unit), self._modules[0].training)
@@ -131,14 +135,20 @@ class Feed:
             for unit in targets:
                 if table[copies[unit]][schedule.stages - 1] == rank:
                     row[units + unit] = own[unit]
+        row[-2] = factor
         row[-1] = float(self._signatures.changed(self._modules))
         self._watch.waits()
         row = self._team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-1]:
             self._wire.forget()
-        weights = row[units:-1]
+        if row[-2] != factor * self._team.size:
+            raise ParameterError(
+                f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
+                "GradScaler on all ranks, and load the same state"
+            )
+        weights = row[units:-2]
         if not any(weights):
             weights = [schedule.iterations / units] * units
-        scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
+        scale = factor * (schedule.microbatches if self._scale == "sum" else 1)
         signatures = [int(number) for number in row[:units]]
         return Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from torch import Tensor
+
+from debubble.core.errors import ParameterError
 
 _ADDED: ContextVar[list[Tensor] | None] = ContextVar("added losses", default=None)
 
@@ -36,3 +39,18 @@ def added_losses() -> Iterator[list[Tensor]]:
         yield found
     finally:
         _ADDED.reset(token)
+
+
+def single(loss: Any, output: Any) -> Tensor:
+    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ParameterError(
+            f"loss_fn returned {what}; return one number, the mean over the microbatch"
+        )
+    if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
+        raise ParameterError(
+            "loss_fn returned a number that has no gradient; compute it from the output without "
+            "detach(), item() or no_grad()"
+        )
+    return loss.reshape(())

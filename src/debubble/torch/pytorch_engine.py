@@ -16,12 +16,11 @@ from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses
+from debubble.torch.losses import added_losses, single
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch, receive_policy
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
-from debubble.torch.stage import single
 from debubble.torch.tasks import sleep_until
 from debubble.torch.watch import State, Watch
 

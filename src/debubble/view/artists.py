@@ -323,22 +323,23 @@ class Labels(Artist):
 
 @dataclass(frozen=True)
 class Swatch:
-    """A legend entry: the shades of a kind, with its stripe."""
+    """A legend entry: colours side by side over a part of its height, with a stripe at an edge."""
 
-    kind: Kind
-    shades: int
-    palette: Palette
+    colors: tuple[str, ...]
+    bottom: float = 0.0
+    height: float = 1.0
+    stripe: str = ""
+    edge: str = ""
 
-
-@dataclass(frozen=True)
-class TonesSwatch:
-    """A legend entry: the tones of iterations."""
-
-    tones: tuple[str, ...]
+    @classmethod
+    def of(cls, kind: Kind, shades: int, palette: Palette) -> Swatch:
+        """The shades of a kind, with its stripe."""
+        colors = tuple(palette.shade(kind, index, shades) for index in range(shades))
+        return cls(colors, stripe=palette.stripes.get(kind, ""), edge=STRIPES.get(kind, ""))
 
 
 class SwatchHandler(HandlerBase):
-    """Draws a :class:`Swatch` or :class:`TonesSwatch` in a legend: colours side by side."""
+    """Draws a :class:`Swatch` in a legend."""
 
     def create_artists(
         self,
@@ -351,27 +352,21 @@ class SwatchHandler(HandlerBase):
         fontsize: float,  # noqa: ARG002
         trans: Any,
     ) -> list[Artist]:
-        """Rectangles side by side, and the stripe of the kind."""
+        """Rectangles side by side, and the stripe."""
 
         def box(left: float, bottom: float, wide: float, tall: float, color: str) -> Rectangle:
+            place = (left - xdescent, bottom * height - ydescent)
             return Rectangle(
-                (left, bottom), wide, tall, facecolor=color, edgecolor="none", transform=trans
+                place, wide, tall * height, facecolor=color, edgecolor="none", transform=trans
             )
 
-        if isinstance(orig_handle, TonesSwatch):
-            wide = width / len(orig_handle.tones)
-            return [
-                box(index * wide - xdescent, 0.35 * height - ydescent, wide, 0.3 * height, tone)
-                for index, tone in enumerate(orig_handle.tones)
-            ]
-        kind, count, palette = orig_handle.kind, orig_handle.shades, orig_handle.palette
-        wide = width / count
+        swatch: Swatch = orig_handle
+        wide = width / len(swatch.colors)
         parts: list[Artist] = [
-            box(index * wide - xdescent, -ydescent, wide, height, palette.shade(kind, index, count))
-            for index in range(count)
+            box(index * wide, swatch.bottom, wide, swatch.height, color)
+            for index, color in enumerate(swatch.colors)
         ]
-        if kind in STRIPES:
-            thickness = STRIPE_SHARE * height
-            bottom = -ydescent + (height - thickness if STRIPES[kind] == "top" else 0.0)
-            parts.append(box(-xdescent, bottom, width, thickness, palette.stripes[kind]))
+        if swatch.stripe:
+            bottom = 1 - STRIPE_SHARE if swatch.edge == "top" else 0.0
+            parts.append(box(0, bottom, width, STRIPE_SHARE, swatch.stripe))
         return parts

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from debubble.analysis.metrics import limit_text
 from debubble.core.kinds import STEP_KINDS, Kind
-from debubble.view.artists import TONES, Swatch, SwatchHandler, TonesSwatch
+from debubble.view.artists import TONES, Swatch, SwatchHandler
 from debubble.view.bars import Bars
 from debubble.view.colors import IDLE, INK, LIMIT, MEMORY, NAMES
 from debubble.view.options import FigureOptions
@@ -41,7 +41,7 @@ def entries(
             count = 1 if kind in STEP_KINDS else min(bars.shades, 4)
             shades[kind] = max(shades.get(kind, 1), count)
     found: list[Entry] = [
-        (Swatch(kind, shades[kind], palette), f"{kind.name} {NAMES[kind]}")
+        (Swatch.of(kind, shades[kind], palette), f"{kind.name} {NAMES[kind]}")
         for kind in NAMES
         if kind in shades
     ]
@@ -51,11 +51,12 @@ def entries(
     if iterations > 1:
         names = [str(index) for index in range(min(iterations, len(TONES)))]
         more = ", …" if iterations > len(TONES) else ""
-        found.append((TonesSwatch(TONES[: len(names)]), f"iteration {', '.join(names)}{more}"))
+        tones = Swatch(TONES[: len(names)], bottom=0.35, height=0.3)
+        found.append((tones, f"iteration {', '.join(names)}{more}"))
     for backward, what in ((False, "activation"), (True, "gradient")):
         if any(bool((part.backward == backward).any()) for part in moved):
             kind = moved_kind(panels, backward)
-            found.append((Swatch(kind, 1, palette), f"{what} sent, received"))
+            found.append((Swatch.of(kind, 1, palette), f"{what} sent, received"))
     if memory:
         found.append((Patch(facecolor=MEMORY), "activation memory"))
         if options.limit is not None:
@@ -100,7 +101,7 @@ def add_legend(
     """Put the legend somewhere, in as many columns as fit into `width` inches."""
     where.legend(
         [handle for handle, _ in found], [text for _, text in found],
-        handler_map={Swatch: SwatchHandler(), TonesSwatch: SwatchHandler()},
+        handler_map={Swatch: SwatchHandler()},
         ncols=columns_for(found, size, width), frameon=False, fontsize=size, labelcolor=INK,
         handlelength=_HANDLE, handleheight=1.0, handletextpad=_PAD, columnspacing=_SPACE,
         labelspacing=_LINE - 1.2, borderpad=0.0, **place,

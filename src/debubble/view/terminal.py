@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TextIO
@@ -15,6 +16,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.analysis.layout import takes_color, wrap
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.units import number
@@ -49,9 +51,10 @@ def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit:
         Unit of times; the default is that of the costs.
     """
     out = file or sys.stdout
-    color = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     true_color = os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
-    picture = partial(draw, timeline, color=color, true_color=true_color, time_unit=time_unit)
+    picture = partial(
+        draw, timeline, color=takes_color(out), true_color=true_color, time_unit=time_unit
+    )
     text = picture()
     try:
         text.encode(getattr(out, "encoding", None) or "utf-8")
@@ -182,26 +185,21 @@ def _with_names(bars: Bars, scale: float, room: int) -> tuple[float, int]:
     return longer, min(part, wanted * math.ceil(columns / parts / wanted))
 
 
+@dataclass(eq=False)
 class _Sheet:
     """The parts of a drawing, in one width and one set of characters."""
 
-    def __init__(
-        self,
-        bars: Bars,
-        columns: int,
-        scale: float,
-        color: bool,
-        ascii_only: bool,
-        true_color: bool,
-        time_unit: str,
-    ) -> None:
-        self.bars = bars
-        self.columns = columns
-        self.scale = scale
-        self.color = color
-        self.ascii_only = ascii_only
-        self.true_color = true_color
-        self.time_unit = words.printable(time_unit, 12)
+    bars: Bars
+    columns: int
+    scale: float
+    color: bool
+    ascii_only: bool
+    true_color: bool
+    time_unit: str
+
+    def __post_init__(self) -> None:
+        ascii_only, bars = self.ascii_only, self.bars
+        self.time_unit = words.printable(self.time_unit, 12)
         self.edge = "|" if ascii_only else "│"
         self.idle = "." if ascii_only else "·"
         self.afar = False
@@ -321,7 +319,7 @@ class _Sheet:
         title = textwrap.wrap(f"{name}: {words.setting(timeline)}", width)
         if self.color and title and title[0].startswith(name):
             title[0] = f"\x1b[1m{name}{_RESET}{title[0][len(name) :]}"
-        return title + _wrap(words.result(timeline, self.time_unit), width)
+        return title + wrap(words.result(timeline, self.time_unit), width)
 
     def axis(self, first: int, count: int) -> list[str]:
         """A line with ticks and a line with their times, below `count` columns from `first` on."""
@@ -386,12 +384,6 @@ class _Sheet:
         for there, here in (("−", "-"), ("Σ busy", "busy time"), ("×", "*"), ("–", " to ")):
             text = text.replace(there, here)
         return text.encode("ascii", "replace").decode()
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` characters; a percentage and its sign stay together."""
-    lines = textwrap.wrap(text.replace(" %", "\u00a0%"), width)
-    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def tick_spacing(least: float) -> float:

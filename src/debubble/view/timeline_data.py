@@ -51,7 +51,7 @@ from debubble.core.kinds import (
     Per,
     Stream,
 )
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.view import words
@@ -194,13 +194,8 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
         "name": words.name(timeline),
         "setting": words.setting(timeline),
         "conventions": words.conventions([timeline]),
-        "ranks": schedule.ranks,
-        "stages": schedule.stages,
-        "chunks": schedule.chunks,
+        **sizes(schedule, "ranks", "stages", "chunks", "microbatches", "slices", "iterations"),
         "copies": schedule.placement.copies,
-        "microbatches": schedule.microbatches,
-        "slices": schedule.slices,
-        "iterations": schedule.iterations,
         "mode": timeline.mode,
         "makespan": timeline.makespan,
         "bubble_ratio": timeline.bubble_ratio,

@@ -18,7 +18,7 @@ from debubble.analysis.metrics import (
     times_text,
 )
 from debubble.core.kinds import KINDS, Kind
-from debubble.core.units import Scale, amount, percent, time
+from debubble.core.units import Scale, amount, counted, percent, time
 from debubble.core.units import memory_scale as scale_of
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
@@ -40,18 +40,16 @@ def printable(text: str, longest: int) -> str:
 def setting(timeline: Timeline) -> str:
     """Sizes of a schedule, for instance ``"4 ranks, 8 microbatches, 2 chunks"``."""
     schedule = timeline.schedule
-    parts = [_count(schedule.ranks, "rank"), _count(schedule.microbatches, "microbatch")]
-    if schedule.chunks > 1:
-        parts.append(_count(schedule.chunks, "chunk"))
-    if schedule.placement.copies > 1:
-        parts.append(f"{schedule.placement.copies} copies of the model")
-    if schedule.slices > 1:
-        parts.append(_count(schedule.slices, "slice"))
-    if schedule.iterations > 1:
-        parts.append(_count(schedule.iterations, "iteration"))
-    if recompute_text(schedule):
-        parts.append(recompute_text(schedule))
-    return ", ".join(parts)
+    several = [
+        (schedule.chunks, f"{schedule.chunks:,} chunks"),
+        (schedule.placement.copies, f"{schedule.placement.copies} copies of the model"),
+        (schedule.slices, f"{schedule.slices:,} slices"),
+        (schedule.iterations, f"{schedule.iterations:,} iterations"),
+    ]
+    parts = [counted(schedule.ranks, "rank"), counted(schedule.microbatches, "microbatch")]
+    parts += [text for count, text in several if count > 1]
+    recompute = recompute_text(schedule)
+    return ", ".join([*parts, recompute] if recompute else parts)
 
 
 def result(timeline: Timeline, time_unit: str = "") -> str:
@@ -130,8 +128,3 @@ def conventions(timelines: Sequence[Timeline]) -> list[str]:
         lines += [f"{key}: {text}" for key, text in recompute_words(timeline.schedule).items()]
     lines += [f"offload: {text}" for timeline in timelines if (text := offload_text(timeline))]
     return list(dict.fromkeys(lines))
-
-
-def _count(amount: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{amount:,} {noun if amount == 1 else plural}"
