@@ -196,8 +196,13 @@ def memory_curves(
             buffers(timeline, rank, moments, size, training.runtime),
             _logits(schedule, moments, head),
             rank_state(model, training, candidate, schedule, rank),
-            MARGIN + BUCKETS.get(training.runtime, 0.0),
+            margin(training),
         )
+
+
+def margin(training: Training) -> float:
+    """Bytes that no formula itemises, with the buckets in which a runtime sends gradients."""
+    return MARGIN + BUCKETS.get(training.runtime, 0.0)
 
 
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:

@@ -9,18 +9,16 @@ from functools import lru_cache
 
 from debubble.core.actions import Kind
 from debubble.core.costs import Costs
-from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
-from debubble.planner.activations import logits_bytes, stage_activation
 from debubble.planner.calibrate import Factors, has_experts
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
 from debubble.planner.layer_times import layer_times
+from debubble.planner.memory import RankMemory, margin, memory_costs, memory_of, rank_state
 from debubble.planner.model import Model
 from debubble.planner.stage_costs import stage_costs
-from debubble.planner.state import stage_state
 from debubble.planner.step import total
 from debubble.planner.step_ends import StepEnds, step_ends
 from debubble.schedules import registry
@@ -55,9 +53,12 @@ class Plan:
     bubble_ratio
         Idle share of the pipeline's rank-time.
     peaks
-        Bytes of every pipeline rank at its peak, shape ``(pp,)``.
+        Bytes of a GPU of every pipeline rank at its peak: activations, what stays from step to
+        step and a margin, until :func:`measured` adds buffers and logits.
     limit
-        Bytes that a rank has.
+        Bytes that a GPU has.
+    memory
+        What every rank's peak consists of, where that was asked for.
     """
 
     candidate: Candidate
@@ -66,17 +67,12 @@ class Plan:
     bubble_ratio: float
     peaks: tuple[float, ...]
     limit: float
+    memory: tuple[RankMemory, ...] = ()
 
     @property
     def fits(self) -> bool:
         """Whether every rank has room."""
         return max(self.peaks) <= self.limit
-
-
-@lru_cache(maxsize=1 << 14)
-def placement_of(name: str, ranks: int, chunks: int) -> Placement:
-    """Where a schedule has its stages."""
-    return registry.find(name).placement(ranks, chunks)
 
 
 @lru_cache(maxsize=256)
@@ -99,30 +95,10 @@ def schedule_of(candidate: Candidate, costs: Costs, limit: float | None = None) 
 
 
 def costs_of(asked: Asked, candidate: Candidate) -> Costs:
-    """Times in seconds and memory in bytes of every stage, as the engine takes them."""
+    """Times in seconds and activations in bytes of every stage, as the engine takes them."""
     model, training = asked.model, asked.training
     times = stage_costs(model, asked.cluster, training, candidate, asked.factors)
-    stages = range(candidate.degrees.stages)
-    held = [stage_activation(model, training, candidate, stage) for stage in stages]
-    stored = [one.stored for one in held]
-    kept = [min(one.kept_for_weight / one.stored, 1.0) if one.stored else 1.0 for one in held]
-    return replace(
-        times,
-        activation=stored,
-        kept_for_weight=kept,
-        head={"activation": logits_bytes(model, training, candidate)},
-        static=static_bytes(asked, candidate),
-    )
-
-
-def static_bytes(asked: Asked, candidate: Candidate) -> list[float]:
-    """Bytes that every pipeline rank holds during the whole step."""
-    degrees = candidate.degrees
-    homes = placement_of(candidate.schedule, degrees.pp, degrees.chunks).ranks_of_stages
-    held = [0.0] * degrees.pp
-    for stage, rank in enumerate(homes.tolist()):
-        held[rank] += stage_state(asked.model, asked.training, candidate, stage).total
-    return held
+    return replace(times, **memory_costs(model, training, candidate))
 
 
 def simulated(asked: Asked, candidate: Candidate) -> Timeline:
@@ -144,10 +120,24 @@ def evaluate(asked: Asked, candidate: Candidate) -> Plan:
     timeline = simulated(asked, candidate)
     ends = _ends(asked, candidate, timeline)
     causes = causes_of(asked, candidate, timeline, ends)
+    state = [
+        rank_state(asked.model, asked.training, candidate, timeline.schedule, rank).total
+        for rank in range(candidate.degrees.pp)
+    ]
+    peaks = timeline.peak_activation + state + margin(asked.training)
     return Plan(
-        candidate, sum(causes.values()), causes, timeline.bubble_ratio,
-        tuple(timeline.peak_activation.tolist()), asked.limit,
+        candidate, sum(causes.values()), causes, timeline.bubble_ratio, tuple(peaks.tolist()),
+        asked.limit,
     )  # fmt: skip
+
+
+def measured(asked: Asked, plan: Plan) -> Plan:
+    """A plan with the whole memory of every rank, over the time of a step."""
+    timeline = simulated(asked, plan.candidate)
+    memory = memory_of(
+        asked.model, asked.cluster.gpu, asked.training, plan.candidate, timeline
+    )  # fmt: skip
+    return replace(plan, peaks=tuple(rank.peak for rank in memory), memory=memory)
 
 
 def _ends(asked: Asked, candidate: Candidate, timeline: Timeline) -> StepEnds:

@@ -9,6 +9,7 @@ from debubble.analysis.layout import Column, text_table, wrap
 from debubble.core.units import number, percent
 from debubble.planner.candidate import Candidate
 from debubble.planner.flops import flops_per_token
+from debubble.planner.memory import RankMemory
 from debubble.planner.plan import CAUSES, Asked, Plan, relative_error, speed, tied
 from debubble.planner.search import Found
 
@@ -44,7 +45,18 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "mfu": fast.mfu,
         "bubble_ratio": plan.bubble_ratio,
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
+        "memory": [_memory_data(rank) for rank in plan.memory],
         "fits": plan.fits,
+    }
+
+
+def _memory_data(rank: RankMemory) -> dict[str, Any]:
+    parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
+    return {
+        "rank": rank.rank,
+        "peak": rank.peak,
+        **{name: getattr(rank, name) for name in parts},
+        "at": {"action": rank.at.action, "time": rank.at.time},
     }
 
 

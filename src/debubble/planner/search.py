@@ -10,7 +10,7 @@ from itertools import groupby
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.candidate import Candidate, Degrees
-from debubble.planner.plan import Asked, Plan, evaluate
+from debubble.planner.plan import Asked, Plan, evaluate, measured
 from debubble.planner.stage_costs import stage_times
 from debubble.planner.state import stage_state
 
@@ -111,7 +111,10 @@ def search(
                 break
             for candidate in members:
                 try:
-                    found.take(evaluate(asked, candidate))
+                    plan = evaluate(asked, candidate)
+                    if plan.fits and plan.step_time < found.slowest_kept:
+                        plan = measured(asked, plan)
+                    found.take(plan)
                 except DebubbleError:
                     found.leave_out(NO_ORDER)
             tell(found)
