@@ -12,9 +12,10 @@ import yaml
 
 from debubble.interchange.layouts import AUTOMODEL
 from debubble.planner.flags import flags
+from debubble.planner.flags_torchtitan import NAMES
 from debubble.planner.rules import Case
 from tests import wheels
-from tests.planner.cases import case, dense, latent, mixture
+from tests.planner.cases import case, dense, latent, mixture, sampled
 
 VERSION = "0.7.0"
 SECONDS = 300
@@ -28,23 +29,25 @@ GOOD: list[Case] = [
     case(dense(), "zb-h1", pp=4, layers=(0, 16, 16, 0)),
     case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
 ]
+Read = list[tuple[Case, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def made(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def made(request: pytest.FixtureRequest) -> Read:
+    """Plans, and what it makes of them."""
     pytest.importorskip("torch", reason="NeMo Automodel imports PyTorch")
     pytest.importorskip("transformers", reason="NeMo Automodel imports transformers")
     wheel = wheels.fetch(wheels.folder_of(request, "automodel"), "nemo-automodel", VERSION)
+    cases = [*GOOD, *sampled("automodel", 8)]
     jobs = [{"yaml": text_of(one), "gpus": one.gpus, "layers": len(one.model.layers)}
-            for one in GOOD]  # fmt: skip
+            for one in cases]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "tests.planner.automodel_job"],
         input=json.dumps({"wheel": str(wheel), "jobs": jobs}),
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    return list(zip(cases, json.loads(done.stdout), strict=True))
 
 
 def text_of(one: Case) -> str:
@@ -52,8 +55,8 @@ def text_of(one: Case) -> str:
 
 
 @pytest.mark.slow
-def test_automodel_reads_our_yaml_and_means_the_same(made: list[dict[str, Any]]) -> None:
-    for one, theirs in zip(GOOD, made, strict=True):
+def test_automodel_reads_our_yaml_and_means_the_same(made: Read) -> None:
+    for one, theirs in made:
         assert "error" not in theirs, (one.candidate, theirs)
         d, own = one.degrees, one.candidate
         sizes = {"tp": d.tp, "cp": d.cp, "ep": d.ep, "dp": d.dp, "pp": d.pp}
@@ -66,7 +69,7 @@ def test_automodel_reads_our_yaml_and_means_the_same(made: list[dict[str, Any]])
         if d.pp == 1:
             continue
         assert theirs["v"] == (one.placement.name == "V")
-        assert (theirs["csv"] is None) == (own.schedule in ("1f1b", "interleaved-1f1b"))
+        assert (theirs["csv"] is None) == (own.schedule in NAMES and not theirs["v"])
         assert theirs["microbatch_size"] == own.microbatch_size
         assert theirs["modules"] == AUTOMODEL.of(own.layers)
         if len(set(own.layers)) == 1:

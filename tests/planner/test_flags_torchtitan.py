@@ -13,10 +13,10 @@ import pytest
 
 from debubble.interchange.layouts import TORCHTITAN
 from debubble.planner.flags import flags
-from debubble.planner.flags_torchtitan import even_weights, split_lines
+from debubble.planner.flags_torchtitan import NAMES, even_weights, split_lines
 from debubble.planner.rules import Case
 from tests import wheels
-from tests.planner.cases import case, dense, latent, mixture
+from tests.planner.cases import case, dense, latent, mixture, sampled
 
 PARSER = {"tyro": "1.0.17", "docstring-parser": "0.18.0", "typeguard": "4.6.0"}
 """What reads its command line, and what that needs."""
@@ -89,6 +89,16 @@ def text_of(one: Case) -> str:
 
 @pytest.mark.parametrize("one", GOOD)
 def test_torchtitan_takes_our_flags_and_means_the_same(one: Case, theirs: SimpleNamespace) -> None:
+    compare(one, theirs)
+
+
+def test_it_takes_those_of_plans_that_a_search_meets(theirs: SimpleNamespace) -> None:
+    for one in sampled("torchtitan", 8):
+        compare(one, theirs)
+
+
+def compare(one: Case, theirs: SimpleNamespace) -> None:
+    """What torchtitan understood is what we said."""
     found = theirs.read(text_of(one))
     own, d, training, parallel = one.candidate, one.degrees, found.training, found.parallelism
     copies, sharded = parallel.data_parallel_replicate_degree, parallel.data_parallel_shard_degree
@@ -114,7 +124,7 @@ def test_torchtitan_takes_our_flags_and_means_the_same(one: Case, theirs: Simple
     for rank in range(d.pp):
         placed = mapping(rank, d.pp, parallel.pipeline_parallel_schedule, d.stages)
         assert tuple(sorted(placed)) == one.placement.stages_on(rank)
-    assert bool(parallel.pipeline_parallel_schedule_csv) == (own.schedule in ("zb-v", "zb-h1"))
+    assert bool(parallel.pipeline_parallel_schedule_csv) == (own.schedule not in NAMES)
 
 
 def parts(one: Case, found: SimpleNamespace, theirs: SimpleNamespace) -> Any:
