@@ -6,15 +6,29 @@ import dataclasses
 import json
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from debubble.cli.app import app
+from debubble.interchange.files import resolve
+from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import TORCHTITAN
+from debubble.interchange.torch_csv import from_csv
 from debubble.planner.flags import flags
-from debubble.planner.flags_torchtitan import NAMES, even_weights, split_lines
+from debubble.planner.flags_torchtitan import (
+    NAMES,
+    csv_command,
+    even_weights,
+    own_name,
+    split_lines,
+)
+from debubble.planner.orders import plannable
 from debubble.planner.rules import Case
+from debubble.schedules import registry
 from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled
 
@@ -30,6 +44,7 @@ GOOD: list[Case] = [
     case(dense(), "dualpipe-v", pp=4, chunks=2, sequence_parallel=False, tp=2),
     case(dense(), "zb-h1", pp=4, layers=(0, 16, 16, 0), zero=0, dp=2),
     case(dense(), pp=4, layers=(5, 9, 10, 8)),
+    case(dense(), pp=8, m=4),
     case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
 ]
 
@@ -124,7 +139,7 @@ def compare(one: Case, theirs: SimpleNamespace) -> None:
     for rank in range(d.pp):
         placed = mapping(rank, d.pp, parallel.pipeline_parallel_schedule, d.stages)
         assert tuple(sorted(placed)) == one.placement.stages_on(rank)
-    assert bool(parallel.pipeline_parallel_schedule_csv) == (own.schedule not in NAMES)
+    assert bool(parallel.pipeline_parallel_schedule_csv) == (own_name(one) is None)
 
 
 def parts(one: Case, found: SimpleNamespace, theirs: SimpleNamespace) -> Any:
@@ -158,3 +173,30 @@ def test_what_it_does_not_run_is_said() -> None:
     assert "debubble export hanayo -p 4 -m 8 -v 4 --to torch-csv" in text
     assert all(line.startswith("#") for line in text.splitlines())
     assert "multi-token prediction with pp 4" in text_of(case(latent(), pp=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"gpipe", "1f1b"}))
+def test_orders_that_go_by_name_are_those_of_pytorch(name: str) -> None:
+    pytest.importorskip("torch", reason="makes PyTorch's orders")
+    for ranks, number in ((2, 4), (2, 6), (4, 8), (4, 12)):
+        theirs = resolve(f"torch:{NAMES[name]}", ranks=ranks, microbatches=number)
+        assert theirs == registry.make(name, ranks=ranks, microbatches=number)
+
+
+@pytest.mark.slow
+def test_orders_of_all_plans_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command beside the flags writes what PyTorch reads."""
+    monkeypatch.chdir(tmp_path)
+    Path("costs.yaml").write_text("times: {F: 1, I: 1, W: 1}")
+    for name in plannable():
+        entry = registry.find(name)
+        chunks = entry.chunks or 2
+        one = case(dense(), name, pp=4, chunks=chunks, m=8)
+        words = csv_command(one).partition("debubble ")[2].split()
+        plain = placing_name(one.placement) is not None
+        words += [] if plain else ["--no-torchtitan"]
+        result = CliRunner().invoke(app, words, prog_name="debubble")
+        assert result.exit_code == 0, (words, result.output)
+        written = from_csv(Path("order.csv").read_text(), "order.csv", 8)
+        assert written.placement.table == one.placement.table

@@ -16,7 +16,7 @@ NAMES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
-"""PyTorch's names of the orders that it makes as we do; others come from a CSV."""
+"""PyTorch's names of the orders that it makes as ours are; others come from a CSV."""
 
 CSV = "order.csv"
 
@@ -60,8 +60,7 @@ def torchtitan_lines(case: Case) -> list[str]:
 
 def schedule_lines(case: Case) -> list[str]:
     """The schedule by name, or as a CSV with the name of one that places stages like it."""
-    own = case.candidate
-    name = NAMES.get(own.schedule)
+    name = own_name(case)
     if name is not None:
         return [f"--parallelism.pipeline_parallel_schedule={name}"]
     return [
@@ -71,12 +70,22 @@ def schedule_lines(case: Case) -> list[str]:
     ]
 
 
+def own_name(case: Case) -> str | None:
+    """PyTorch's name of a schedule, None where the order has to come from a CSV."""
+    own = case.candidate
+    if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
+        return None  # its 1F1B refuses fewer microbatches than stages
+    return NAMES.get(own.schedule)
+
+
 def csv_command(case: Case) -> str:
     """The command that writes the order."""
     own, d = case.candidate, case.degrees
-    chunks = f" -v {d.chunks}" if find(own.schedule).chunks is None else ""
-    sizes = f"-p {d.pp} -m {own.microbatches}{chunks}"
-    return f"{CSV}: debubble export {own.schedule} {sizes} --to torch-csv -o {CSV}"
+    entry = find(own.schedule)
+    words = f"-p {d.pp} -m {own.microbatches}"
+    words += f" -v {d.chunks}" if entry.chunks is None else ""
+    words += " --costs costs.yaml" if entry.uses_costs else ""
+    return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
