@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.degrees import Fixed, groups
 from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 from debubble.planner.orders import first_cut
 from debubble.planner.rules import Case
@@ -69,3 +71,19 @@ def case(
     own = Candidate(degrees, b, m, schedule, cut, recompute, zero)
     asked = {"batch": dp * b * m, "sequence": 8192} | training
     return Case(model, degrees.gpus, Training(**asked), own)
+
+
+SEARCHES = [(dense(30), 64, 128), (dense(32, 4), 96, 96), (mixture(), 64, 64), (latent(), 256, 512)]
+
+
+def sampled(framework: str, each: int) -> list[Case]:
+    """Some plans of every search for a framework, the same ones every time."""
+    some, found = random.Random(7), []
+    for model, gpus, batch in SEARCHES:
+        cluster: Any = Gpus(gpus)
+        training = Training(batch, 4096)
+        held = list(groups(model, cluster, training, Fixed(framework=framework)))
+        for group in some.sample(held, min(each, len(held))):
+            one = some.choice(list(group.candidates()))
+            found.append(Case(model, gpus, training, one))
+    return found

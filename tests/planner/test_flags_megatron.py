@@ -12,7 +12,7 @@ from debubble.planner.flags_megatron import megatron_lines, split_lines
 from debubble.planner.rules import Case
 from tests import wheels
 from tests.planner import megatron
-from tests.planner.cases import case, dense, latent, mixture
+from tests.planner.cases import case, dense, latent, mixture, sampled
 from tests.planner.test_rules import EXAMPLES, RULES
 
 
@@ -79,8 +79,9 @@ GOOD: list[Case] = [
 
 @pytest.mark.slow
 def test_megatron_takes_our_flags_and_means_the_same(wheel: Path) -> None:
-    found = megatron.verdicts(wheel, [(one, megatron.text_of(one)) for one in GOOD])
-    for one, made in zip(GOOD, found, strict=True):
+    cases = [*GOOD, *sampled("megatron", 6)]
+    found = megatron.verdicts(wheel, [(one, megatron.text_of(one)) for one in cases])
+    for one, made in zip(cases, found, strict=True):
         assert "error" not in made, (one.candidate, made)
         assert meant(made) == said(one)
         d, own = one.degrees, one.candidate

@@ -31,14 +31,14 @@ def load(content: Path) -> tuple[types.ModuleType, types.ModuleType]:
     for name in ("torchtitan", *(f"torchtitan.{name}" for name in PACKAGES)):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = []  # type: ignore[attr-defined]
-    configs = _run(content, "torchtitan.config.configs")
+    configs = run(content, "torchtitan.config.configs")
     for name, values in STANDING_IN.items():
         module = types.ModuleType(f"torchtitan.{name}")
         vars(module).update(values)
         sys.modules[module.__name__] = module
     vars(sys.modules["torchtitan.config"]).update(vars(configs))
     sys.modules["torchtitan.distributed"].ParallelDims = Anything  # type: ignore[attr-defined]
-    return configs, _run(content, "torchtitan.distributed.pipeline_parallel")
+    return configs, run(content, "torchtitan.distributed.pipeline_parallel")
 
 
 class Anything:
@@ -58,7 +58,7 @@ STANDING_IN: dict[str, dict[str, Any]] = {
 }
 
 
-def _run(content: Path, name: str) -> types.ModuleType:
+def run(content: Path, name: str) -> types.ModuleType:
     path = content.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -6,7 +6,7 @@ import json
 
 from debubble.interchange.launchers import placing_name
 from debubble.interchange.layouts import AUTOMODEL, in_v
-from debubble.planner.flags_torchtitan import CSV, NAMES, csv_command
+from debubble.planner.flags_torchtitan import CSV, csv_command, own_name
 from debubble.planner.rules import Case
 
 CHECKPOINTING = {"none": "false", "selective": "selective", "full": "full"}
@@ -45,7 +45,7 @@ def automodel_lines(case: Case) -> list[str]:
 
 def _pipeline(case: Case) -> list[str]:
     own = case.candidate
-    name = NAMES.get(own.schedule)
+    name = own_name(case)
     if name is None or in_v(case.placement):
         # Only one name places stages in a V.
         lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
@@ -15,7 +16,7 @@ NAMES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS", "interleaved-zb": "InterleavedZeroBubble", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
-"""PyTorch's names of the orders that it makes as we do; others come from a CSV."""
+"""PyTorch's names of the orders that it makes as ours are; others come from a CSV."""
 
 CSV = "order.csv"
 
@@ -59,8 +60,7 @@ def torchtitan_lines(case: Case) -> list[str]:
 
 def schedule_lines(case: Case) -> list[str]:
     """The schedule by name, or as a CSV with the name of one that places stages like it."""
-    own = case.candidate
-    name = NAMES.get(own.schedule)
+    name = own_name(case)
     if name is not None:
         return [f"--parallelism.pipeline_parallel_schedule={name}"]
     return [
@@ -70,12 +70,22 @@ def schedule_lines(case: Case) -> list[str]:
     ]
 
 
+def own_name(case: Case) -> str | None:
+    """PyTorch's name of a schedule, None where the order has to come from a CSV."""
+    own = case.candidate
+    if own.schedule == "1f1b" and own.microbatches < case.degrees.pp:
+        return None  # its 1F1B refuses fewer microbatches than stages
+    return NAMES.get(own.schedule)
+
+
 def csv_command(case: Case) -> str:
     """The command that writes the order."""
     own, d = case.candidate, case.degrees
-    chunks = f" -v {d.chunks}" if find(own.schedule).chunks is None else ""
-    sizes = f"-p {d.pp} -m {own.microbatches}{chunks}"
-    return f"{CSV}: debubble export {own.schedule} {sizes} --to torch-csv -o {CSV}"
+    entry = find(own.schedule)
+    words = f"-p {d.pp} -m {own.microbatches}"
+    words += f" -v {d.chunks}" if entry.chunks is None else ""
+    words += " --costs costs.yaml" if entry.uses_costs else ""
+    return f"{CSV}: debubble export {own.schedule} {words} --to torch-csv -o {CSV}"
 
 
 def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
@@ -101,24 +111,23 @@ def even_weights(cut: Sequence[int]) -> tuple[int, int] | None:
     """For how many layers embedding and head count, where torchtitan's own cut is this one.
 
     It spreads layers and weights evenly, what is left over to the first stages, and takes the
-    weights off the first and last.
+    weights off the first and last. Its default is one layer each.
     """
     count, stages = sum(cut), len(cut)
     if stages == 1:
         return None
-    most = max(cut) + 1
-    for first in range(most + 1):
-        for last in range(most + 1):
-            each, extra = divmod(count + first + last, stages)
-            if each < max(first, last, 1):
-                continue
-            own = [each + (stage < extra) for stage in range(stages)]
-            own[0] -= first
-            own[-1] -= last
-            # Stages are counted from a number of layers: it has to lead back to this many.
-            back = ceil((count + first + last) / ceil((count + first + last) / stages))
-            if own == list(cut) and back == stages:
-                return first, last
+    some = range(max(cut) + 1)
+    for first, last in ((1, 1), *product(some, some)):
+        each, extra = divmod(count + first + last, stages)
+        if each < max(first, last, 1):
+            continue
+        own = [each + (stage < extra) for stage in range(stages)]
+        own[0] -= first
+        own[-1] -= last
+        # Stages are counted from a number of layers: it has to lead back to this many.
+        back = ceil((count + first + last) / ceil((count + first + last) / stages))
+        if own == list(cut) and back == stages:
+            return first, last
     return None
 
 
