@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError
 from debubble.planner.sweeps.store import Result
+from debubble.planner.sweeps.work import start_worker
 
 Task: TypeAlias = Callable[[], list[Result]]
 """A batch of points, ready to be computed anywhere."""
@@ -41,7 +42,10 @@ def _processes(jobs: int, address: str | None) -> Iterator[None]:
 
     if address is not None:
         raise ParameterError(f"address is '{address}'; processes of this computer have none")
-    with joblib.parallel_config(backend="loky", n_jobs=jobs):
+    # Workers left alone would wait for ever: for work, or for a lock of the process that is gone.
+    with joblib.parallel_config(
+        backend="loky", n_jobs=jobs, initializer=start_worker, initargs=(os.getpid(),)
+    ):
         try:
             yield
         except BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -177,7 +176,7 @@ class _State:
     ) -> Iterator[partial[list[Result]]]:
         """Batches of the points that are left, as long as what is known of points says."""
         while batch := list(islice(self.points, self._size(workers, seconds))):
-            yield partial(compute, self.spec.command, self.spec.files, batch, os.getpid())
+            yield partial(compute, self.spec.command, self.spec.files, batch)
 
     def _size(self, workers: int, seconds: float) -> int:
         if not self.count:
