@@ -102,6 +102,8 @@ def run(
     if jobs is not None and jobs < 1:
         raise ParameterError(f"jobs is {jobs}; give a number from 1 up")
     local = backend == "processes"
+    if local and address is not None:
+        raise ParameterError(f"address is '{address}'; processes of this computer have none")
     if not local or jobs not in (None, 1):
         backends.check_backend(backend)
     workers = jobs or (-1 if not local else backends.cores() if backends.has_joblib() else 1)
