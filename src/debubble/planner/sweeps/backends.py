@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -156,4 +158,19 @@ def results(
             while batch := list(islice(calls, ROUND * parallel.n_jobs)):
                 yield from parallel(batch)
             return
-        yield from parallel(calls)
+        with _without_ctrl_c():
+            found = parallel(calls)
+        yield from found
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C, as the processes that are started in the meantime do all their life."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -81,7 +81,7 @@ def run(
     retry_failed
         Whether points that failed are computed again.
     progress
-        Called whenever results were kept.
+        Called before the first point, and whenever results were kept.
 
     Returns
     -------
@@ -110,6 +110,7 @@ def run(
     writer = Writer(output, spec, debubble.__version__, extend)
     try:
         state = _State(spec, writer, retry_failed, progress)
+        state.report()
         if local and workers > 1 and COMMANDS[spec.command].brief:
             state.here(ALONE_SECONDS)
         if local and workers == 1:
