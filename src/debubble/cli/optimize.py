@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -114,9 +114,8 @@ def optimize(
         else:
             import debubble
 
-            result = debubble.optimize(
-                memory=inputs.memory if limits is None else limits, report=_Report(line), **options
-            )
+            options["memory"] = inputs.memory if limits is None else limits
+            result = debubble.optimize(report=_reporting(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -240,17 +239,16 @@ def _say_without_solver(result: Any) -> None:
              "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
 
 
-class _Report:
-    """A line that says how far it is."""
+def _reporting(line: Any) -> Callable[[float, float, str], None]:
+    """What says on a line how far a search is."""
+    began = time.monotonic()
 
-    def __init__(self, line: Any) -> None:
-        self.line = line
-        self.began = time.monotonic()
-
-    def __call__(self, makespan: float, bound: float, found_by: str) -> None:
+    def report(makespan: float, bound: float, found_by: str) -> None:
         gap = makespan / bound - 1 if bound else 0.0
-        seconds = time.monotonic() - self.began
-        self.line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+        seconds = time.monotonic() - began
+        line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+
+    return report
 
 
 @contextmanager

@@ -236,7 +236,9 @@ class Costs:
         Sequences have one number per rank. `chunks` is the divisor; left out, each schedule's own
         number of chunks, so that schedules with different chunks are compared on the same model.
         """
-        check_names(values)
+        for name in values:
+            if name not in _NAMES:
+                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
         return cls(basis="rank", chunks=chunks, **values)
 
     @property
@@ -307,13 +309,6 @@ def check_cost(name: str, value: Any) -> Any:
 def check_costs(costs: object) -> None:
     """Refuse an argument that should be costs, or None for the default ones."""
     check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
-
-
-def check_names(values: Mapping[str, Any]) -> None:
-    """Refuse cost names that do not exist, with the nearest that does."""
-    for name in values:
-        if name not in _NAMES:
-            raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
 
 
 def _times(value: Any, factor: float) -> Any:

@@ -15,7 +15,7 @@ from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
-from debubble.interchange.text import A_TRACE
+from debubble.interchange.text import A_TRACE, writing
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
@@ -148,11 +148,8 @@ def _check_ending(path: str | Path) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file; errors name it."""
-    try:
+    with writing(path):
         Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot write '{path}': {reason}") from None
 
 
 def is_file_name(target: str | Path) -> bool:

@@ -34,8 +34,8 @@ from debubble.optimize.backward import (
     with_fused,
 )
 from debubble.optimize.bounds import (
-    heads_and_tails,
     last_stages,
+    longest_paths,
     machines,
     memory_lag,
     spare_microbatches,
@@ -111,7 +111,7 @@ class Model:
     def _starts(self) -> NDArray[np.object_]:
         """A start for every action, between its head and its tail; shape (kinds, S, m)."""
         least = relaxed(self.problem)
-        heads, tails = heads_and_tails(least)
+        heads, tails, *_ = longest_paths(least)
         latest = self.horizon - tails - least.times[:, :, None]
         if self.fusable.any():
             # These W may come before older ones: only their own I is sure to come first.
