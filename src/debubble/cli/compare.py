@@ -60,7 +60,7 @@ def compare(
             sync=inputs.sync,
             **inputs.lowering,
             options=inputs.options(named),
-            time_unit=inputs.time_unit,
+            time_unit=inputs.costs.time_unit,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))

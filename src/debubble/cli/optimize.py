@@ -107,7 +107,7 @@ def optimize(
             from debubble.optimize.pareto import sweep
 
             result: Any = sweep(
-                time_unit=inputs.time_unit,
+                time_unit=inputs.costs.time_unit,
                 progress=lambda limit: line(f"memory {limit:g}"),
                 **options,
             )
@@ -212,7 +212,7 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
                 f"debubble simulate {path} --costs {costs}"
             )
     elif hasattr(result, "timeline"):
-        result.timeline.save(path, time_unit=inputs.time_unit)
+        result.timeline.save(path, time_unit=inputs.costs.time_unit)
     else:
         result.save(path)
     return path
@@ -223,10 +223,10 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
     costs: dict[str, Any] | None = data.get("costs")
     if costs is None:
         return None
-    if inputs.memory_unit:
-        costs["memory"]["unit"] = inputs.memory_unit
+    if inputs.costs.activation_unit:
+        costs["memory"]["unit"] = inputs.costs.activation_unit
     cut = f"cut into {' '.join(map(str, data['layers']))} layers"
-    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.time_unit}
+    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.costs.time_unit}
     return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 

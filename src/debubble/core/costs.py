@@ -213,10 +213,11 @@ class Costs:
                 object.__setattr__(self, name, check_cost(name, value))
             except WrongValueError as error:
                 raise CostError(error.text()) from None
-        if not isinstance(self.basis, str) or self.basis not in BASES:
-            raise CostError(f"basis is {reprlib.repr(self.basis)}; use 'action' or 'rank'")
-        if not isinstance(self.runtime, str) or self.runtime not in RUNTIMES:
-            raise CostError(f"runtime is {reprlib.repr(self.runtime)}; use 'any' or 'torch'")
+        for name, known in (("basis", BASES), ("runtime", RUNTIMES)):
+            word = getattr(self, name)
+            if not isinstance(word, str) or word not in known:
+                usable = " or ".join(map(repr, known))
+                raise CostError(f"{name} is {reprlib.repr(word)}; use {usable}")
         for name in ("time_unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or not unit.isprintable() or len(unit) > LONGEST_UNIT:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,7 @@ class Tracks:
             self.thread[before] == self.thread[after]
         )
         end[before] = np.where(follows, np.minimum(end[before], begin[after]), end[before])
-        return Tracks(
-            self.schedule, begin, end - begin, self.group, self.first_process, self.first_arrow,
-            self.shown,
-        )  # fmt: skip
+        return replace(self, start=begin, duration=end - begin)
 
     def events(self) -> Iterator[str]:
         """All events: names, slices and arrows."""

@@ -101,6 +101,11 @@ class ClosedForm:
     holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
     condition: str = ""
 
+    def to_dict(self) -> dict[str, str]:
+        """Quantity, formula, accuracy and condition as plain data."""
+        names = {"quantity": self.quantity, "formula": self.text}
+        return names | {"accuracy": self.accuracy, "condition": self.condition}
+
     def of(self, case: Any) -> float | list[float]:
         """What the formula gives for a case."""
         if self.value is not None:
@@ -291,19 +296,9 @@ class Entry:
         """All parameters in one namespace, with defaults filled in, none of them checked."""
         defaults = {option.name: option.default for option in self.options}
         given = {key: value for key, value in values.items() if value is not None}
-        chunks = self.chunks or self.default_chunks
-        return SimpleNamespace(
-            **{
-                "chunks": chunks,
-                "iterations": None,
-                "costs": None,
-                "memory": None,
-                "storage": None,
-                "slices": 1,
-            }
-            | defaults
-            | given
-        )
+        usual = {"chunks": self.chunks or self.default_chunks, "slices": 1}
+        nothing = dict.fromkeys(("iterations", "costs", "memory", "storage"))
+        return SimpleNamespace(**nothing | usual | defaults | given)
 
 
 @lru_cache(maxsize=16)

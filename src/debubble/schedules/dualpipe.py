@@ -131,24 +131,19 @@ def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> I
         return _time(k, *of(k))
 
     published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
-    for quantity, text, value, holds, condition in (
-        ("makespan", time, makespan, exact, ""),
-        ("bubble_time", published, longest,
-         lambda k: exact(k) and k.F == k.I, ", F = I"),
-        ("bubble_time", general, longest, lambda k: exact(k) and k.F != k.I, ""),
-    ):  # fmt: skip
-        yield ClosedForm(
-            quantity, text, value, holds=holds, condition=f"no latency, {_IN_ORDER}{condition}"
-        )
-    yield ClosedForm("makespan", time, makespan, "lower bound", holds=lambda k: not exact(k))
-    yield ClosedForm(
-        "bubble_time", published, longest, "lower bound",
-        holds=lambda k: not exact(k) and k.F == k.I, condition="F = I",
-    )  # fmt: skip
-    yield ClosedForm(
-        "bubble_time", general, longest, "lower bound",
-        holds=lambda k: not exact(k) and k.F != k.I,
-    )  # fmt: skip
+    rows: tuple[tuple[str, str, Callable[[Any], float], Callable[[Any], bool], str], ...] = (
+        ("makespan", time, makespan, lambda _: True, ""),
+        ("bubble_time", published, longest, lambda k: k.F == k.I, "F = I"),
+        ("bubble_time", general, longest, lambda k: k.F != k.I, ""),
+    )
+    for accuracy, where in (("exact", ("no latency", _IN_ORDER)), ("lower bound", ())):
+        for quantity, text, value, costs, more in rows:
+
+            def holds(k: Any, is_exact: bool = bool(where), costs: Any = costs) -> bool:
+                return exact(k) == is_exact and bool(costs(k))
+
+            condition = ", ".join(filter(None, (*where, more)))
+            yield ClosedForm(quantity, text, value, accuracy, holds, condition)
 
 
 @register(

@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
+from debubble.analysis.results import shared_units
 from debubble.core.actions import computes, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import (
@@ -108,7 +109,7 @@ def encode(
     memory = words.memory_scale(timelines, limit)
     return {
         "format": FORMAT,
-        "time_unit": time_unit or words.units(timelines)[0],
+        "time_unit": time_unit or shared_units(timelines)[0],
         "memory_unit": memory.unit,
         "memory_size": memory.size,
         "limit": limit,
