@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -110,14 +111,14 @@ def optimize(
             from debubble.optimize.pareto import sweep
 
             result: Any = sweep(
-                time_unit=inputs.time_unit,
+                time_unit=inputs.costs.time_unit,
                 progress=lambda limit: line(f"memory {limit:g}"),
                 **options,
             )
         else:
             import debubble
 
-            result = debubble.optimize(memory=inputs.memory, report=_Report(line), **options)
+            result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -209,7 +210,7 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
                 f"debubble simulate {path} --costs {costs}"
             )
     elif hasattr(result, "timeline"):
-        result.timeline.save(path, time_unit=inputs.time_unit)
+        result.timeline.save(path, time_unit=inputs.costs.time_unit)
     else:
         result.save(path)
     return path
@@ -220,10 +221,10 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
     costs: dict[str, Any] | None = data.get("costs")
     if costs is None:
         return None
-    if inputs.memory_unit:
-        costs["memory"]["unit"] = inputs.memory_unit
+    if inputs.costs.activation_unit:
+        costs["memory"]["unit"] = inputs.costs.activation_unit
     cut = f"cut into {' '.join(map(str, data['layers']))} layers"
-    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.time_unit}
+    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.costs.time_unit}
     return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 
@@ -236,17 +237,16 @@ def _say_without_solver(result: Any) -> None:
              "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
 
 
-class _Report:
-    """A line that says how far it is."""
+def _reporting(line: Any) -> Callable[[float, float, str], None]:
+    """What says on a line how far a search is."""
+    began = time.monotonic()
 
-    def __init__(self, line: Any) -> None:
-        self.line = line
-        self.began = time.monotonic()
-
-    def __call__(self, makespan: float, bound: float, found_by: str) -> None:
+    def report(makespan: float, bound: float, found_by: str) -> None:
         gap = makespan / bound - 1 if bound else 0.0
-        seconds = time.monotonic() - self.began
-        self.line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+        seconds = time.monotonic() - began
+        line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+
+    return report
 
 
 app = command(

@@ -27,15 +27,18 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
-from debubble.schedules._constraints import LIMITS, check_constraints, check_count, nearest
 from debubble.schedules._entry import (
+    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
     Entry,
     FormValue,
     Option,
+    check_constraints,
+    check_count,
     described_parameters,
+    nearest,
 )
 from debubble.schedules._recomputed import with_recompute
 
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
-    "closed_forms", "entries", "find", "make", "nearest", "optimizer_step", "register",
-    "schedules",
+    "check_count", "closed_forms", "entries", "find", "make", "nearest", "optimizer_step",
+    "register", "schedules",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
