@@ -141,6 +141,8 @@ def _plain(value: Any) -> Any:
 
 
 def _number(spec: CostField, value: Any, path: str, advice: str = "give a number") -> float:
+    if type(value) is float and 0.0 <= value <= _most(spec):
+        return value  # as almost all are
     value = _plain(value)
     wrong = isinstance(value, bool | str | bytes | bytearray | Sequence | Mapping)
     number = math.nan
@@ -163,6 +165,10 @@ def _number(spec: CostField, value: Any, path: str, advice: str = "give a number
     return number
 
 
+def _most(spec: CostField) -> float:
+    return 1.0 if spec.share else LARGEST_COST
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
@@ -170,6 +176,9 @@ def _is_list(value: Any) -> bool:
 def _list(spec: CostField, value: Sequence[Any], advice: str) -> tuple[float, ...]:
     if not value:
         raise WrongValueError(spec.name, value, advice)
+    most = _most(spec)
+    if all(type(item) is float and 0.0 <= item <= most for item in value):
+        return tuple(value)
     return tuple(_number(spec, item, f"{spec.name}[{index}]") for index, item in enumerate(value))
 
 
@@ -219,6 +228,8 @@ def _mapping(
 def _spread(spec: CostField, value: Any) -> Any:
     owner = spec.shape
     advice = f"give a number, a list with one per {owner}, or a mapping from {owner}s to numbers"
+    if _is_list(value):
+        return _list(spec, value, advice)
     if isinstance(value, Mapping):
         keys = f"keys are {owner}s 0, 1, 2, … and '{DEFAULT}' for all others"
         found = _mapping(spec, value, _stage_key, keys)
@@ -228,8 +239,6 @@ def _spread(spec: CostField, value: Any) -> Any:
             form = f"{{path}} has no value for {owner} {missing or 0}; "
             raise WrongValueError(spec.name, value, advice, form)
         return found
-    if _is_list(value):
-        return _list(spec, value, advice)
     return _number(spec, value, spec.name, advice)
 
 

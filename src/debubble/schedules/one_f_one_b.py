@@ -14,13 +14,14 @@ from debubble.schedules.registry import ClosedForm, register
 
 def warm_alternate_drain(forwards: Program, backwards: Program, warm_up: int) -> Program:
     """`warm_up` forwards, then forward and backward in turn, then the backwards that are left."""
-    warm_up = min(warm_up, len(forwards))
-    drain = 2 * len(forwards) - warm_up
-    program = np.empty(2 * len(forwards), dtype=np.int64)
+    count = len(forwards)
+    warm_up = min(warm_up, count)
+    drain = 2 * count - warm_up
+    program = np.empty(2 * count, dtype=np.int64)
     program[:warm_up] = forwards[:warm_up]
     program[warm_up:drain:2] = forwards[warm_up:]
-    program[warm_up + 1 : drain : 2] = backwards[: len(forwards) - warm_up]
-    program[drain:] = backwards[len(forwards) - warm_up :]
+    program[warm_up + 1 : drain : 2] = backwards[: count - warm_up]
+    program[drain:] = backwards[count - warm_up :]
     return program
 
 
