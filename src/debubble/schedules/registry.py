@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -274,6 +274,17 @@ def make(
         lambda case: _build(entry, case, sync), entry, case,
         recompute=recompute, recompute_at=recompute_at, offload=offload,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def made_once(name: str, **parameters: Any) -> Schedule:
+    """The schedule of :func:`make`, the same object for the same parameters, which are hashable.
+
+    What is worked out about a schedule is kept with it, its event graphs above all: with other
+    costs :func:`debubble.engine.totals.totals` takes a fraction of the time. The schedules asked
+    for last are kept.
+    """
+    return make(name, **parameters)
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
