@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.activations import RECOMPUTE_MODULES
+from debubble.planner.layer_bytes import RECOMPUTE_MODULES
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.gpus import GPUS, Gpu
