@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from debubble.planner.activations import recompute_modules
+from debubble.planner.activations import EVERY_SECOND, recompute_modules
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
@@ -93,8 +93,9 @@ def _layer_times(
     return LayerTimes(total.F, total.I, total.W, again, tuple(parts.items()))
 
 
-INSIDE = {"moe": ("moe", "moe_act", "shared_experts")}
-"""Modules that are computed again with another one."""
+INSIDE = {"moe": ("moe", "moe_act", "shared_experts"), EVERY_SECOND: ("mlp", "layernorm")}
+"""Modules that are computed again with another one; every second product, and all between them, is
+about as much as the feed-forward part and the norms."""
 
 
 def _selective(modules: dict[str, Times], experts: Times, chosen: tuple[str, ...]) -> float:

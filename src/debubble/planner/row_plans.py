@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.layer_bytes import RECOMPUTE_MODULES
+from debubble.planner.activations import EVERY_SECOND
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.gpus import GPUS, Gpu
+from debubble.planner.layer_bytes import RECOMPUTE_MODULES
 from debubble.planner.model import Model
 from debubble.planner.row_models import VOCABULARY, row_model
 
@@ -195,13 +196,9 @@ def _recompute(text: str) -> str:
 
 
 def _modules(text: str) -> tuple[str, ...]:
-    """Modules that a row computes again: those it names, by Megatron-LM's names.
-
-    torchtitan's choice by operation computes every other matrix product again, and all that is
-    between them: about as much as the feed-forward part and the norms.
-    """
+    """Modules that a row computes again: those it names, by Megatron-LM's names."""
     if "(op)" in text:
-        return ("mlp", "layernorm")
+        return (EVERY_SECOND,)
     names = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
     found = (names.get(word.strip(), word.strip()) for word in text.split(","))
     return tuple(name for name in found if name in RECOMPUTE_MODULES)
