@@ -9,7 +9,6 @@ project. Rows that gave one of the shipped efficiencies are left out of every fi
 from __future__ import annotations
 
 import argparse
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -121,14 +120,11 @@ def figures(rows: Iterable[Judged]) -> str:
 
 def source_of(row: dict[str, str]) -> str:
     """Source of a row in a few words: repository or paper, release or day."""
-    words = row["source"].split()
-    found = words[0] if "/" in words[0] else " ".join(words[:2])
-    later = (word for word in words[1:] if word.startswith("@v") or re.fullmatch(DAY, word))
-    name = " ".join((found, *later)).strip("()")
-    return name.replace("NVIDIA-NeMo/", "").replace("NVIDIA/", "")
-
-
-DAY = r"\(\d\d-\d\d"
+    words = row["source"].replace("(", "").replace(")", "").split()
+    name = words[0].split("/")[-1] if "/" in words[0] else " ".join(words[:2])
+    if words[0] == "bigscience":
+        name = f"bigscience {words[-1]}-{words[-2]}"
+    return " ".join((name, *(word[1:] for word in words[1:] if word.startswith("@v"))))
 
 
 def family(row: dict[str, str]) -> str:
