@@ -1,6 +1,7 @@
 """Published steps, each predicted with the efficiency of another one."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -10,7 +11,15 @@ from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.model_files import read_model
 from debubble.planner.row_plans import spread
 from debubble.planner.step import step_time
-from tests.planner.published import gpt, gpt_175b, korthikanti, llama_70b, llama_405b, nemotron_340b
+from tests.planner.published import (
+    Case,
+    gpt,
+    gpt_175b,
+    korthikanti,
+    llama_70b,
+    llama_405b,
+    nemotron_340b,
+)
 
 SIZES = ("22B", "175B", "530B", "1T")
 
@@ -66,6 +75,33 @@ def test_a_ramp_of_the_batch_takes_what_it_took() -> None:
         candidate = Candidate(degrees, 2, batch // 16, "1f1b", (6,) * 12, "full", 1)
         found = step_time(model, cluster, replace(training, batch=batch), candidate, factors)
         assert found.seconds == pytest.approx(seconds, rel=0.04)
+
+
+PLANS = {
+    (4, 12, 2): 110.48, (4, 6, 2): 111.71, (4, 12, 4): 111.89, (2, 12, 2): 112.50,
+    (8, 6, 4): 114.11, (8, 12, 4): 117.07, (4, 6, 4): 117.11, (2, 24, 1): 119.53,
+    (2, 24, 2): 122.75, (8, 12, 2): 128.82, (4, 24, 1): 130.60,
+}  # fmt: skip
+"""Seconds by tp, pp and microbatch size: BigScience's 181B on 384 A100, 25 February 2022."""
+
+
+def test_plans_rank_as_they_ran() -> None:
+    model = gpt(72, 14336, 64, 250880)
+    cluster = Cluster(replace(find_gpu("a100-80gb"), nic=6.25e9), 384)
+    training = replace(korthikanti("175B", "full").training, runtime="deepspeed", batch=2048)
+
+    def case(tp: int, pp: int, size: int) -> Case:
+        degrees = Degrees(tp=tp, pp=pp, dp=384 // tp // pp)
+        layers, count = (72 // pp,) * pp, 2048 // size // degrees.dp
+        candidate = Candidate(degrees, size, count, "1f1b", layers, "full", 1)
+        return Case(model, cluster, training, candidate, PLANS[tp, pp, size])
+
+    factors = case(4, 12, 2).calibrated()
+    found = {plan: case(*plan).seconds(factors) for plan in PLANS}
+    signs = [(found[a] - found[b]) * (PLANS[a] - PLANS[b]) for a, b in combinations(PLANS, 2)]
+    assert sum(sign > 0 for sign in signs) - sum(sign < 0 for sign in signs) >= 0.6 * len(signs)
+    for plan, seconds in PLANS.items():
+        assert found[plan] == pytest.approx(seconds, rel=0.09)
 
 
 def test_the_step_ends_when_every_rank_has_stepped() -> None:

@@ -110,7 +110,7 @@ class Factors:
         return min(own, key=distance, default=None)
 
 
-ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.11, "other": 0.25, "experts": 0.45}
+ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, "experts": 0.41}
 """90th percentiles of the relative error, by where the efficiency is from: see
 ``docs/planner-truth.md``."""
 
