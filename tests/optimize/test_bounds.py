@@ -15,7 +15,7 @@ from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.engine.graph import P2P_MODES
 from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import heads_and_tails, lower_bound, one_rank
+from debubble.optimize.bounds import longest_paths, lower_bound, one_rank
 from debubble.optimize.exact import Model
 from debubble.optimize.problem import Problem
 from debubble.optimize.strategies import listed
@@ -197,6 +197,6 @@ def test_one_rank_runs_by_the_largest_tail() -> None:
 
 
 def test_heads_and_tails_of_a_lone_microbatch() -> None:
-    heads, tails = heads_and_tails(problem(2, 1, 2, chunks=1, F=1, I=2, W=3))
+    heads, tails, *_ = longest_paths(problem(2, 1, 2, chunks=1, F=1, I=2, W=3))
     assert heads[:, :, 0].tolist() == [[0, 1], [4, 2], [6, 4]]
     assert tails[:, :, 0].tolist() == [[8, 7], [3, 5], [0, 0]]

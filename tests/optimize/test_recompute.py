@@ -274,7 +274,9 @@ def test_patterns_with_recomputes_keep_memory_and_pace() -> None:
         schedule = longer.schedule(pattern.unroll(longer))
         assert db.check(schedule, memory=1.5).ok
         makespans.append(longer.timeline(schedule).makespan)
-    assert makespans[1] - makespans[0] <= 24 * pattern.pace * (1 + 1e-6)
+    assert makespans[1] - makespans[0] <= 24 * pattern.period * pattern.step / pattern.width * (
+        1 + 1e-6
+    )
 
 
 @pytest.mark.slow

@@ -191,3 +191,27 @@ def test_logits():
     assert logits_bytes(model, Training(8, 8192), plan) == 12 * 8192 * 128256 / 2
     predicting = replace(model, mtp=1)
     assert logits_bytes(predicting, Training(8, 8192), plan) == 12 * 8192 * 128256
+
+
+def test_torchtitans_selective_recompute_keeps_every_second_product():
+    model, training = read_model("llama-3.1-8b"), Training(8, 1, runtime="torch")
+    plan = candidate(model, recompute="selective")
+    found = layer_activation(model, model.layers[0], training, plan)
+    kept = 4096 + 4096 + 1024 + 14336 + 4096  # input, queries, values, gate, last matrix
+    attention = 2 * 4096 + 4 * 32
+    assert found.stored == 2 * kept + attention
+    assert found.stored + found.recomputed == 139_392
+    named = replace(plan, modules=("op",))
+    assert layer_activation(model, model.layers[0], training, named) == found
+    assert layer_activation(model, model.layers[0], Training(8, 1), named) == found
+
+
+def test_pytorchs_tensor_parallelism_stores_gathered_inputs():
+    model, training = read_model("llama-3.1-8b"), Training(8, 1)
+    plan = candidate(model, tp=8)
+    split = layer_activation(model, model.layers[0], training, plan)
+    whole = layer_activation(model, model.layers[0], replace(training, runtime="torch"), plan)
+    assert split.stored == 139_392 / 8
+    assert whole.stored - split.stored == 4 * 4096 * 7 / 8
+    assert whole.kept_for_weight - split.kept_for_weight == 4 * 4096 * 7 / 8
+    assert whole.boundary == split.boundary

@@ -1,7 +1,5 @@
 """Buffers of transfers against counts written out here."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -94,20 +92,3 @@ def test_transfers_as_actions_change_little(runtime, transfers):
         assert len(found) == len(plain)
         assert np.all(found >= 0)
         assert found[-1] == plain[-1]
-
-
-def test_moments_group_overlapped_actions():
-    schedule = db.make("dualpipe-v", ranks=2, microbatches=4)
-    timeline = db.simulate(schedule, db.Costs(F=1, I=1, W=1))
-    moments = Moments.of(timeline, 0)
-    groups = len(moments.begins)
-    assert groups < len(moments.program) == len(schedule.program(0))
-    assert len(moments.times) == len(moments.heads) == 2 * groups
-    assert np.all(np.diff(moments.begins) >= 0)
-    found = moments.held((moments.starts, 1.0), (moments.stops, -1.0))
-    assert found.max() == 2
-    assert found[-1] == 0
-    late = moments.during(moments.ends[-1:] + 1)
-    assert late == groups - 1
-    assert moments.during(np.array([-1.0])) == moments.before(np.array([0.0])) == 0
-    assert replace(moments).kinds.tolist() == moments.kinds.tolist()

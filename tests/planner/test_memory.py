@@ -11,6 +11,7 @@ from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.memory import (
     FRAGMENTATION,
     MARGIN,
+    activation_limits,
     memory_costs,
     memory_curves,
     memory_of,
@@ -76,7 +77,8 @@ def test_activations_are_the_engines(schedule, chunks):
 
 @pytest.mark.parametrize("runtime", ["megatron", "deepspeed", "torch", "debubble"])
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("1f1b", 1), ("zb-v", 2), ("interleaved-1f1b", 2), ("chimera", 1)]
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved-1f1b", 2), ("chimera", 1)],
 )
 def test_nothing_is_negative_and_all_parts_add_up(schedule, chunks, runtime):
     training = replace(TRAINING, runtime=runtime)
@@ -106,7 +108,7 @@ def test_the_peak_of_1f1b_is_at_the_first_rank_when_its_backwards_begin():
     assert ranks[0].at.time == 4 + 3 * 2
     last = ranks[3]
     assert last.logits == logits_bytes(SMALL, TRAINING, plan)
-    assert last.at.action == "3F0"
+    assert last.at.action == "3B0"
     assert [rank.logits for rank in ranks[:3]] == [0, 0, 0]
 
 
@@ -254,8 +256,54 @@ def test_primus_verdicts(schedule, chunks, gigabytes):
         assert fullest(ranks) == pytest.approx(gigabytes * 1e9, rel=0.08)
 
 
+def test_limits_of_activations_leave_room_for_all_else():
+    model, training = read_model("llama-3.1-8b"), Training(64, 8192)
+    plan, timeline, ranks = planned(model, training, Degrees(dp=2, pp=4), microbatches=8)
+    limits = activation_limits(model, Gpu(80e9), training, plan, timeline)
+    costs = db.Costs(F=1, B=2, **memory_costs(model, training, plan))
+    activations = db.simulate(timeline.schedule, costs).peak_activation
+    # Activations of just that size fill the GPU, where buffers and logits peak with them.
+    for rank, limit, used in zip(ranks, limits, activations, strict=True):
+        assert (limit - used) * (1 + FRAGMENTATION) <= rank.room + 1e-3
+        assert limit > 0
+    assert min(activation_limits(model, Gpu(20e9), training, plan, timeline)) < 0
+
+
 def test_the_margin_is_stated():
     _, _, ranks = planned(SMALL, TRAINING, Degrees(pp=4))
     for rank in ranks:
         changing = rank.activations + rank.buffers + rank.logits
         assert rank.margin == pytest.approx(MARGIN + FRAGMENTATION * changing)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "size", "sequence", "recompute", "gibibytes"),
+    [
+        # torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: FSDP2, largest over ranks.
+        ("llama-3.1-8b", Degrees(dp=128), 2, 8192, "selective", 67.0),
+        ("llama-3.1-8b", Degrees(dp=8), 1, 32768, "full", 83.9),
+        ("llama-3.1-8b", Degrees(cp=2, dp=4), 1, 65536, "full", 84.2),
+        ("llama-3.1-405b", Degrees(tp=8, dp=8, pp=8), 1, 32768, "full", 75.3),
+        ("llama-3.1-405b", Degrees(tp=8, cp=4, dp=2, pp=8), 1, 131072, "full", 77.1),
+    ],
+)
+def test_torchtitans_memory(name, degrees, size, sequence, recompute, gibibytes):
+    training = Training(64, sequence, runtime="torch", fused=False)
+    # Its split counts embedding and head as a layer each.
+    layers = (32,) if degrees.pp == 1 else (15, *(16,) * 6, 15)
+    _, _, ranks = planned(
+        read_model(name), training, degrees, size=size, microbatches=8, recompute=recompute,
+        zero=3, layers=layers,
+    )  # fmt: skip
+    assert fullest(ranks) / GIB == pytest.approx(gibibytes, rel=0.03 if degrees.pp == 1 else 0.08)
+
+
+def test_activations_of_deepseek_v3():
+    # Megatron-Core, arXiv 2603.07685, table 3: 131.0 GB with pp 4, four chunks, ep 64.
+    training = Training(2048, 4096)
+    degrees = Degrees(pp=4, chunks=4, ep=64, dp=64)
+    layers = (4,) * 15 + (1,)
+    _, _, ranks = planned(
+        read_model("deepseek-v3"), training, degrees, schedule="interleaved-1f1b", layers=layers
+    )
+    assert ranks[0].activations == pytest.approx(131.0e9, rel=0.03)

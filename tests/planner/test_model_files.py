@@ -1,10 +1,16 @@
 """Models from names and files: exact parameter counts, and messages."""
 
 import json
+from importlib import resources
 
 import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from debubble.core.errors import FormatError
+from debubble.planner.flops import flops_per_token
+from debubble.planner.hugging_face import hugging_face_model
 from debubble.planner.model import Attention, Experts, LatentAttention
 from debubble.planner.model_files import parse_model, read_model, shipped_models
 
@@ -143,6 +149,7 @@ def test_dense_layers_among_experts_are_numbered():
     qwen = json.loads(json.dumps(QWEN))
     kinds = [layer.experts is not None for layer in parsed(qwen).layers]
     assert kinds == [False, True, False, False]
+    assert parsed({**qwen, "mlp_only_layers": 1}).layers[1].experts is None
     with pytest.raises(FormatError, match="4 in mlp_only_layers; layers are 0 to 3"):
         parsed({**qwen, "mlp_only_layers": [4]})
 
@@ -201,6 +208,7 @@ layers:
         ("mlp: {width: 160}", "", "neither mlp nor experts"),
         ("mlp: {width: 160}", "mlp: {width: 160}\nexperts: {}", "both mlp and experts"),
         ("attention:", "atention:", "no attention"),
+        ("name: small", "name: [1]", "name .*give a short text"),
         ("name: small", "norm: batch", "norm 'batch'; known: layer, rms"),
     ],
 )
@@ -216,3 +224,61 @@ def test_no_such_model():
         read_model("missing.json")
     with pytest.raises(FormatError, match="a model is a mapping"):
         parse_model("[1]", "x.json")
+
+
+FAMILIES = [
+    json.loads((resources.files("debubble.planner") / "models" / file).read_text())
+    for file in shipped_models().values()
+    if file.endswith(".json")
+]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+def built(build):
+    """What was built, or why not."""
+    try:
+        return build()
+    except FormatError as error:
+        return error
+
+
+@given(st.data())
+def test_any_config_is_a_model_or_refused(data):
+    config = dict(data.draw(st.sampled_from(FAMILIES)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        config[data.draw(st.sampled_from(sorted(config)) | st.text(max_size=6))] = data.draw(
+            ANYTHING
+        )
+    keys = ["num_hidden_layers", "n_layer"]
+    assume(not any(isinstance(config.get(key), int) and config[key] > 500 for key in keys))
+    found = built(lambda: hugging_face_model(config, "fuzzed"))
+    assert isinstance(found, FormatError) or flops_per_token(found, 128)["causal"] > 0
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "hidden",
+                "layers",
+                "vocabulary",
+                "attention",
+                "mlp",
+                "experts",
+                "norm",
+                "name",
+                "tied",
+                "x",
+            ]
+        ),
+        ANYTHING,
+    )
+)
+def test_any_own_description_is_a_model_or_refused(changes):
+    text = yaml.safe_dump({**yaml.safe_load(OWN), **changes})
+    found = built(lambda: parse_model(text, "fuzzed.yaml"))
+    assert isinstance(found, FormatError) or found.parameters > 0

@@ -1,8 +1,11 @@
 """Weights, gradients and optimizer states against published measurements and written-out sums."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model import Attention, Layer, Mlp, Model
@@ -166,3 +169,19 @@ def test_stages_without_layers_have_their_ends_alone():
     assert counts[0] == model.embedding_parameters
     assert counts[2] == model.head_parameters + model.hidden
     assert stage_state(model, training, plan, 0).weights == 2 * counts[0]
+
+
+@given(st.data())
+def test_any_split_of_layers_has_the_same_parameters(data):
+    model = read_model("deepseek-v2-lite")
+    training = Training(8, 1024, runtime="debubble")
+    stages = data.draw(st.integers(1, 8))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 27), min_size=stages - 1, max_size=stages - 1)))
+    layers = [end - begin for begin, end in pairwise([0, *cuts, 27])]
+    zero = data.draw(st.integers(0, 3))
+    plan = candidate(layers, pp=stages, dp=data.draw(st.integers(1, 4)), zero=zero)
+    counts = [stage_parameters(model, training, plan, stage).total for stage in range(stages)]
+    assert sum(counts) == model.parameters
+    states = [stage_state(model, training, plan, stage) for stage in range(stages)]
+    total = sum(sum(bytes_per_parameter(training, zero, plan.degrees.dp)) * n for n in counts)
+    assert sum(state.between_steps for state in states) == pytest.approx(total)

@@ -272,11 +272,15 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
             f"{PER_RANK} compare them on one model"
         )
     for what, counts in (
-        ("microbatches over all iterations", _batches(rows)),
-        ("ranks", {row.name: row.schedule.ranks for row in rows}),
+        (
+            "microbatches over all iterations",
+            [row.schedule.microbatches * row.schedule.iterations for row in rows],
+        ),
+        ("ranks", [row.schedule.ranks for row in rows]),
     ):
-        if len(set(counts.values())) > 1:
-            notes.append(f"{what}: {', '.join(f'{name} {n}' for name, n in counts.items())}")
+        if len(set(counts)) > 1:
+            each = (f"{row.name} {count}" for row, count in zip(rows, counts, strict=True))
+            notes.append(f"{what}: {', '.join(each)}")
     if len({recompute_text(row.schedule) for row in rows}) > 1:
         notes.append(
             "the recomputes differ: "
@@ -289,7 +293,3 @@ def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
             "which is another training rule"
         )
     return tuple(notes)
-
-
-def _batches(rows: list[Row]) -> dict[str, int]:
-    return {row.name: row.schedule.microbatches * row.schedule.iterations for row in rows}

@@ -178,7 +178,7 @@ MEASURES: list[Measure] = [
         compared=True, head="parameter|copies", left_out=3, reported=True,
     ),
     Measure(
-        "p2p_volume", lambda timeline: p2p_volume(timeline),
+        "p2p_volume", p2p_volume,
         "transfers of one boundary activation or gradient between ranks",
         compared=True, head="p2p|volume", left_out=4, reported=True,
     ),

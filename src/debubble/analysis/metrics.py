@@ -57,23 +57,20 @@ def conventions(timeline: Timeline) -> dict[str, str]:
     if not timeline.table.link.any():
         p2p += "; here transfers take no time"
     schedule = timeline.schedule
-    slices = slices_text(timeline)
-    steps = {"optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}"} if has_steps(schedule) else {}
-    vocabulary = VOCABULARY[schedule.vocabulary]
-    return {
+    words = {
         "times": times_text(costs, schedule.chunks),
-        **({"slices": slices} if slices else {}),
-        **({"vocabulary": vocabulary} if vocabulary else {}),
+        "slices": slices_text(timeline),
+        "vocabulary": VOCABULARY[schedule.vocabulary],
         "p2p": p2p,
-        **({} if timeline.late is None else {"forwards": LATE}),
-        **steps,
+        "forwards": "" if timeline.late is None else LATE,
+        "optimizer": f"{schedule.sync}: {SYNCS[schedule.sync]}" if has_steps(schedule) else "",
         "memory": memory_text(costs, schedule),
         **recompute_words(schedule),
         **replicas_words(schedule),
-        **({"offload": offload} if (offload := offload_text(timeline)) else {}),
-        **{f"{key}_unit": unit for key, unit in units(costs).items() if unit},
-        **measure_words(costs),
+        "offload": offload_text(timeline),
+        **{f"{key}_unit": unit or "" for key, unit in units(costs).items()},
     }
+    return {key: text for key, text in words.items() if text} | measure_words(costs)
 
 
 def measure_words(costs: Costs) -> dict[str, str]:

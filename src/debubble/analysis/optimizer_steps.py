@@ -16,13 +16,25 @@ from debubble.core.schedule import Schedule
 
 @dataclass(frozen=True, eq=False)
 class _RankSteps:
-    """Optimizer steps of one rank."""
+    """Actions of one rank, and the optimizer steps among them."""
 
+    schedule: Schedule
     rank: int
-    positions: NDArray[np.int64]
-    """Positions in the schedule of the rank's OPT actions."""
-    iterations: NDArray[np.int64]
-    """The iteration that each of them ends."""
+    kinds: NDArray[np.int64]
+    units: NDArray[np.int64]
+    spots: NDArray[np.int64]
+    """Places of the steps in the rank's program."""
+
+    @property
+    def begin(self) -> int:
+        """Position in the schedule of the rank's first action."""
+        return int(self.schedule.offsets[self.rank])
+
+    @property
+    def done(self) -> NDArray[np.int64]:
+        """Number of steps before every action."""
+        counts = np.diff(self.spots, prepend=0, append=len(self.kinds))
+        return np.repeat(np.arange(len(self.spots) + 1), counts)
 
 
 def inspect_steps(schedule: Schedule, found: Findings) -> None:
@@ -42,27 +54,24 @@ def inspect_steps(schedule: Schedule, found: Findings) -> None:
       with a flush; two are PipeDream-2BW (arXiv 2006.09503).
     """
     for rank in range(schedule.ranks):
-        begin = int(schedule.offsets[rank])
         program = schedule.program(rank)
-        kinds = kinds_of(program)
-        units = microbatches_of(program)
+        kinds, units = kinds_of(program), microbatches_of(program)
         spots = np.flatnonzero(kinds == Kind.OPT)
-        steps = _RankSteps(rank, spots + begin, units[spots])
+        steps = _RankSteps(schedule, rank, kinds, units, spots)
         # A file may claim more iterations than fit in memory.
         if len(spots) != schedule.iterations or (units[spots] != np.arange(len(spots))).any():
-            _sequence(schedule, steps, found)
+            _sequence(steps, found)
             continue
-        counts = np.diff(spots, prepend=0, append=len(program))
-        done = np.repeat(np.arange(len(spots) + 1), counts)
         # Microbatches that do not exist belong to no iteration; they are reported as such.
         kinds[(units < 0) | (units >= schedule.units)] = Kind.OPT
-        _gradients(schedule, steps, kinds, units, done, found)
-        _weights(schedule, rank, kinds, units, done, found)
+        _gradients(steps, found)
+        _weights(steps, found)
 
 
-def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
+def _sequence(steps: _RankSteps, found: Findings) -> None:
     """The steps of a rank are not 0, 1, …, each once: say which."""
-    count, seen = schedule.iterations, steps.iterations
+    schedule = steps.schedule
+    count, seen = schedule.iterations, steps.units[steps.spots]
     stages = schedule.placement.stages_on(steps.rank)
     stage = stages[0] if stages else 0
 
@@ -84,7 +93,7 @@ def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
             what, fix = "steps an iteration that was stepped before", "remove one of the two"
         else:
             what, fix = "comes after the step of a later iteration", "order steps by iteration"
-        return spot(schedule, steps.positions[item]).problem("optimizer", what, fix)
+        return spot(schedule, steps.begin + steps.spots[item]).problem("optimizer", what, fix)
 
     again = np.ones(len(seen), dtype=bool)
     again[np.unique(seen, return_index=True)[1]] = False
@@ -97,17 +106,10 @@ def _sequence(schedule: Schedule, steps: _RankSteps, found: Findings) -> None:
     found.add("optimizer", np.flatnonzero(outside | again | late), misplaced)
 
 
-def _gradients(
-    schedule: Schedule,
-    steps: _RankSteps,
-    kinds: NDArray[np.int64],
-    units: NDArray[np.int64],
-    done: NDArray[np.int64],
-    found: Findings,
-) -> None:
+def _gradients(steps: _RankSteps, found: Findings) -> None:
     """Backwards on the wrong side of a step."""
-    period = period_of(schedule)
-    begin = int(schedule.offsets[steps.rank])
+    schedule, kinds, units = steps.schedule, steps.kinds, steps.units
+    period, begin, done = period_of(schedule), steps.begin, steps.done
     weight = np.isin(kinds, WEIGHT_KINDS)
     lost = (weight | np.isin(kinds, BACKWARD)) & (units < done * period)
     mixed = weight & (units >= (done + 1) * period) & (done < schedule.iterations)
@@ -116,29 +118,21 @@ def _gradients(
         here = spot(schedule, position)
         iteration = int(units[position - begin]) // period
         if lost[position - begin]:
-            step = spot(schedule, steps.positions[iteration]).text
+            step = spot(schedule, begin + steps.spots[iteration]).text
             what = f"comes after {step}, the step that needs its gradient"
             return here.problem("optimizer", what, f"move {here.text} before {step}", step)
-        step = spot(schedule, steps.positions[iteration - 1]).text
+        step = spot(schedule, begin + steps.spots[iteration - 1]).text
         what = f"comes before {step}, so that gradients of two iterations are added up"
         return here.problem("optimizer", what, f"move {here.text} after {step}", step)
 
     found.add("optimizer", np.flatnonzero(lost | mixed) + begin, describe)
 
 
-def _weights(
-    schedule: Schedule,
-    rank: int,
-    kinds: NDArray[np.int64],
-    units: NDArray[np.int64],
-    done: NDArray[np.int64],
-    found: Findings,
-) -> None:
+def _weights(steps: _RankSteps, found: Findings) -> None:
     """Forwards whose weights are gone before their backward."""
-    period = period_of(schedule)
-    versions = schedule.versions[rank]
-    begin = int(schedule.offsets[rank])
-    early = (kinds == Kind.F) & (units >= (done + versions) * period)
+    schedule, units, done, begin = steps.schedule, steps.units, steps.done, steps.begin
+    period, versions = period_of(schedule), schedule.versions[steps.rank]
+    early = (steps.kinds == Kind.F) & (units >= (done + versions) * period)
 
     def describe(position: int) -> Problem:
         iteration = int(units[position - begin]) // period

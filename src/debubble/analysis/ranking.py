@@ -41,11 +41,12 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
     if len(set(ranks)) > 1:
         found.append(f"the clusters differ ({_all(ranks)} ranks)")
     models = [model_work(timeline) for timeline in timelines]
-    batches = [_batch(timeline) for timeline in timelines]
+    batches = [t.schedule.microbatches * t.schedule.iterations for t in timelines]
     if _same([batch * model for batch, model in zip(batches, models, strict=True)]):
         return tuple(found)
     if not _same(models):
-        stages = [_depth(timeline) for timeline in timelines]
+        places = [timeline.schedule.placement for timeline in timelines]
+        stages = [placement.stages // placement.copies for placement in places]
         if len(set(stages)) > 1:
             found.append(f"the models differ ({_all(stages)} stages)")
         else:
@@ -79,15 +80,6 @@ def ranked(rows: Sequence[Row], by: RankedBy) -> tuple[Row, ...]:
     ordered = sorted(rows, key=place)
     first = ordered[0].makespan if ordered and by == "makespan" else None
     return tuple(row.relative_to(first) for row in ordered)
-
-
-def _depth(timeline: Timeline) -> int:
-    placement = timeline.schedule.placement
-    return placement.stages // placement.copies
-
-
-def _batch(timeline: Timeline) -> int:
-    return timeline.schedule.microbatches * timeline.schedule.iterations
 
 
 def _same(works: Sequence[NDArray[np.float64]]) -> bool:

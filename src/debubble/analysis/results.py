@@ -31,12 +31,9 @@ def result_columns(
     limit
         A memory limit, or one for each rank, for a column that says which of them keep it.
     """
-    costs = [timeline.table.costs for timeline in timelines]
-    times = {cost.time_unit for cost in costs}
-    unit = times.pop() if len(times) == 1 else ""
-    amounts = {cost.activation_unit for cost in costs}
+    unit, memory = shared_units(timelines)
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
-    scale = memory_scale(amounts.pop() if len(amounts) == 1 else "", max(peaks, default=0.0))
+    scale = memory_scale(memory, max(peaks, default=0.0))
 
     def column(measure: Measure) -> Column:
         shown = {"time": Scale(unit), "memory": scale}.get(measure.unit, Scale(""))
@@ -55,6 +52,14 @@ def result_columns(
         kept = ["yes" if keeps(timeline, limit) else "no" for timeline in timelines]
         found.append(Column(("within", "memory"), tuple(kept)))
     return found
+
+
+def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
+    """Units of times and of activation memory, empty where timelines differ or have none."""
+    costs = [timeline.table.costs for timeline in timelines]
+    times = {cost.time_unit for cost in costs}
+    memory = {cost.activation_unit for cost in costs}
+    return (times.pop() if len(times) == 1 else "", memory.pop() if len(memory) == 1 else "")
 
 
 def keeps(timeline: Timeline, limit: Limit | None) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +27,6 @@ from debubble.core.embedding_and_head import first_stages
 from debubble.core.kind_relations import order_of, slice_order
 from debubble.core.kinds import WORK_KINDS
 from debubble.core.schedule import Schedule
-
-Places: TypeAlias = dict[Kind, NDArray[np.int64]]
-"""Position of the action of every kind in some (stage, microbatch), −1 for none."""
 
 MOST_UNITS = 1 << 36
 """Microbatches a packed action can name; keeps a (stage, microbatch) within 64 bits."""
@@ -154,6 +150,23 @@ def _pairs(columns: Columns, found: Findings) -> None:
     found.add("bad-pair", np.flatnonzero(lone | mixed), describe)
 
 
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """Every (stage, microbatch) of which some action is there, in order."""
+
+    schedule: Schedule
+    number: NDArray[np.int64]
+    """Stage times `units` plus microbatch."""
+    units: int
+    at: dict[Kind, NDArray[np.int64]]
+    """Position of the first action of every kind, −1 for none."""
+
+    def texts(self, number: int, *kinds: Kind) -> tuple[str, ...]:
+        """Texts of actions of a cell."""
+        stage, unit = divmod(number, self.units)
+        return tuple(self.schedule.text(Action(stage, kind, unit)) for kind in kinds)
+
+
 def _cells(columns: Columns, found: Findings) -> None:
     """Duplicates, missing actions, mixed backwards and order within every (stage, microbatch)."""
     schedule = columns.schedule
@@ -165,86 +178,49 @@ def _cells(columns: Columns, found: Findings) -> None:
     key = cell * len(WORK_KINDS) + slot[columns.kind[work]]
     # Sorted by stage, then microbatch, then kind; the first position where each runs.
     keys, first = np.unique(key, return_index=True)
-    _duplicates(schedule, work, key, keys, first, found)
-    cells, index = np.unique(keys // len(WORK_KINDS), return_inverse=True)
-    table = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
-    table[keys % len(WORK_KINDS), index] = work[first]
-    at = dict(zip(WORK_KINDS, table, strict=True))
-    _mixed(schedule, cells, at, units, found)
-    _missing(schedule, cells, at, units, found)
-    _order(columns, cells, at, found)
-
-
-def _duplicates(
-    schedule: Schedule,
-    work: NDArray[np.int64],
-    key: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    first: NDArray[np.int64],
-    found: Findings,
-) -> None:
-    again = np.ones(len(work), dtype=bool)
-    again[first] = False
 
     def describe(item: int) -> Problem:
         original = spot(schedule, work[first[np.searchsorted(keys, key[item])]])
-        return spot(schedule, work[item]).problem(
-            "duplicate",
-            f"runs again; it runs on rank {original.rank} as action {original.place}",
-            "remove one of them",
-        )
+        what = f"runs again; it runs on rank {original.rank} as action {original.place}"
+        return spot(schedule, work[item]).problem("duplicate", what, "remove one of them")
 
-    found.add("duplicate", np.flatnonzero(again), describe)
+    found.add("duplicate", np.delete(np.arange(len(work)), first), describe)
+    cells, index = np.unique(keys // len(WORK_KINDS), return_inverse=True)
+    table = np.full((len(WORK_KINDS), len(cells)), -1, dtype=np.int64)
+    table[keys % len(WORK_KINDS), index] = work[first]
+    there = _Cells(schedule, cells, units, dict(zip(WORK_KINDS, table, strict=True)))
+    _mixed(there, found)
+    _missing(there, found)
+    _order(there, columns.rank, found)
 
 
-def _mixed(
-    schedule: Schedule,
-    cells: NDArray[np.int64],
-    at: Places,
-    units: int,
-    found: Findings,
-) -> None:
+def _mixed(cells: _Cells, found: Findings) -> None:
+    at, parts = cells.at, (Kind.I, Kind.W)
     both = (at[Kind.B] >= 0) & ((at[Kind.I] >= 0) | (at[Kind.W] >= 0))
 
     def describe(cell: int) -> Problem:
-        stage, unit = divmod(int(cells[cell]), units)
-        halves = {kind: schedule.text(Action(stage, kind, unit)) for kind in (Kind.I, Kind.W)}
-        there = [text for kind, text in halves.items() if at[kind][cell] >= 0]
-        here = spot(schedule, at[Kind.B][cell])
+        halves = cells.texts(int(cells.number[cell]), *parts)
+        there = [t for kind, t in zip(parts, halves, strict=True) if at[kind][cell] >= 0]
+        here = spot(cells.schedule, at[Kind.B][cell])
         what = f"runs the full backward, and {' and '.join(there)} a part of it again"
-        fix = f"keep {here.text}, or {' and '.join(halves.values())}"
+        fix = f"keep {here.text}, or {' and '.join(halves)}"
         return here.problem("mixed-backward", what, fix, *there)
 
     found.add("mixed-backward", np.flatnonzero(both), describe)
 
 
-def _missing(
-    schedule: Schedule,
-    cells: NDArray[np.int64],
-    at: Places,
-    units: int,
-    found: Findings,
-) -> None:
+def _missing(cells: _Cells, found: Findings) -> None:
+    schedule = cells.schedule
     forward, grad_input, grad_weight, full = (
-        at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
+        cells.at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
     )
     split = bool(grad_input.any() or grad_weight.any())
     backward = (Kind.I, Kind.W) if split else (Kind.B,)
 
     def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
-        stage, unit = divmod(cell, units)
+        stage, unit = divmod(cell, cells.units)
         copy = int(schedule.copies_of(np.array([unit]))[0])
-        rank = schedule.placement.table[copy][stage]
-        texts = tuple(schedule.text(Action(stage, kind, unit)) for kind in kinds)
-        verb = "is" if len(texts) == 1 else "are"
-        return Problem(
-            "missing",
-            f"{' and '.join(texts)} {verb} missing",
-            rank,
-            None,
-            texts,
-            f"add {'it' if len(texts) == 1 else 'them'} on rank {rank}",
-        )
+        return _absent(schedule.placement.table[copy][stage], *cells.texts(cell, *kinds))
 
     for gap, kinds in (
         (~forward & (full | grad_input | grad_weight), (Kind.F,)),
@@ -253,17 +229,26 @@ def _missing(
         (~full & ~grad_input & grad_weight, (Kind.I,)),
         (~(forward | full | grad_input | grad_weight), (Kind.F, *backward)),
     ):
-        found.add("missing", cells[gap], partial(describe, kinds=kinds))
+        found.add("missing", cells.number[gap], partial(describe, kinds=kinds))
 
     # Cells of which nothing is there.
-    gaps, absent = first_gaps(cells, schedule.stages * schedule.units)
+    gaps, absent = first_gaps(cells.number, schedule.stages * schedule.units)
     found.add("missing", gaps, partial(describe, kinds=(Kind.F, *backward)))
     found.omit("missing", absent - len(gaps))
 
 
-def _order(columns: Columns, cells: NDArray[np.int64], at: Places, found: Findings) -> None:
+def _absent(rank: int, *texts: str) -> Problem:
+    """The problem that actions of a rank are not there."""
+    one = len(texts) == 1
+    message = f"{' and '.join(texts)} {'is' if one else 'are'} missing"
+    return Problem(
+        "missing", message, rank, None, texts, f"add {'it' if one else 'them'} on rank {rank}"
+    )
+
+
+def _order(cells: _Cells, rank: NDArray[np.int64], found: Findings) -> None:
     """Actions that stand before one of the same stage and microbatch they need, on its rank."""
-    schedule, rank = columns.schedule, columns.rank
+    schedule, at = cells.schedule, cells.at
 
     def early(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
         swapped = np.flatnonzero((one >= 0) & (one < other) & (rank[one] == rank[other]))
@@ -277,8 +262,8 @@ def _order(columns: Columns, cells: NDArray[np.int64], at: Places, found: Findin
         early(at[kind], at[needed])
     if schedule.slices > 1:
         # Cells next to each other that are slices of one microbatch on one stage.
-        units = min(schedule.units, MOST_UNITS)
-        next_slice = (np.diff(cells) == 1) & (cells[1:] % units % schedule.slices > 0)
+        number = cells.number
+        next_slice = (np.diff(number) == 1) & (number[1:] % cells.units % schedule.slices > 0)
         for kinds, offset in slice_order():
             # A backward is either I or B.
             one = np.max([at[kind] for kind in kinds], axis=0)
@@ -305,10 +290,7 @@ def _shards(columns: Columns, found: Findings) -> None:
 
     def missing(cell: int, kind: Kind) -> Problem:
         number, unit = divmod(cell, units)
-        text = schedule.text(Action(int(first[number]), kind, unit))
-        return Problem(
-            "missing", f"{text} is missing", number, None, (text,), f"add it on rank {number}"
-        )
+        return _absent(number, schedule.text(Action(int(first[number]), kind, unit)))
 
     if not schedule.vocabulary:
         found.add("vocabulary", here, misplaced)

@@ -193,10 +193,7 @@ def _compared(item: FormValue, measures: dict[str, Any]) -> dict[str, Any]:
         rounding = ROUNDING * np.maximum(np.abs(value), np.abs(simulated))
         difference = np.where(np.abs(gap) <= rounding, 0.0, gap).tolist()
     return {
-        "quantity": item.form.quantity,
-        "formula": item.form.text,
-        "accuracy": item.form.accuracy,
-        "condition": item.form.condition,
+        **item.form.to_dict(),
         "value": value,
         "terms": [{"term": text, "value": part} for text, part in item.terms],
         "simulated": simulated,
@@ -231,22 +228,14 @@ def _idle(data: dict[str, Any]) -> str:
 
 def _ranks(data: dict[str, Any], unit: str, memory: str) -> list[str]:
     scale = memory_scale(memory, max(data["peak_activation"]))
-    columns = [
-        list(map(number, data["stage_time"])),
-        list(map(number, data["busy"])),
-        list(map(scale.text, data["peak_activation"])),
-    ]
     times, amounts = (f" [{name}]" if name else "" for name in (unit, scale.unit))
     names = ["rank", f"stage time{times}", f"busy{times}", f"peak activation{amounts}"]
-    if data["ranks"] <= LISTED_RANKS:
-        rows = [[str(rank), *row] for rank, row in enumerate(zip(*columns, strict=True))]
-        return table([names, *rows], left=())
     measures = [data["stage_time"], data["busy"], data["peak_activation"]]
-    rows = []
-    for name, pick in (("least", min), ("most", max)):
-        stage, busy, peak = (pick(measure) for measure in measures)
-        rows.append([name, number(stage), number(busy), scale.text(peak)])
-    return table([names, *rows], left=())
+    rows = [(str(rank), *values) for rank, values in enumerate(zip(*measures, strict=True))]
+    if data["ranks"] > LISTED_RANKS:
+        rows = [("least", *map(min, measures)), ("most", *map(max, measures))]
+    texts = [[name, number(t), number(busy), scale.text(peak)] for name, t, busy, peak in rows]
+    return table([names, *texts], left=())
 
 
 def _ends(value: float | list[float] | None) -> list[float]:

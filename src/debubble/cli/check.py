@@ -29,22 +29,21 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
         phase(f"checking {len(made):,} actions")
         mode = None if setup.p2p_mode is None else inputs.mode
         report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=mode)
+    words = {
+        "p2p": f"{inputs.mode}: {MODES[inputs.mode]}",
+        "memory": memory_text(inputs.costs, made),
+    }
     if as_json:
-        words = {"p2p": _transfers(inputs.mode), "memory": memory_text(inputs.costs, made)}
         print_json(
             report.to_dict()
             | {"p2p_mode": inputs.mode, "memory_limit": inputs.memory, "conventions": words}
         )
     else:
         print(report)
-        lines = [f"p2p: {_transfers(inputs.mode)}", f"memory: {memory_text(inputs.costs, made)}"]
-        print("\n".join(line for text in lines for line in wrap(text, line_width(), 2)))
+        for key, text in words.items():
+            print("\n".join(wrap(f"{key}: {text}", line_width(), 2)))
     if not report.ok:
         raise typer.Exit(PROBLEMS)
-
-
-def _transfers(mode: str) -> str:
-    return f"{mode}: {MODES[mode]}"
 
 
 app = command(

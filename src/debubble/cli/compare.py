@@ -60,7 +60,7 @@ def compare(
             sync=inputs.sync,
             **inputs.lowering,
             options=inputs.options(named),
-            time_unit=inputs.time_unit,
+            time_unit=inputs.costs.time_unit,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))
@@ -69,7 +69,9 @@ def compare(
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
-        _print(result, inputs)
+        print(result.text(line_width(), styled if in_color() else None))
+        if inputs.source:
+            print(f"costs: {inputs.source}")
     if output is not None:
         sys.stdout.flush()
         result.save(output, **picture)
@@ -115,12 +117,6 @@ def _need_sizes(name: str, inputs: Inputs) -> None:
     for key, advice in (("ranks", "-p, such as -p 8"), ("microbatches", "-m, such as -m 32")):
         if inputs.size(key) is None:
             raise ParameterError(f"'{name}' needs {key}; give {advice}")
-
-
-def _print(result: Any, inputs: Inputs) -> None:
-    print(result.text(line_width(), styled if in_color() else None))
-    if inputs.source:
-        print(f"costs: {inputs.source}")
 
 
 app = command(

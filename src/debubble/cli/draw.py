@@ -47,7 +47,7 @@ def draw(
                 timelines += [recording.timeline() for recording in recordings]
                 units |= {recording.time_unit for recording in recordings}
                 continue
-            units.add(inputs.time_unit)
+            units.add(inputs.costs.time_unit)
             made = inputs.schedule(name)
             phase(f"simulating {name}, {len(made):,} actions")
             timelines.append(inputs.simulate(made, name, late=late))

@@ -77,7 +77,7 @@ def export(
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(made, schedule)
             phase(f"writing {output}")
-            _trace(timeline, inputs.time_unit, output)
+            _trace(timeline, inputs.costs.time_unit, output)
         else:
             # Settings first: what torchtitan cannot run is not written for it.
             if to == "torch-csv" and torchtitan:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Setup, count, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
+from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, read_stages
@@ -106,19 +106,19 @@ def optimize(
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
-    with _line() as line:
+    with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
 
             result: Any = sweep(
-                time_unit=inputs.time_unit,
+                time_unit=inputs.costs.time_unit,
                 progress=lambda limit: line(f"memory {limit:g}"),
                 **options,
             )
         else:
             import debubble
 
-            result = debubble.optimize(memory=inputs.memory, report=_Report(line), **options)
+            result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -210,7 +210,7 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
                 f"debubble simulate {path} --costs {costs}"
             )
     elif hasattr(result, "timeline"):
-        result.timeline.save(path, time_unit=inputs.time_unit)
+        result.timeline.save(path, time_unit=inputs.costs.time_unit)
     else:
         result.save(path)
     return path
@@ -221,10 +221,10 @@ def _own_costs(data: dict[str, Any], inputs: Inputs) -> dict[str, Any] | None:
     costs: dict[str, Any] | None = data.get("costs")
     if costs is None:
         return None
-    if inputs.memory_unit:
-        costs["memory"]["unit"] = inputs.memory_unit
+    if inputs.costs.activation_unit:
+        costs["memory"]["unit"] = inputs.costs.activation_unit
     cut = f"cut into {' '.join(map(str, data['layers']))} layers"
-    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.time_unit}
+    labels = {"name": cut, "source": inputs.source, "time_unit": inputs.costs.time_unit}
     return {key: text[:LONGEST_LABEL] for key, text in labels.items() if text} | costs
 
 
@@ -237,34 +237,16 @@ def _say_without_solver(result: Any) -> None:
              "'pip install ortools' may find faster orders and better bounds")  # fmt: skip
 
 
-class _Report:
-    """A line that says how far it is."""
+def _reporting(line: Any) -> Callable[[float, float, str], None]:
+    """What says on a line how far a search is."""
+    began = time.monotonic()
 
-    def __init__(self, line: Any) -> None:
-        self.line = line
-        self.began = time.monotonic()
-
-    def __call__(self, makespan: float, bound: float, found_by: str) -> None:
+    def report(makespan: float, bound: float, found_by: str) -> None:
         gap = makespan / bound - 1 if bound else 0.0
-        seconds = time.monotonic() - self.began
-        self.line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
+        seconds = time.monotonic() - began
+        line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
 
-
-@contextmanager
-def _line() -> Iterator[Any]:
-    """A line on standard error that is written over, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005 - nobody looks
-        return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")
+    return report
 
 
 app = command(

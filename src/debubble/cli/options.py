@@ -281,16 +281,6 @@ class Inputs:
     file: CostFile | None
 
     @property
-    def time_unit(self) -> str:
-        """Name of the unit of times, empty when there is none."""
-        return self.costs.time_unit
-
-    @property
-    def memory_unit(self) -> str:
-        """Name of the unit of memory, empty when it is the activation unit or has no name."""
-        return self.costs.activation_unit
-
-    @property
     def source(self) -> str:
         """Name and source of the cost file; empty when there is none."""
         if self.file is None:

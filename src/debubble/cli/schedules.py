@@ -77,15 +77,7 @@ def describe(entry: Entry) -> dict[str, Any]:
             {"name": option.name, "type": option.type, "default": option.default}
             for option in entry.options
         ],
-        "closed_forms": [
-            {
-                "quantity": form.quantity,
-                "formula": form.text,
-                "accuracy": form.accuracy,
-                "condition": form.condition,
-            }
-            for form in entry.forms
-        ],
+        "closed_forms": [form.to_dict() for form in entry.forms],
         "uses_costs": entry.uses_costs,
         "weight_versions": glance.schedule.weight_versions if glance else 1,
         "at_a_glance": glance

@@ -120,12 +120,14 @@ def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json:
 
     if options["backend"] == "processes" and options["jobs"] is None and not has_joblib():
         note("without joblib points are computed one by one; pip install 'debubble[sweep]'")
-    note(spec.describe())
     last: list[Progress] = []
     try:
         with _bar(spec.command) as show:
 
             def progress(found: Progress) -> None:
+                if not last:
+                    before = f", {found.done:,} of them done before" if found.done else ""
+                    note(f"{spec.describe()}{before}")
                 last[:] = [found]
                 show(found)
 

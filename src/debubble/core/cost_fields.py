@@ -141,6 +141,8 @@ def _plain(value: Any) -> Any:
 
 
 def _number(spec: CostField, value: Any, path: str, advice: str = "give a number") -> float:
+    if type(value) is float and 0.0 <= value <= _most(spec):
+        return value  # as almost all are
     value = _plain(value)
     wrong = isinstance(value, bool | str | bytes | bytearray | Sequence | Mapping)
     number = math.nan
@@ -163,14 +165,12 @@ def _number(spec: CostField, value: Any, path: str, advice: str = "give a number
     return number
 
 
+def _most(spec: CostField) -> float:
+    return 1.0 if spec.share else LARGEST_COST
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-def _list(spec: CostField, value: Sequence[Any], advice: str) -> tuple[float, ...]:
-    if not value:
-        raise WrongValueError(spec.name, value, advice)
-    return tuple(_number(spec, item, f"{spec.name}[{index}]") for index, item in enumerate(value))
 
 
 _KEY = "{path} has the key {value}; "
@@ -216,10 +216,27 @@ def _mapping(
     return found
 
 
+def _several(
+    spec: CostField, value: Any, advice: str, mapping: Callable[[Mapping[Any, Any]], Any]
+) -> Any:
+    """One number, a list of them, or what `mapping` makes of a mapping."""
+    if isinstance(value, Mapping):
+        return mapping(value)
+    if not _is_list(value):
+        return _number(spec, value, spec.name, advice)
+    if not value:
+        raise WrongValueError(spec.name, value, advice)
+    most = _most(spec)
+    if all(type(item) is float and 0.0 <= item <= most for item in value):
+        return tuple(value)
+    return tuple(_number(spec, item, f"{spec.name}[{index}]") for index, item in enumerate(value))
+
+
 def _spread(spec: CostField, value: Any) -> Any:
     owner = spec.shape
     advice = f"give a number, a list with one per {owner}, or a mapping from {owner}s to numbers"
-    if isinstance(value, Mapping):
+
+    def mapping(value: Mapping[Any, Any]) -> Any:
         keys = f"keys are {owner}s 0, 1, 2, … and '{DEFAULT}' for all others"
         found = _mapping(spec, value, _stage_key, keys)
         missing = next((stage for stage in range(len(found)) if stage not in found), None)
@@ -228,14 +245,14 @@ def _spread(spec: CostField, value: Any) -> Any:
             form = f"{{path}} has no value for {owner} {missing or 0}; "
             raise WrongValueError(spec.name, value, advice, form)
         return found
-    if _is_list(value):
-        return _list(spec, value, advice)
-    return _number(spec, value, spec.name, advice)
+
+    return _several(spec, value, advice, mapping)
 
 
 def _pairs(spec: CostField, value: Any) -> Any:
     advice = 'give a number, a list with one per stage, or a mapping: {3: 2.5, "0,3": 2.6}'
-    if isinstance(value, Mapping):
+
+    def mapping(value: Mapping[Any, Any]) -> Any:
         keys = (
             f'keys are stages of the forward: 3, pairs with the stage of the backward: "0,3", and '
             f"'{DEFAULT}' for all others"
@@ -244,9 +261,8 @@ def _pairs(spec: CostField, value: Any) -> Any:
         if not found:
             raise WrongValueError(spec.name, value, advice)
         return found
-    if _is_list(value):
-        return _list(spec, value, advice)
-    return _number(spec, value, spec.name, advice)
+
+    return _several(spec, value, advice, mapping)
 
 
 def _link(spec: CostField, value: Any) -> Any:

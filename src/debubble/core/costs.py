@@ -226,10 +226,11 @@ class Costs:
                 object.__setattr__(self, name, check_cost(name, value))
             except WrongValueError as error:
                 raise CostError(error.text()) from None
-        if not isinstance(self.basis, str) or self.basis not in BASES:
-            raise CostError(f"basis is {reprlib.repr(self.basis)}; use 'action' or 'rank'")
-        if not isinstance(self.runtime, str) or self.runtime not in RUNTIMES:
-            raise CostError(f"runtime is {reprlib.repr(self.runtime)}; use 'any' or 'torch'")
+        for name, known in (("basis", BASES), ("runtime", RUNTIMES)):
+            word = getattr(self, name)
+            if not isinstance(word, str) or word not in known:
+                usable = " or ".join(map(repr, known))
+                raise CostError(f"{name} is {reprlib.repr(word)}; use {usable}")
         for name in ("time_unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or not unit.isprintable() or len(unit) > LONGEST_UNIT:
@@ -249,7 +250,9 @@ class Costs:
         Sequences have one number per rank. `chunks` is the divisor; left out, each schedule's own
         number of chunks, so that schedules with different chunks are compared on the same model.
         """
-        check_names(values)
+        for name in values:
+            if name not in _NAMES:
+                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
         return cls(basis="rank", chunks=chunks, **values)
 
     @property
@@ -320,13 +323,6 @@ def check_cost(name: str, value: Any) -> Any:
 def check_costs(costs: object) -> None:
     """Refuse an argument that should be costs, or None for the default ones."""
     check_type("costs", costs, (Costs, type(None)), "give debubble.Costs(F=1, B=2)")
-
-
-def check_names(values: Mapping[str, Any]) -> None:
-    """Refuse cost names that do not exist, with the nearest that does."""
-    for name in values:
-        if name not in _NAMES:
-            raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
 
 
 def _times(value: Any, factor: float) -> Any:

@@ -11,7 +11,7 @@ runtime.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -252,13 +252,12 @@ _BACKWARD_NEEDS = (
 )
 
 _LATE_GRADIENT = tuple(
-    Need(
-        need.kinds, need.of, need.stage, through=need.through,
-        last_stage_only=need.last_stage_only,
+    replace(
+        need,
         when=lambda schedule, when=need.when: late_recompute(schedule) and when(schedule),  # type: ignore[misc]
     )
     for need in _GRADIENT
-)  # fmt: skip
+)
 
 _WORK = (F, I, W, B, R, Kind.S, Kind.T)
 

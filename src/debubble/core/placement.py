@@ -57,8 +57,7 @@ class Placement:
     @classmethod
     def linear(cls, ranks: int) -> Placement:
         """One stage per rank: stage s on rank s."""
-        ranks, _ = check_sizes(ranks)
-        return cls((tuple(range(ranks)),), "one stage per rank", ranks)
+        return cls.loop(ranks, 1)
 
     @classmethod
     def block(cls, ranks: int, chunks: int) -> Placement:

@@ -163,7 +163,8 @@ class Schedule:
                 "give one program per rank"
             )
         begin, end = int(self.offsets[0]), int(self.offsets[-1])
-        if begin != 0 or end != len(self.actions) or not _ascends(self.offsets):
+        ascends = (self.offsets[1:] >= self.offsets[:-1]).all()
+        if begin != 0 or end != len(self.actions) or not ascends:
             raise ParameterError(
                 f"offsets go from {begin} to {end} for {len(self.actions)} actions; "
                 "start at 0, go up, and end at the number of actions"
@@ -382,10 +383,6 @@ def _numbers(name: str, values: Any) -> NDArray[np.int64]:
     array = np.ascontiguousarray(array, dtype=np.int64)
     array.setflags(write=False)
     return array
-
-
-def _ascends(offsets: NDArray[np.int64]) -> bool:
-    return bool((offsets[1:] >= offsets[:-1]).all())
 
 
 SAVED: dict[str, Saved] = {

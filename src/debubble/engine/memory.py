@@ -44,6 +44,9 @@ class MemoryUse:
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions
         The schedule's actions, with the kinds that these tables mean.
+    fullest
+        Position of the action during which every rank first holds its peak, shape ``(ranks,)``; −1
+        where there is none, or where not the order but the times of copies decide.
     """
 
     peak: NDArray[np.float64]
@@ -52,6 +55,7 @@ class MemoryUse:
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
     actions: Program
+    fullest: NDArray[np.int64]
 
     def deltas(
         self, schedule: Schedule, rank: int
@@ -102,14 +106,14 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     goes to another rank took none of its memory; see :mod:`debubble.engine.memory_over_time`.
     """
     refuse_outside(schedule)
+    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
     share = recompute_share(schedule)
     whole = share >= 1
     actions = schedule.actions
-    if share.any() and np.any((share > 0) & ~whole):
+    if present >> Kind.R & 1 and np.any((share > 0) & ~whole):
         # The kind of a forward is 0.
         actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
     at_start, at_end = np.zeros((2, len(Kind) + 1, len(table.activation)))
-    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
     for kind, takes, frees in _EFFECTS:
         if present >> kind & 1:
             for row, names in ((at_start[kind], takes), (at_end[kind], frees)):
@@ -120,6 +124,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
+    fullest = np.zeros(schedule.ranks, dtype=np.int64)
     peak_memory.run(
         len(schedule),
         actions,
@@ -132,8 +137,9 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         at_end.ravel(),
         peak,
         left,
+        fullest,
     )
-    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions)
+    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions, fullest)
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:

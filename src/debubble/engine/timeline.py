@@ -16,7 +16,6 @@ from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
     computes,
-    ends_group,
     kinds_of,
     pairs_of,
 )
@@ -105,16 +104,7 @@ class Timeline:
     @cached_property
     def busy(self) -> NDArray[np.float64]:
         """Time every rank computes, shape ``(ranks,)``."""
-        schedule = self.schedule
-        graph = self.graph
-        use = np.zeros((schedule.ranks, len(self.costs)))
-        for rank in range(schedule.ranks):
-            part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
-            program = schedule.actions[part]
-            alone = graph.node[part][ends_group(program) & computes(kinds_of(program))]
-            counts = np.bincount(graph.cost[alone], minlength=len(self.costs))
-            use[rank] = counts
-        return use @ self.costs
+        return self.graph.work.total(self.costs, self.schedule.ranks)
 
     @cached_property
     def _span(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

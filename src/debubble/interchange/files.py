@@ -15,7 +15,7 @@ from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
-from debubble.interchange.text import A_TRACE
+from debubble.interchange.text import A_TRACE, writing
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
@@ -148,11 +148,8 @@ def _check_ending(path: str | Path) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file; errors name it."""
-    try:
+    with writing(path):
         Path(path).write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot write '{path}': {reason}") from None
 
 
 def is_file_name(target: str | Path) -> bool:
@@ -201,26 +198,23 @@ def resolve(
         When the text names nothing, or the parameters do not fit.
     """
     if is_file_name(target):
-        schedule = _from_file(target, ranks, microbatches, chunks, iterations, options)
+        schedule = load(target, microbatches=microbatches)
+        for key, value in (("ranks", ranks), ("chunks", chunks), ("iterations", iterations)):
+            _agree(key, value, getattr(schedule, key), target)
+        if options:
+            name = next(iter(options))
+            raise ParameterError(f"option '{name}' does not apply to a file: {target}")
         _agree("sync", sync, schedule.sync, target)
         return schedule
-    defaults = defaults or {}
+    sizes: dict[str, Any] = {
+        key: (defaults or {}).get(key) if value is None else value
+        for key, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks))
+    }
     if torch_builtin.is_builtin(target):
         if iterations is not None or sync is not None:
             raise ParameterError(f"'{target}' is one iteration; leave iterations and sync out")
-        return torch_builtin.load_builtin(
-            target,
-            ranks=defaults.get("ranks") if ranks is None else ranks,
-            microbatches=defaults.get("microbatches") if microbatches is None else microbatches,
-            chunks=defaults.get("chunks") if chunks is None else chunks,
-            **options,
-        )
-    given: dict[str, Any] = {
-        "ranks": defaults.get("ranks") if ranks is None else ranks,
-        "microbatches": defaults.get("microbatches") if microbatches is None else microbatches,
-        "chunks": defaults.get("chunks") if chunks is None else chunks,
-        "iterations": iterations, "costs": costs, "memory": memory,
-    }  # fmt: skip
+        return torch_builtin.load_builtin(target, **sizes, **options)
+    given = sizes | {"iterations": iterations, "costs": costs, "memory": memory}
     if is_function(target):
         from debubble.interchange import python_file
 
@@ -257,23 +251,6 @@ def _refuse_other_files(target: str) -> None:
 
 
 _HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
-
-
-def _from_file(
-    path: str,
-    ranks: int | None,
-    microbatches: int | None,
-    chunks: int | None,
-    iterations: int | None,
-    options: Mapping[str, Any],
-) -> Schedule:
-    schedule = load(path, microbatches=microbatches)
-    _agree("ranks", ranks, schedule.ranks, path)
-    _agree("chunks", chunks, schedule.chunks, path)
-    _agree("iterations", iterations, schedule.iterations, path)
-    if options:
-        raise ParameterError(f"option '{next(iter(options))}' does not apply to a file: {path}")
-    return schedule
 
 
 def _agree(key: str, given: object, found: object, path: str) -> None:

@@ -48,10 +48,9 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
     stage per rank, stage s on rank s mod p, or the V of two chunks. Flags are those of version
     0.3.0.
     """
-    name = _placing_name(schedule, "torchtitan")
     lines = [
         f"--parallelism.pipeline_parallel_degree={schedule.ranks}",
-        f"--parallelism.pipeline_parallel_schedule={name}",
+        f"--parallelism.pipeline_parallel_schedule={_placing_name(schedule, 'torchtitan')}",
         f"--parallelism.pipeline_parallel_schedule_csv={path}",
         "--parallelism.pipeline_parallel_microbatch_size=1",
         f"--training.local_batch_size={schedule.microbatches}",
@@ -59,9 +58,10 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
         f"# --parallelism.num_pp_microbatches={schedule.microbatches}, it is in place of both",
     ]
     if cut is not None:
-        modules = json.dumps(TORCHTITAN.of(cut))
-        lines += ["# in the config, since no flag takes lists of lists:"]
-        lines += [f"# parallelism.module_fqns_per_model_part = {modules}"]
+        lines += [
+            "# in the config, since no flag takes lists of lists:",
+            f"# parallelism.module_fqns_per_model_part = {json.dumps(TORCHTITAN.of(cut))}",
+        ]
     elif schedule.chunks > DEFAULT_CHUNKS:
         lines += [
             "# and --parallelism.pipeline_parallel_layers_per_stage=N, where (layers + 2) / N,",

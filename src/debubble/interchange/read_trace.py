@@ -30,7 +30,7 @@ from debubble.interchange.cells import check_size, read_cells
 from debubble.interchange.chrome_trace import MICROSECONDS
 from debubble.interchange.run_trace import GROUP
 from debubble.interchange.schedule_json import read_placement
-from debubble.interchange.text import plain, shown
+from debubble.interchange.text import plain, read_bytes, shown
 from debubble.interchange.torch_csv import placement_of
 from debubble.interchange.trace_events import PAIRED
 
@@ -147,14 +147,7 @@ def load_trace(path: str | Path) -> list[Recording]:
     FormatError
         When it cannot be read; the message has the file and the value.
     """
-    try:
-        content = Path(path).read_bytes() if Path(path).stat().st_size <= MAX_BYTES else None
-    except (OSError, ValueError) as error:
-        raise FormatError(
-            f"cannot read '{path}': {getattr(error, 'strerror', None) or error}"
-        ) from None
-    if content is None:
-        raise FormatError(f"{path}: more than {MAX_BYTES:,} bytes, the limit for a trace")
+    content = read_bytes(path, MAX_BYTES)
     if str(path).lower().endswith(".gz"):
         content = unpacked(content, str(path))
     try:

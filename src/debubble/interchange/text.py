@@ -6,7 +6,8 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,31 @@ A_TRACE = (
 _LISTED = 2000
 
 
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """A context in which a file is written: errors name it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"cannot write '{path}': {reason}") from None
+
+
+def read_bytes(path: str | Path, limit: int) -> bytes:
+    """The bytes of a file; parameters and errors as of :func:`read_text`."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise FormatError(f"there is no file '{path}'{_neighbours(path)}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"cannot read '{path}': {reason}") from None
+    if len(data) > limit:
+        raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
+    return data
+
+
 def read_text(path: str | Path, limit: int) -> str:
     """The text of a file without byte order mark.
 
@@ -39,16 +65,7 @@ def read_text(path: str | Path, limit: int) -> str:
     FormatError
         When there is no such file, it cannot be read, is longer than `limit` or is not UTF-8.
     """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(limit + 1)
-    except FileNotFoundError:
-        raise FormatError(f"there is no file '{path}'{_neighbours(path)}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot read '{path}': {reason}") from None
-    if len(data) > limit:
-        raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
+    data = read_bytes(path, limit)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

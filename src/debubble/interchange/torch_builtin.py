@@ -97,16 +97,14 @@ def _rows(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+
+            programs = get_schedule_ops(
+                name, ranks, microbatches, chunks, with_comms=transfers, defer_pp_recv=defer_recv
+            )
     except ImportError:
         raise DebubbleError(
             f"'{PREFIX}{name}' needs PyTorch; install it with: pip install 'debubble[run]'"
         ) from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            programs = get_schedule_ops(
-                name, ranks, microbatches, chunks, with_comms=transfers, defer_pp_recv=defer_recv
-            )
     except (ValueError, AssertionError) as error:
         sizes = f"{ranks} ranks, {microbatches} microbatches, {chunks} chunks"
         raise ParameterError(f"PyTorch refuses {name} for {sizes}: {error}") from None

@@ -241,6 +241,8 @@ def _lowered(program: Program, waits: bool) -> list[str]:
 
 def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
     """Raise when a CSV cannot say what a schedule says."""
+    present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
+    extra = sorted(present.difference(allowed))
     reasons: list[tuple[bool, str]] = [
         (
             schedule.placement.copies > 1,
@@ -258,30 +260,23 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
             "shards the output layer over all ranks, and PyTorch's schedules keep it on the last "
             "stage",
         ),
-    ]
-    for applies, reason in reasons:
-        if applies:
-            raise ParameterError(_refusal(schedule, reason))
-    present = {Kind(kind) for kind in np.unique(kinds_of(schedule.actions)).tolist()}
-    extra = sorted(present.difference(allowed))
-    if not extra:
-        return
-    if set(extra) <= set(COPY_KINDS):
-        reason = (
+        (not extra, ""),
+        (
+            set(extra) <= set(COPY_KINDS),
             "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
-            "rank"
-        )
-    elif extra == [Kind.OPT]:
-        reason = "has optimizer steps, which a CSV cannot say; leave iterations out"
-    elif all(kind in COMMUNICATING for kind in extra):
-        reason = "has communication actions; use torch-csv-comms"
-    else:
+            "rank",
+        ),
+        (
+            extra == [Kind.OPT],
+            "has optimizer steps, which a CSV cannot say; leave iterations out",
+        ),
+        (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),
+    ]
+    reason = next((reason for applies, reason in reasons if applies), None)
+    if reason is None:
         reason = f"has {extra[-1].name} actions, which PyTorch's CSV does not know"
-    raise ParameterError(_refusal(schedule, reason))
-
-
-def _refusal(schedule: Schedule, reason: str) -> str:
-    return f"'{schedule.name}' {reason}; a JSON schedule file can say it"
+    if reason:
+        raise ParameterError(f"'{schedule.name}' {reason}; a JSON schedule file can say it")
 
 
 def with_transfers(schedule: Schedule) -> Schedule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.errors import FormatError
 from debubble.core.kinds import KINDS, STREAM_TITLES, Kind, Stream
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.waits import waits_for
+from debubble.interchange.text import writing
 
 COMPUTE = 0
 PAIRED = 1_000_001
@@ -104,10 +104,7 @@ class Tracks:
             self.thread[before] == self.thread[after]
         )
         end[before] = np.where(follows, np.minimum(end[before], begin[after]), end[before])
-        return Tracks(
-            self.schedule, begin, end - begin, self.group, self.first_process, self.first_arrow,
-            self.shown,
-        )  # fmt: skip
+        return replace(self, start=begin, duration=end - begin)
 
     def events(self) -> Iterator[str]:
         """All events: names, slices and arrows."""
@@ -227,17 +224,13 @@ def write(pieces: Iterable[str], path: str | Path) -> None:
     FormatError
         When the file cannot be written.
     """
-    try:
-        with open(path, "wb") as file:
-            if str(path).lower().endswith(".gz"):
-                # Without a time stamp equal timelines give equal files.
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    packed.writelines(piece.encode() for piece in pieces)
-            else:
-                file.writelines(piece.encode() for piece in pieces)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FormatError(f"cannot write '{path}': {reason}") from None
+    with writing(path), open(path, "wb") as file:
+        if str(path).lower().endswith(".gz"):
+            # Without a time stamp equal timelines give equal files.
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                packed.writelines(piece.encode() for piece in pieces)
+        else:
+            file.writelines(piece.encode() for piece in pieces)
 
 
 def _named(event: str, process: int, thread: int, key: str, value: str | int) -> str:

@@ -112,18 +112,6 @@ def last_stages(problem: Problem) -> NDArray[np.int64]:
     return last[problem.homes]
 
 
-def heads_and_tails(problem: Problem) -> tuple[Grid, Grid]:
-    """Earliest start of every action, and least time from its end to the end of all.
-
-    Returns
-    -------
-    heads, tails
-        Shape ``(kinds, stages, microbatches)``.
-    """
-    paths = longest_paths(problem)
-    return paths.heads, paths.tails
-
-
 def longest_paths(problem: Problem) -> Paths:
     """Heads and tails of actions and transfers."""
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches

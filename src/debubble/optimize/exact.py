@@ -34,8 +34,8 @@ from debubble.optimize.backward import (
     with_fused,
 )
 from debubble.optimize.bounds import (
-    heads_and_tails,
     last_stages,
+    longest_paths,
     machines,
     memory_lag,
     spare_microbatches,
@@ -111,7 +111,7 @@ class Model:
     def _starts(self) -> NDArray[np.object_]:
         """A start for every action, between its head and its tail; shape (kinds, S, m)."""
         least = relaxed(self.problem)
-        heads, tails = heads_and_tails(least)
+        heads, tails, *_ = longest_paths(least)
         latest = self.horizon - tails - least.times[:, :, None]
         if self.fusable.any():
             # These W may come before older ones: only their own I is sure to come first.
@@ -282,7 +282,7 @@ class Model:
     def _add_hints(self, known: Sequence[Program], starts: NDArray[np.float64]) -> None:
         """The known order, as values of all starts and literals."""
         problem, fused = self.problem, fused_ones(self.problem, known)
-        times = np.repeat(problem.times[:, :, None], problem.microbatches, axis=2)
+        times = self._times(fused)
         grid: NDArray[np.float64] = np.empty(problem.size)
         if problem.fused:
             grid[problem.actions(known)] = starts
@@ -294,8 +294,6 @@ class Model:
             second = np.flatnonzero(kinds_of(whole) == Kind.B)
             both[second + np.arange(1, len(second) + 1)] += ahead[second]
             grid[problem.actions(separate(problem, known))] = both
-            times[1] = np.where(fused, self.together[:, None], times[1])
-            times[2, fused] = 0.0
         grid = grid.reshape(self.start.shape)
         for key in np.ndindex(grid.shape):
             start: Any = self.start[key]
@@ -305,6 +303,14 @@ class Model:
         for (x, y), first in self._literals.items():
             if not isinstance(first, int):
                 self.model.add_hint(first, bool(grid[x] + times[x] <= grid[y]))
+
+    def _times(self, fused: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Durations of all actions where some backwards are fused; shape (kinds, S, m)."""
+        times = np.repeat(self.problem.times[:, :, None], self.problem.microbatches, axis=2)
+        if fused.any() and not self.problem.fused:
+            times[1] = np.where(fused, self.together[:, None], times[1])
+            times[2, fused] = 0.0
+        return times
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> Solution:
         """Run the solver; `work` is its own unit, about a second. :meth:`stop` ends it early."""
@@ -326,14 +332,10 @@ class Model:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)
         starts = np.array([self.solver.value(x) for x in self.start.ravel()])
-        times = np.repeat(self.problem.times[:, :, None], self.problem.microbatches, axis=2)
         fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
         for place, literal in self.fused.items():
             fused[place] = self.solver.boolean_value(literal)
-        if fused.any():
-            times[1] = np.where(fused, self.together[:, None], times[1])
-            times[2, fused] = 0.0
-        programs = with_fused(in_order(self.problem, starts, times.ravel()), fused)
+        programs = with_fused(in_order(self.problem, starts, self._times(fused).ravel()), fused)
         return Solution(programs, bound, status == cp_model.OPTIMAL)
 
     def stop(self) -> None:

@@ -88,6 +88,4 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
             with_copies(schedule.program(rank), away, problem.recomputed, lead)
             for rank in range(schedule.ranks)
         ]
-        yield replace(
-            schedule, actions=np.concatenate(made), offsets=np.cumsum([0, *map(len, made)])
-        )
+        yield schedule.with_programs(made)

@@ -72,11 +72,6 @@ class Pattern:
     tight: bool
 
     @property
-    def pace(self) -> float:
-        """True time per microbatch, up to rounding."""
-        return self.period * self.step / self.width
-
-    @property
     def depth(self) -> int:
         """Whole periods between a microbatch's first and last action on any rank."""
         return int(self.laps.max())

@@ -48,15 +48,8 @@ def rounded_down(times: NDArray[np.float64], factor: float) -> NDArray[np.float6
 def all_times(problem: Problem) -> NDArray[np.float64]:
     """All durations and delays of the problem."""
     fused = together(problem)[fusable(problem)]
-    return np.concatenate(
-        [
-            problem.times.ravel(),
-            problem.recompute_time,
-            problem.forward_link,
-            problem.backward_link,
-            fused,
-        ]
-    )
+    links = problem.forward_link, problem.backward_link
+    return np.concatenate([problem.times.ravel(), problem.recompute_time, *links, fused])
 
 
 def together(problem: Problem) -> NDArray[np.float64]:

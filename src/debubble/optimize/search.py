@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
@@ -44,7 +43,7 @@ from debubble.optimize.stage_choices import Choices
 from debubble.optimize.stop import Stop, Work
 from debubble.optimize.strategies import listed, solver_name
 from debubble.optimize.variants import Report, Space, Variants
-from debubble.schedules.registry import LIMITS, MAX_ACTIONS
+from debubble.schedules.registry import MAX_ACTIONS, check_count
 
 PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
     "wave": (Placement.wave,),
@@ -316,10 +315,7 @@ def _placements(
     numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
     sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
     for name, value in sizes:
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise ParameterError(f"{name} is {value!r}; give a whole number")
-        if not 1 <= value <= LIMITS[name]:
-            raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")
+        check_count(name, value)
     if isinstance(choice, str):
         if choice not in PLACEMENTS:
             raise ParameterError(f"placement is '{choice}'; {did_you_mean(choice, PLACEMENTS)}")

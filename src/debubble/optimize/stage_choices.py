@@ -200,9 +200,6 @@ class Choices:
         chosen = choice_of(problem)
         return uniform.index(chosen) if chosen in uniform else problem.variant
 
-    def _same_for_all(self, problem: Problem) -> bool:
-        return isinstance(self.group(problem), int)
-
     def again(self, known: Entry) -> Problem:
         """The variant of an earlier result; what is not free is as it was asked for."""
         return self.root if self.complete else with_choice(self.root, known.chosen)
@@ -261,7 +258,9 @@ class Choices:
             ]
             ahead = [chosen for chosen in ahead if chosen not in seen]
         others = sorted(
-            each.makespan for each in search.incumbents if not self._same_for_all(each.problem)
+            each.makespan
+            for each in search.incumbents
+            if not isinstance(self.group(each.problem), int)
         )
         fresh = [chosen for chosen in seen if chosen not in known and seen[chosen][1]]
         for chosen in sorted(fresh, key=lambda chosen: seen[chosen][0])[:DEEP]:

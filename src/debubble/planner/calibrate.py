@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from debubble.core.errors import ParameterError
@@ -29,7 +30,7 @@ class Factor:
     tp: int
     precision: str
     efficiency: float
-    stack: str = "megatron"
+    runtime: str = "megatron"
     source: str = ""
     gpus: int = 0
     seconds: float = 0.0
@@ -39,7 +40,7 @@ class Factor:
     @property
     def key(self) -> tuple[str, int, str, str, bool]:
         """What it counts for."""
-        return self.gpu, self.tp, self.precision, self.stack, self.experts
+        return self.gpu, self.tp, self.precision, self.runtime, self.experts
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ class Factors:
     """Efficiencies, of which the nearest to what is asked for counts."""
 
     table: tuple[Factor, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.table)
+
+    def __hash__(self) -> int:
+        # Results are looked up by it many times.
+        return self._hash
 
     def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
         """Share of the modelled speed of kernels that training reaches.
@@ -94,7 +103,7 @@ class Factors:
             degrees = abs(item.tp.bit_length() - tp.bit_length())
             return (
                 item.experts != experts, _bits(item.precision) != bits,
-                item.stack != training.stack, not item.measured,
+                item.runtime != training.runtime, not item.measured,
                 item.precision != training.precision, degrees, item.tp,
             )  # fmt: skip
 
@@ -166,7 +175,7 @@ def with_measured(
 ) -> Factors:  # fmt: skip
     """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
     new = Factor(
-        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.stack,
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
         "measured", cluster.gpus, seconds, has_experts(model), measured=True,
     )  # fmt: skip
     rest = (item for item in factors.table if not item.measured or item.key != new.key)

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.core.units import factor as unit_factor
 from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text
@@ -170,6 +169,18 @@ def _from_step(
     return calibrated(factors, model, replace(cluster, gpus=gpus), training, candidate, seconds)
 
 
+SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+"""Seconds of each unit of time that a cost file may name; profiles are in ms."""
+
+
+def _seconds(unit: str, path: str) -> float:
+    if unit not in SECONDS:
+        raise FormatError(
+            f"{path}: time_unit {unit!r}; give one of {', '.join(filter(None, SECONDS))}"
+        )
+    return SECONDS[unit]
+
+
 def _from_profile(
     profile: CostFile, path: str, factors: Factors, model: Model, cluster: Cluster,
     training: Training, candidate: Candidate,
@@ -179,7 +190,7 @@ def _from_profile(
     if any(not isinstance(value, list | tuple) or not value for value in times.values()):
         raise FormatError(f"{path}: layers needs lists F, I and W; profile stages that are lists of"
                           " layers")  # fmt: skip
-    scale = unit_factor(profile.time_unit or "ms", "s")
+    scale = _seconds(profile.time_unit, path)
     measured = sum(median(map(float, value or ())) for value in times.values()) * scale
 
     def layer(value: float) -> float:

@@ -49,8 +49,6 @@ class Training:
         Whether gradients are reduced and weights gathered beside other work.
     overlap_p2p
         Whether activations are sent to the next stage beside other work.
-    stack
-        Software whose measured efficiency counts: ``"megatron"``, ``"deepspeed"`` or ``"fsdp"``.
     """
 
     batch: int
@@ -67,7 +65,6 @@ class Training:
     overlap_tp: bool = True
     overlap_dp: bool = True
     overlap_p2p: bool = True
-    stack: str = "megatron"
 
     @property
     def tokens(self) -> int:

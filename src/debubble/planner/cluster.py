@@ -66,7 +66,7 @@ def _read(text: str, where: str) -> Gpu:
     if not isinstance(data, dict):
         raise FormatError(f"{where}: a GPU is a mapping such as {{base: h100, nic: 25e9}}")
     base = data.pop("base", None)
-    if base is not None and base not in GPUS:
+    if base is not None and (not isinstance(base, str) or base not in GPUS):
         raise FormatError(f"{where}: base: unknown GPU {base!r}; {did_you_mean(base, GPUS)}")
     values = {str(key): _value(str(key), value, where) for key, value in data.items()}
     if base is not None:

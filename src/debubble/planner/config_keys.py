@@ -15,6 +15,8 @@ MOST = 1 << 24
 MOST_LAYERS = 10_000
 """Most decoder layers."""
 
+LONGEST_NAME = 200
+
 HARMLESS = {
     "about the file": (
         "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id",
@@ -123,6 +125,15 @@ class Keys:
             raise FormatError(f"{self.name} has {key} {shown(value)}; give true or false")
         return value
 
+    def word(self, key: str, default: str) -> str:
+        """A text for display."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_NAME:
+            raise FormatError(f"{self.name} has {key} {shown(value)}; give a short text")
+        return value
+
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         """One of several words."""
         value = self.take(key)
@@ -153,12 +164,13 @@ class Keys:
         value = self.take(key)
         if value is None:
             return frozenset()
-        for item in value if isinstance(value, list) else [value]:
+        items = value if isinstance(value, list) else [value]
+        for item in items:
             if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < count:
                 raise FormatError(
                     f"{self.name} has {shown(item)} in {key}; layers are 0 to {count - 1}"
                 )
-        return frozenset(value)
+        return frozenset(items)
 
     def positive(self, key: str, default: float) -> bool:
         """Whether a number is above zero."""

@@ -77,6 +77,8 @@ def memory_time(gpu: Gpu, size: float) -> float:
     return size / (gpu.bandwidth * MEMORY)
 
 
-def attention_time(gpu: Gpu, flops: float, *, backward: bool = False) -> float:
-    """Seconds of a fused attention kernel that executes so many FLOPs."""
-    return flops / gpu.attention[backward]
+def attention_time(
+    gpu: Gpu, flops: float, *, backward: bool = False, portable: bool = False
+) -> float:
+    """Seconds of a fused attention kernel, cuDNN's or a portable one, by executed FLOPs."""
+    return flops / (gpu.attention[backward] * (gpu.portable if portable else 1.0))

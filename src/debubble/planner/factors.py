@@ -5,14 +5,14 @@ from __future__ import annotations
 from debubble.planner.calibrate import Factor
 
 SHIPPED: tuple[Factor, ...] = (
-    Factor("a100-80gb", 8, "fp16", 0.935, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
-    Factor("a100-80gb", 1, "fp16", 0.824, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
-    Factor("a100-80gb", 1, "bf16", 0.795, "fsdp", "llm-foundry benchmarking: MPT-7B", 8, 5.295),
+    Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
+    Factor("a100-80gb", 1, "fp16", 0.941, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
+    Factor("a100-80gb", 1, "bf16", 0.919, "torch", "llm-foundry benchmarking: MPT-30B", 8, 140.8),
     Factor(
         "a100-80gb",
         4,
         "fp16",
-        0.827,
+        0.832,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
         384,
@@ -22,7 +22,7 @@ SHIPPED: tuple[Factor, ...] = (
         "a100-80gb",
         8,
         "fp16",
-        0.78,
+        0.785,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-21: GPT-181B",
         384,
@@ -32,18 +32,18 @@ SHIPPED: tuple[Factor, ...] = (
         "a100-80gb",
         2,
         "fp16",
-        0.826,
+        0.831,
         "deepspeed",
         "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
         384,
         112.5,
     ),
-    Factor("a100-40gb", 1, "bf16", 0.832, "fsdp", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
+    Factor("a100-40gb", 1, "bf16", 0.839, "torch", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
     Factor(
         "h100",
         1,
         "bf16",
-        0.908,
+        0.907,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
         64,
@@ -53,7 +53,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "bf16",
-        0.853,
+        0.856,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -63,7 +63,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "bf16",
-        0.866,
+        0.872,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         256,
@@ -73,18 +73,18 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "bf16",
-        0.854,
+        0.865,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         512,
         19.78,
     ),
-    Factor("h100", 1, "bf16", 0.648, "fsdp", "llm-foundry benchmarking: MPT-7B", 128, 1.173),
+    Factor("h100", 1, "bf16", 0.801, "torch", "llm-foundry benchmarking: MPT-13B", 128, 6.45),
     Factor(
         "h100",
         1,
         "fp8",
-        0.94,
+        0.938,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
         32,
@@ -94,7 +94,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "fp8",
-        0.864,
+        0.869,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -104,7 +104,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "fp8",
-        0.992,
+        1.003,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         1024,
@@ -114,7 +114,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "fp8",
-        1.018,
+        1.039,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         1024,
@@ -124,8 +124,8 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "bf16",
-        0.75,
-        "fsdp",
+        0.817,
+        "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
         25.11,
@@ -134,20 +134,20 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "fp8",
-        0.825,
-        "fsdp",
+        0.932,
+        "torch",
         "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
         256,
         17.39,
     ),
     Factor(
-        "h200", 1, "fp8", 0.624, "fsdp", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
+        "h200", 1, "fp8", 0.76, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
     ),
     Factor(
         "gb200",
         4,
         "bf16",
-        0.732,
+        0.736,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.05.05: LLAMA3.1_405B",
         128,
@@ -155,51 +155,51 @@ SHIPPED: tuple[Factor, ...] = (
     ),
     Factor("gb200", 1, "fp8", 0.79, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
     Factor(
-        "gb200", 4, "fp8", 0.816, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
+        "gb200", 4, "fp8", 0.823, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
     ),
     Factor(
         "gb200",
         4,
         "mxfp8",
-        0.767,
+        0.772,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         63.42,
     ),
     Factor(
-        "gb200",
-        4,
-        "nvfp4",
-        0.752,
-        "megatron",
-        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
-        256,
-        45.39,
+        "gb200", 4, "nvfp4", 0.76, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 45.39
     ),
-    Factor("gb300", 4, "fp8", 1.067, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
+    Factor("gb300", 4, "fp8", 1.079, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
     Factor(
-        "gb300", 2, "fp8", 1.026, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
+        "gb300", 2, "fp8", 1.03, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
     ),
     Factor(
-        "gb300", 1, "mxfp8", 1.195, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
+        "gb300", 1, "mxfp8", 1.196, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
     ),
     Factor(
         "gb300",
         2,
         "mxfp8",
-        0.949,
+        0.951,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         51.79,
     ),
     Factor(
-        "gb300", 4, "nvfp4", 0.77, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 36.19
+        "gb300",
+        4,
+        "nvfp4",
+        0.782,
+        "megatron",
+        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
+        256,
+        36.19,
     ),
-    Factor("gb300", 1, "fp8", 0.91, "fsdp", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.25),
+    Factor("gb300", 1, "fp8", 0.942, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
     Factor("b200", 1, "fp8", 0.789, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
-    Factor("b200", 4, "fp8", 0.762, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
+    Factor("b200", 4, "fp8", 0.769, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
     Factor(
         "h100", 1, "bf16", 0.544, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
     ),
@@ -229,19 +229,19 @@ SHIPPED: tuple[Factor, ...] = (
         "gb300", 1, "bf16", 0.839, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
     ),
     Factor(
-        "gb300", 1, "mxfp8", 0.828, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
+        "gb300", 1, "mxfp8", 0.829, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
     ),
     Factor(
-        "h100", 1, "fp8", 0.496, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
+        "h100", 1, "fp8", 0.494, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
     ),
     Factor(
-        "h100", 2, "fp8", 0.927, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
+        "h100", 2, "fp8", 0.931, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
     ),
     Factor(
         "b200",
         1,
         "mxfp8",
-        0.582,
+        0.581,
         "megatron",
         "Megatron-Bridge 26.02.01: Qwen3_30B_a3B",
         8,

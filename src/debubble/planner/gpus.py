@@ -3,8 +3,8 @@
 Peaks, memory and links are the makers' data sheets; best matrix products and bus bandwidths are
 those that Stas Bekman's *Machine Learning Engineering* collects (accelerators, MAMF and network
 benchmarks); rates of attention kernels are cuDNN's on DeepSeek-V3's shape (arXiv 2603.07685,
-Table 9) and FlashAttention-2's (arXiv 2307.08691). Everything is decimal and, for links, one
-direction of one GPU.
+Table 9) and FlashAttention-2's (arXiv 2307.08691; 35 % of H100's peak, arXiv 2407.08608).
+Everything is decimal and, for links, one direction of one GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Gpu:
         Share of `bf16` and of `fp8` that the best measured matrix product reaches.
     attention
         FLOP/s of a fused attention kernel's forward and backward, the executed ones.
+    portable
+        Share of those that FlashAttention-2 reaches, which PyTorch brings; the others are cuDNN's.
     reduce, gather, exchange
         Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
     source
@@ -65,6 +67,7 @@ class Gpu:
     gemm: float = 0.8
     gemm8: float = 0.71
     attention: tuple[float, float] = (553 * TERA, 422 * TERA)
+    portable: float = 1.0
     reduce: float = 0.82
     gather: float = 0.8
     exchange: float = 0.71
@@ -93,7 +96,7 @@ _A100 = _gpu(
     "a100-80gb", 312, 0, 80, 2.0, 108, 300, 25, 31, gemm=0.87, attention=(190 * TERA, 160 * TERA),
     reduce=0.77, gather=0.77, exchange=0.7,
 )  # fmt: skip
-_H100 = _gpu("h100", 989, 1979, 80, 3.35, 132, 450, 50, 63, reduce=1.06)
+_H100 = _gpu("h100", 989, 1979, 80, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63)
 _B200 = _gpu(
     "b200", 2250, 4500, 180, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76, reduce=0.85,
     gather=0.76, attention=(1324 * TERA, 1083 * TERA),

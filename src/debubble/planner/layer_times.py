@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from debubble.planner.activations import recompute_modules
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import memory_time
-from debubble.planner.gpus import Gpu
 from debubble.planner.layer_work import (
     Times,
-    attention_products,
-    core_times,
-    elementwise_times,
-    mlp_products,
-    product_times,
+    module_times,
     tokens_of,
 )
 from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, send
@@ -26,6 +22,11 @@ EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces beside products:
 torchtitan's asynchronous tensor parallelism hides half of it on H100, at 8B as at 70B (step times
 with and without it in its benchmarks of June 2025)."""
+
+
+INTERFERENCE = 0.25
+"""Share of a collective's time that work beside it takes longer: Galvatron measures 1.1 to 1.3
+times the time of work that a collective runs beside."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ def layer_times(
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
     """Times of one layer under a candidate, of whose split and schedule they do not depend."""
-    frame, seen = model.without_layers, candidate.without_order
+    frame = model.without_layers
+    seen = candidate.without_order
+    if candidate.recompute == "selective":
+        seen = replace(seen, modules=recompute_modules(model, training, candidate))
     return _layer_times(frame, layer, cluster, training, seen, factors)
 
 
@@ -68,32 +72,36 @@ def _layer_times(
     slow = 1 / factors.efficiency(
         gpu, candidate.degrees.tp, training, experts=layer.experts is not None
     )
-    core = core_times(layer, gpu, training, candidate) * slow
-    compute = _compute(model, layer, gpu, training, candidate) * slow + core
+    modules = {
+        name: times * slow
+        for name, times in module_times(model, layer, gpu, training, candidate).items()
+    }
+    compute = sum(modules.values(), Times())
     parts = {
         "compute": compute,
         "tp": _tensor_parallel(model, layer, cluster, training, candidate),
-        "cp": _context_parallel(layer, cluster, training, candidate, core),
+        "cp": _context_parallel(layer, cluster, training, candidate, modules["core_attn"]),
         "ep": _expert_parallel(model, layer, cluster, training, candidate),
         "dp": _gathered_weights(model, layer, cluster, candidate, compute),
     }
     total = sum(parts.values(), Times())
-    again = {"none": 0.0, "selective": 0.0 if training.flash else core.F, "full": total.F}
-    return LayerTimes(total.F, total.I, total.W, again[candidate.recompute], tuple(parts.items()))
+    again = 0.0
+    if candidate.recompute == "full":
+        again = total.F
+    elif candidate.recompute == "selective":
+        again = _selective(modules, parts["ep"], candidate.modules)
+    return LayerTimes(total.F, total.I, total.W, again, tuple(parts.items()))
 
 
-def _compute(
-    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
-) -> Times:
-    """Everything but the core of attention; the busiest experts' load decides."""
-    tokens, tp = tokens_of(training, candidate), candidate.degrees.tp
-    total = elementwise_times(model, layer, gpu, training, candidate)
-    for product in attention_products(model, layer, tokens, tp):
-        total += product_times(gpu, training, product)
-    for product in mlp_products(model, layer.mlp, tokens, candidate):
-        busiest = training.imbalance if product.count > 1 else 1.0
-        total += product_times(gpu, training, product) * busiest
-    return total
+INSIDE = {"moe": ("moe", "moe_act", "shared_experts")}
+"""Modules that are computed again with another one."""
+
+
+def _selective(modules: dict[str, Times], experts: Times, chosen: tuple[str, ...]) -> float:
+    """Seconds in which some modules run forward again; experts with their communication."""
+    names = {part for name in chosen for part in INSIDE.get(name, (name,))}
+    again = sum(modules[name].F for name in sorted(names) if name in modules)
+    return again + experts.F * ("moe" in chosen)
 
 
 def _tensor_parallel(
@@ -111,12 +119,12 @@ def _tensor_parallel(
     size = 2 * tokens_of(training, candidate) * model.hidden
     experts = layer.experts
     pairs = 2 if experts is None or experts.shared_width else 1
-    if training.sequence_parallel:
-        one = 2 * all_gather(gpu, group, size)
-    else:
-        one = all_reduce(gpu, group, size)
-    visible = pairs * one * (EXPOSED if training.overlap_tp else 1.0)
-    return Times(visible, visible)
+    if not training.sequence_parallel:
+        visible = pairs * all_reduce(gpu, group, size)
+        return Times(visible, visible)
+    gather = all_gather(gpu, group, size)
+    visible = 2 * pairs * gather * (EXPOSED if training.overlap_tp else 1.0)
+    return Times(visible, visible + pairs * gather * INTERFERENCE)
 
 
 def _context_parallel(
@@ -162,7 +170,8 @@ def _gathered_weights(
 ) -> Times:
     """With weights in shards, each layer is gathered before both passes, its gradients scattered.
 
-    This runs beside the neighbouring layer's work; what takes longer than that is exposed.
+    This runs beside the neighbouring layer's work, which it slows down; what takes longer than that
+    work is exposed.
     """
     degrees = candidate.degrees
     group = group_of(cluster, degrees, "shards")
@@ -171,6 +180,8 @@ def _gathered_weights(
     experts = model.expert_parameters(layer)
     own = (model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
     gather = all_gather(cluster.gpu, group, 2 * own)
+    beside = INTERFERENCE * gather
     return Times(
-        max(gather - compute.F, 0.0), max(2 * gather - compute.I - compute.W, 0.0)
-    )  # fmt: skip
+        beside + max(gather - compute.F, 0.0),
+        2 * beside + max(2 * gather - compute.I - compute.W, 0.0),
+    )

@@ -1,4 +1,9 @@
-"""What one GPU computes for one layer and one microbatch: products, attention, memory traffic."""
+"""What one GPU computes for one layer and one microbatch, by module: products, attention, traffic.
+
+Modules are Megatron-LM's names for what can be computed again: ``core_attn``, ``mla_up_proj``,
+``layernorm``, ``mlp``, ``moe``, ``moe_act``, ``shared_experts``; beside them ``attention`` (other
+projections and rotations) and ``residual``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,10 @@ from debubble.planner.efficiency import (
 from debubble.planner.gpus import Gpu
 from debubble.planner.model import Attention, Experts, Layer, Mlp, Model
 
+SCORES_FORWARD, SCORES_BACKWARD = 9, 11
+"""Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
+the same, and the softmax's result once more. The products' own traffic is theirs."""
+
 
 @dataclass(frozen=True)
 class Times:
@@ -27,6 +36,9 @@ class Times:
 
     def __add__(self, other: Times) -> Times:
         return Times(self.F + other.F, self.I + other.I, self.W + other.W)
+
+    def __sub__(self, other: Times) -> Times:
+        return Times(self.F - other.F, self.I - other.I, self.W - other.W)
 
     def __mul__(self, factor: float) -> Times:
         return Times(self.F * factor, self.I * factor, self.W * factor)
@@ -47,41 +59,96 @@ def tokens_of(training: Training, candidate: Candidate) -> int:
     return -(-training.sequence * candidate.microbatch_size // candidate.degrees.cp)
 
 
-def attention_products(model: Model, layer: Layer, tokens: int, tp: int) -> Iterator[Product]:
-    """Products of the attention's projections."""
-    part = layer.attention
+def module_times(
+    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
+) -> dict[str, Times]:
+    """Seconds of every module of a layer; the busiest experts' load decides."""
+    tokens = tokens_of(training, candidate)
+    shard = candidate.degrees.tp if training.sequence_parallel else 1
+    stream, mask = tokens * model.hidden / shard, 2 * model.dropout
+    found = _attention(model, layer, gpu, training, candidate)
+    # Two norms read and write 2 bytes per number; two additions read twice and write once.
+    found["layernorm"] = _traffic(gpu, 8 * stream, 12 * stream, launches=2)
+    found["residual"] = _traffic(gpu, (12 + mask) * stream, (12 + mask) * stream, launches=2)
+    return found | _feed_forward(model, layer.mlp, gpu, training, candidate)
+
+
+def _traffic(gpu: Gpu, forward: float, backward: float, *, launches: int) -> Times:
+    """Kernels that move so many bytes forward and backward."""
+    start = launches * LAUNCH
+    return Times(memory_time(gpu, forward) + start, memory_time(gpu, backward) + start)
+
+
+def _attention(
+    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
+) -> dict[str, Times]:
+    part, tp, h = layer.attention, candidate.degrees.tp, model.hidden
+    tokens, heads = tokens_of(training, candidate), -(-part.heads // tp)
+    rotated = 4 * tokens * (heads + max(part.kv_heads // tp, 1)) * part.head_dim
+    up: list[Product] = []
     if isinstance(part, Attention):
-        width = part.head_dim * (part.heads // tp + 2 * max(part.kv_heads // tp, 1))
-        yield Product(tokens, width, model.hidden)
-        yield Product(tokens, model.hidden, part.head_dim * part.heads // tp)
-        return
-    heads = part.heads // tp
-    yield Product(tokens, part.q_rank + part.kv_rank + part.rope_dim, model.hidden)
-    yield Product(tokens, heads * part.head_dim, part.q_rank or model.hidden)
-    yield Product(tokens, heads * (part.nope_dim + part.v_dim), part.kv_rank)
-    yield Product(tokens, model.hidden, heads * part.v_dim)
+        width = part.head_dim * (heads + 2 * max(part.kv_heads // tp, 1))
+        own = [Product(tokens, width, h), Product(tokens, h, part.head_dim * heads)]
+    else:
+        down = part.q_rank + part.kv_rank + part.rope_dim
+        own = [Product(tokens, down, h), Product(tokens, h, heads * part.v_dim)]
+        up = [
+            Product(tokens, heads * part.head_dim, part.q_rank or h),
+            Product(tokens, heads * (part.nope_dim + part.v_dim), part.kv_rank),
+        ]
+    found = {
+        "attention": _products(gpu, training, own) + _traffic(gpu, rotated, rotated, launches=1),
+        "core_attn": core_times(layer, gpu, training, candidate),
+    }
+    return found | ({"mla_up_proj": _products(gpu, training, up)} if up else {})
 
 
-def mlp_products(
-    model: Model, part: Mlp | Experts, tokens: int, candidate: Candidate
-) -> Iterator[Product]:
-    """Products of the feed-forward part, one per matrix; experts in balance."""
-    tp, ep, h = candidate.degrees.tp, candidate.degrees.ep, model.hidden
+def _feed_forward(
+    model: Model, part: Mlp | Experts, gpu: Gpu, training: Training, candidate: Candidate
+) -> dict[str, Times]:
+    tokens, degrees, h = tokens_of(training, candidate), candidate.degrees, model.hidden
     if isinstance(part, Mlp):
-        wide = -(-part.width // tp)
-        yield Product(tokens, wide * (2 if part.gated else 1), h)
-        yield Product(tokens, h, wide)
-        return
-    own = -(-tokens // tp)
-    yield Product(own, part.count, h)
-    if part.shared_width:
-        wide = -(-part.shared_width // tp)
-        yield Product(tokens, wide * (2 if part.gated else 1), h)
-        yield Product(tokens, h, wide)
-    local = max(part.count // ep, 1)
+        return {"mlp": _dense(gpu, training, tokens, -(-part.width // degrees.tp), h, part)}
+    own, local = -(-tokens // degrees.tp), max(part.count // degrees.ep, 1)
     each = -(-own * part.top_k // local)
-    yield Product(each, part.width * (2 if part.gated else 1), h, local)
-    yield Product(each, h, part.width, local)
+    routed = _products(gpu, training, _matrices(each, part.width, h, part, local))
+    # Tokens are put in their experts' order and back: read and written, twice.
+    moved = 8 * own * (part.top_k * h + part.count)
+    found = {
+        "moe": routed * training.imbalance
+        + _products(gpu, training, [Product(own, part.count, h)])
+        + _traffic(gpu, moved, moved, launches=8),
+        "moe_act": _activation(gpu, own * part.top_k * part.width, part) * training.imbalance,
+    }
+    if part.shared_width:
+        wide = -(-part.shared_width // degrees.tp)
+        found["shared_experts"] = _dense(gpu, training, tokens, wide, h, part)
+    return found
+
+
+def _dense(
+    gpu: Gpu, training: Training, tokens: int, width: int, hidden: int, part: Mlp | Experts
+) -> Times:
+    products = _products(gpu, training, _matrices(tokens, width, hidden, part))
+    return products + _activation(gpu, tokens * width, part)
+
+
+def _matrices(
+    tokens: int, width: int, hidden: int, part: Mlp | Experts, count: int = 1
+) -> Iterator[Product]:
+    """Products of a feed-forward part; gate and first matrix are one."""
+    yield Product(tokens, width * (2 if part.gated else 1), hidden, count)
+    yield Product(tokens, hidden, width, count)
+
+
+def _activation(gpu: Gpu, numbers: float, part: Mlp | Experts) -> Times:
+    """The activation function of so many numbers: what it reads and writes, and its gradient."""
+    forward, backward = (6, 10) if part.gated else (4, 6)
+    return _traffic(gpu, forward * numbers, backward * numbers, launches=1)
+
+
+def _products(gpu: Gpu, training: Training, products: Iterator[Product] | list[Product]) -> Times:
+    return sum((product_times(gpu, training, item) for item in products), Times())
 
 
 def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool = False) -> Times:
@@ -114,49 +181,17 @@ def core_times(layer: Layer, gpu: Gpu, training: Training, candidate: Candidate)
     part, cp, tp = layer.attention, candidate.degrees.cp, candidate.degrees.tp
     s, batch = training.sequence, candidate.microbatch_size
     if training.flash:
-        seen = s if not (window := getattr(part, "window", None)) else min(2 * window, s)
-        forward = 2 * part.score_width * batch * s * seen / 2 / (cp * tp)
-        return Times(
-            attention_time(gpu, forward) + LAUNCH,
-            attention_time(gpu, 2.5 * forward, backward=True) + LAUNCH,
-        )
-    heads, d = -(-batch * part.heads // tp), part.head_dim
-    rows = s // cp
+        window = part.window if isinstance(part, Attention) else None
+        seen = min(2 * window, s) if window else s
+        forward = part.score_width * batch * s * seen / (cp * tp)
+        portable = training.runtime == "torch"
+        back = attention_time(gpu, 2.5 * forward, backward=True, portable=portable)
+        return Times(attention_time(gpu, forward, portable=portable) + LAUNCH, back + LAUNCH)
+    heads, d, rows = -(-batch * part.heads // tp), part.head_dim, s // cp
     product = product_time(gpu, "bf16", rows, s, d, heads)
     product += product_time(gpu, "bf16", rows, d, s, heads)
     scores = heads * rows * s
     return Times(
         product + memory_time(gpu, SCORES_FORWARD * scores) + 3 * LAUNCH,
         2 * product + memory_time(gpu, SCORES_BACKWARD * scores) + 3 * LAUNCH,
-    )
-
-
-SCORES_FORWARD, SCORES_BACKWARD = 9, 11
-"""Bytes moved per stored score: softmax reads and writes 2, dropout the same and a mask of 1; back
-the same, and the softmax's result once more. The products' own traffic is theirs."""
-
-
-def elementwise_times(
-    model: Model, layer: Layer, gpu: Gpu, training: Training, candidate: Candidate
-) -> Times:
-    """Norms, residual additions, rotations, activation functions and the routing of experts."""
-    tokens, tp = tokens_of(training, candidate), candidate.degrees.tp
-    h, mask = model.hidden, 2 if model.dropout else 0
-    shard = tp if training.sequence_parallel else 1
-    forward, backward = (20 + mask) * h / shard, (24 + mask) * h / shard
-    part = layer.attention
-    rotated = 4 * (part.heads + part.kv_heads) * part.head_dim / tp
-    forward, backward = forward + rotated, backward + rotated
-    mlp, launches = layer.mlp, 8
-    gated = mlp.gated
-    width = mlp.width / tp
-    if isinstance(mlp, Experts):
-        width = mlp.top_k * mlp.width / tp + mlp.shared_width / tp
-        routed = 8 * mlp.top_k * h / tp + 8 * mlp.count / tp
-        forward, backward, launches = forward + routed, backward + routed, 16
-    forward += (6 if gated else 4) * width
-    backward += (10 if gated else 6) * width
-    return Times(
-        memory_time(gpu, tokens * forward) + launches * LAUNCH,
-        memory_time(gpu, tokens * backward) + launches * LAUNCH,
     )

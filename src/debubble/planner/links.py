@@ -28,7 +28,7 @@ NETWORK = 0.95
 """Share of a network card's rate that large collectives reach: 24 of 25, 48 of 50, 380 of 400."""
 EXCHANGE_NETWORK = 0.74
 """The same for all-to-all: 32 ranks of DGX H100 reach 48 GB/s, and 24 parts in 31 leave a node."""
-END_NETWORK = 0.25
+END_NETWORK = 0.22
 """Share of a network card's rate that a step's last collectives reach when nothing runs beside:
 the all-reduce of 3.8 GB of fp16 gradients over 8 replicas adds 1.32 s on A100 with 25 GB/s each
 (arXiv 2205.05198, section 6.3: 530B, one replica and eight), with the wait for the last rank."""

@@ -24,7 +24,7 @@ from debubble.core.actions import Kind, unpack
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
-from debubble.planner.activations import Activation, logits_bytes, stage_activation
+from debubble.planner.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.model import Model
@@ -181,7 +181,7 @@ def memory_curves(
 ) -> Iterator[MemoryCurve]:
     """Memory of every rank over time, see :func:`memory_of`."""
     schedule = timeline.schedule
-    each = [stage_activation(model, training, candidate, at) for at in range(schedule.stages)]
+    each = stage_activations(model, training, candidate)
     costs = Costs(**memory_costs(model, training, candidate))
     # Times stay; only what actions take and free is this model's.
     timeline = replace(timeline, table=costs.table(schedule))
@@ -192,12 +192,28 @@ def memory_curves(
         yield MemoryCurve(
             moments.times,
             moments.heads,
-            _activations(timeline, rank, moments, each),
+            _activations(timeline, rank, moments, each, training.runtime),
             buffers(timeline, rank, moments, size, training.runtime),
             _logits(schedule, moments, head),
             rank_state(model, training, candidate, schedule, rank),
             margin(training),
         )
+
+
+def activation_limits(
+    model: Model, cluster: Gpus, training: Training, candidate: Candidate, timeline: Timeline
+) -> tuple[float, ...]:
+    """Bytes that every rank has for activations: limits for ``compare`` and ``optimize``.
+
+    What is left of a GPU beside all else that :func:`memory_of` counts, buffers and logits at their
+    largest in this timeline; zero or less where nothing is left.
+    """
+    found = []
+    for curve in memory_curves(model, training, candidate, timeline):
+        changing = (cluster.memory - curve.state.total - curve.fixed) / (1 + FRAGMENTATION)
+        beside = curve.buffers.max(initial=0.0) + curve.logits.max(initial=0.0)
+        found.append(float(changing - beside))
+    return tuple(found)
 
 
 def margin(training: Training) -> float:
@@ -210,7 +226,7 @@ def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict
 
     What a stage keeps for W is at most what it stores there; :func:`memory_of` counts the rest.
     """
-    each = [stage_activation(model, training, candidate, at) for at in range(len(candidate.layers))]
+    each = stage_activations(model, training, candidate)
     return {
         "activation": [one.stored for one in each],
         "kept_for_weight": [_share(one.kept_for_weight, one.stored) for one in each],
@@ -241,7 +257,7 @@ def rank_state(
 
 
 def _activations(
-    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation]
+    timeline: Timeline, rank: int, moments: Moments, each: Sequence[Activation], runtime: str
 ) -> Floats:
     """What the engine says is in flight, and what backwards hold beside it."""
     schedule = timeline.schedule
@@ -256,16 +272,17 @@ def _activations(
         here = moments.positions - int(schedule.offsets[rank])
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
+    split, weights, whole = moments.backwards(runtime)
     again = np.array([one.recomputed for one in each]) / schedule.slices
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     over /= schedule.slices
-    split, weights = moments.kinds == Kind.I, moments.kinds == Kind.W
-    backward = split | (moments.kinds == Kind.B)
-    for mask, amounts, back in ((backward, again, backward), (split, over, weights)):
-        if amounts.any():
-            first = moments.starts if mask is backward else moments.stops
-            changes.append((first[mask], amounts[moments.stages[mask]]))
-            changes.append((moments.stops[back], -amounts[moments.stages[back]]))
+    if again.any():
+        run = split | whole
+        amounts = again[moments.stages[run]]
+        changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
+    if over.any() and split.any():
+        for mask, sign in ((split, 1.0), (weights, -1.0)):
+            changes.append((moments.stops[mask], sign * over[moments.stages[mask]]))
     return moments.held(*changes)
 
 

@@ -106,11 +106,10 @@ def parse_model(text: str, where: str) -> Model:
 
 def _own_model(data: Mapping[str, Any], file: str) -> Model:
     keys = Keys(data, file)
-    name = keys.take("name")
     common = {part: keys.take(part) for part in _PARTS}
     layers = _groups(keys, common)
     model = Model(
-        file if name is None else str(name),
+        keys.word("name", file),
         keys.count("hidden"),
         layers,
         keys.count("vocabulary"),

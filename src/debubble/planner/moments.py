@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Program, computes, ends_group, kinds_of, stages_of
+from debubble.core.actions import Kind, Program, computes, ends_group, kinds_of, stages_of
 from debubble.engine.timeline import Timeline
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,19 @@ class Moments:
     def stages(self) -> Integers:
         """Stage of each action."""
         return stages_of(self.program)
+
+    def backwards(self, runtime: str) -> tuple[Mask, Mask, Mask]:
+        """Masks of backwards for the input, of those for the weights, and of whole ones.
+
+        PyTorch's runtime does nothing in the first stage's I and the whole backward in its W.
+        """
+        split, weights, whole = (self.kinds == kind for kind in (Kind.I, Kind.W, Kind.B))
+        if runtime == "torch":
+            first = self.stages == 0
+            whole |= weights & first
+            split &= ~first
+            weights &= ~first
+        return split, weights, whole
 
     @property
     def starts(self) -> Integers:

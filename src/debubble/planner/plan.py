@@ -143,7 +143,8 @@ def measured(asked: Asked, plan: Plan) -> Plan:
 def _ends(asked: Asked, candidate: Candidate, timeline: Timeline) -> StepEnds:
     duration = timeline.table.duration
     backward = tuple((duration[Kind.I] + duration[Kind.W]).tolist())
-    return step_ends(asked.model, asked.cluster, asked.training, candidate, backward)
+    placement = timeline.schedule.placement
+    return step_ends(asked.model, asked.cluster, asked.training, candidate, backward, placement)
 
 
 CAUSES = {

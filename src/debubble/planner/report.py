@@ -60,6 +60,19 @@ def _memory_data(rank: RankMemory) -> dict[str, Any]:
     }
 
 
+def data(asked: Asked, found: Found) -> dict[str, Any]:
+    """The whole answer as plain data."""
+    return {
+        "model": model_data(asked),
+        "plans": [plan_data(asked, plan) for plan in found.plans],
+        "near": [plan_data(asked, plan) for plan in found.near],
+        "considered": found.considered,
+        "simulated": found.simulated,
+        "left_out": dict(found.left_out),
+        "interrupted": found.interrupted,
+    }
+
+
 def model_data(asked: Asked) -> dict[str, Any]:
     """The model as plain data."""
     model = asked.model
@@ -197,6 +210,7 @@ def _table(asked: Asked, found: Found, width: int) -> list[str]:
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
         Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
         Column(("recompute",), tuple(p.candidate.recompute for p in rows), rank=2, left=True),
+        Column(("ZeRO",), tuple(str(p.candidate.zero) for p in rows), rank=3),
         Column(("step",), tuple(seconds(p.step_time) for p in rows)),
         Column(("peak",), tuple(gigabytes(max(p.peaks)) for p in rows)),
         Column(("why",), tuple(why(p) for p in rows), rank=1, left=True),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from debubble.core.errors import did_you_mean
+from debubble.planner.activations import RECOMPUTE_MODULES
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.gpus import GPUS, Gpu
@@ -18,6 +19,9 @@ NUMBERS = (
     "pp", "vp", "cp", "ep", "dp", "micro_batch", "global_batch",
 )  # fmt: skip
 """Columns with whole numbers."""
+
+LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
+"""Limits of a row: of any number, of layers, and of the schedule's actions."""
 
 SCHEDULES = {
     "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "interleaved": "interleaved-1f1b",
@@ -32,7 +36,7 @@ NETWORKS = {"bigscience": 6.25e9}
 GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 
 FLASH_YEAR = 2023
-"""First year of sources whose attention stores no scores, and whose stages send beside work."""
+"""First year of sources whose attention stores no scores, where they train in bf16."""
 
 BEFORE_OVERLAP = ("v100", "a100")
 """GPUs whose published pipelines ran with software that overlapped no communication."""
@@ -73,6 +77,8 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
             assumed.append(f"{key} {default}")
         return int(value if value is not None else default or 0)
 
+    if (numbers["layers"] or 0) > MOST_LAYERS:
+        raise ValueError(f"{numbers['layers']} layers; at most {MOST_LAYERS} are predicted")
     model = row_model(row.get("model") or "", numbers)
     if numbers["vocab"] is None:
         assumed.append(f"vocab {VOCABULARY}")
@@ -95,6 +101,8 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     micro = get("micro_batch", 1)
     if batch % (micro * dp):
         raise ValueError(f"batch {batch} is no multiple of {micro} x dp {dp}")
+    if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
+        raise ValueError(f"batch {batch} makes more than {MOST_ACTIONS:,} actions")
     schedule = SCHEDULES.get(name, name) or "1f1b"
     if schedule in ("1f1b", "interleaved-1f1b"):
         schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
@@ -102,6 +110,7 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     candidate = Candidate(
         degrees, micro, batch // (micro * dp), schedule,
         spread(len(model.layers), degrees.stages), recompute, _zero(row.get("zero") or ""),
+        _modules(row.get("recompute") or ""),
     )  # fmt: skip
     training = _training(row, batch, sequence, candidate)
     return RowPlan(
@@ -135,20 +144,20 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     full = "fp32 grad" in precision or not half
     return Training(
         batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
-        flash=year >= FLASH_YEAR or candidate.zero >= 3, sequence_parallel=split,
-        overlap_tp=modern, overlap_dp=modern or candidate.zero >= 3,
-        overlap_p2p=modern or year >= FLASH_YEAR, stack=_stack(row, candidate),
+        flash=candidate.zero >= 3 or (year >= FLASH_YEAR and not half), sequence_parallel=split,
+        overlap_tp=modern and "vanilla TP" not in (row.get("notes") or ""),
+        overlap_dp=modern or candidate.zero >= 3,
+        overlap_p2p=modern or "1f1b" not in candidate.schedule, runtime=_runtime(row),
     )  # fmt: skip
 
 
-def _stack(row: Mapping[str, str], candidate: Candidate) -> str:
-    """The software of a row, by its schedule, its way to shard and its model."""
-    text = " ".join((row.get(key) or "").lower() for key in ("schedule", "model"))
-    if "deepspeed" in text or "mt-nlg" in text:
+def _runtime(row: Mapping[str, str]) -> str:
+    """The software of a row, by its schedule, its model, its way to shard and its source."""
+    text = {key: (row.get(key) or "").lower() for key in ("schedule", "model", "zero", "source")}
+    if "deepspeed" in text["schedule"] or "mt-nlg" in text["model"]:
         return "deepspeed"
-    return (
-        "fsdp" if candidate.zero >= 2 and "fsdp" in (row.get("zero") or "").lower() else "megatron"
-    )
+    sharded = "fsdp" in text["zero"] and "megatron" not in text["source"]
+    return "torch" if sharded or "torchtitan" in text["source"] else "megatron"
 
 
 def _precision(text: str) -> str:
@@ -185,6 +194,19 @@ def _recompute(text: str) -> str:
     return "none" if text in ("", "none") else "selective"
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    """Modules that a row computes again: those it names, by Megatron-LM's names.
+
+    torchtitan's choice by operation computes every other matrix product again, and all that is
+    between them: about as much as the feed-forward part and the norms.
+    """
+    if "(op)" in text:
+        return ("mlp", "layernorm")
+    names = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
+    found = (names.get(word.strip(), word.strip()) for word in text.split(","))
+    return tuple(name for name in found if name in RECOMPUTE_MODULES)
+
+
 def _zero(text: str) -> int:
     """The stage that a row's text begins with, 3 for FSDP, 1 where it says nothing."""
     if match := re.match(r"\s*([0-3])", text):
@@ -201,8 +223,8 @@ def _whole(text: str | None, key: str) -> int | None:
         number = float(text)
     except ValueError:
         raise ValueError(f"{key} {text!r} is no number") from None
-    if number != int(number) or number < 1:
-        raise ValueError(f"{key} {text!r} is no whole number from 1 up")
+    if not 1 <= number <= LARGEST or number != int(number):
+        raise ValueError(f"{key} {text!r} is no whole number from 1 to {LARGEST:,}")
     return int(number)
 
 

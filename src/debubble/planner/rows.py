@@ -11,6 +11,7 @@ from typing import Any
 from debubble.core.errors import DebubbleError, FormatError
 from debubble.interchange.text import read_text
 from debubble.planner.calibrate import Factors, calibrated, shipped_factors
+from debubble.planner.memory import memory_of
 from debubble.planner.row_plans import RowPlan, read_row
 from debubble.planner.step import step_time
 
@@ -110,6 +111,8 @@ def _result(index: int, plan: RowPlan | str, factors: Factors, mark: bool) -> di
             step = step_time(plan.model, plan.cluster, plan.training, plan.candidate, factors)
     except DebubbleError as error:
         return found | {"skipped": str(error)}
+    memory = memory_of(plan.model, plan.cluster, plan.training, plan.candidate, step.timeline)
+    found["memory"] = max(rank.peak for rank in memory)
     found["step_time"] = step.seconds
     found["calibrated"] = mark or _gave(factors, plan)
     if plan.seconds:

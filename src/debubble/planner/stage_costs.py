@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
@@ -13,6 +14,7 @@ from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
 from debubble.planner.layer_work import Product, Times, product_times, tokens_of
 from debubble.planner.links import all_gather, all_reduce, group_of, send
 from debubble.planner.model import Model
+from debubble.planner.state import padded_vocabulary
 
 
 def stage_costs(
@@ -43,17 +45,25 @@ def stage_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> list[Times]:
     """F, I with recompute, and W of every stage."""
-    one = {
-        layer: layer_times(model, layer, cluster, training, candidate, factors)
-        for layer in dict.fromkeys(model.layers)
-    }
-    stages = []
-    for first, last in pairwise(candidate.first_layers):
-        found = [one[layer] for layer in model.layers[first:last]]
-        stages.append(sum((_with_recompute(item) for item in found), Times()))
-    stages[0] += embedding_times(model, cluster, training, candidate)
-    stages[-1] += head_times(model, cluster, training, candidate, factors)
+    sums, first, last = _sums(model, cluster, training, candidate.without_order, factors)
+    stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
+    stages[0] += first
+    stages[-1] += last
     return stages
+
+
+@lru_cache(maxsize=16384)
+def _sums(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> tuple[tuple[Times, ...], Times, Times]:
+    """Times of the first n layers, for every n; of the embedding; and of the head."""
+    one = {}
+    for layer in dict.fromkeys(model.layers):
+        found = layer_times(model, layer, cluster, training, candidate, factors)
+        one[layer] = _with_recompute(found)
+    sums = accumulate((one[layer] for layer in model.layers), initial=Times())
+    first = embedding_times(model, cluster, training, candidate)
+    return tuple(sums), first, head_times(model, cluster, training, candidate, factors)
 
 
 def _with_recompute(times: LayerTimes) -> Times:
@@ -88,7 +98,7 @@ def head_times(
     slow = 1 / factors.efficiency(
         gpu, degrees.tp, training, experts=model.layers[-1].experts is not None
     )
-    vocabulary = -(-model.vocabulary // degrees.tp)
+    vocabulary = padded_vocabulary(model, training, degrees.tp) // degrees.tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
     head += Times(

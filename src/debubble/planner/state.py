@@ -31,11 +31,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model import Experts, Layer, Model
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads a vocabulary to a multiple of this, times the tensor-parallel degree."""
+
+PADDING = ("megatron", "deepspeed")
+"""Runtimes that do."""
 
 GATHERED_LAYERS = 2
 """Layers whose weights are there at a time where replicas split them: one, and the next."""
@@ -96,7 +99,7 @@ def padded_vocabulary(model: Model, training: Training, tp: int) -> int:
 
     Megatron-LM pads it to a multiple of 128 times `tp`; others to a multiple of `tp` at most.
     """
-    multiple = tp * (VOCABULARY_MULTIPLE if training.runtime == "megatron" else 1)
+    multiple = tp * (VOCABULARY_MULTIPLE if training.runtime in PADDING else 1)
     return math.ceil(model.vocabulary / multiple) * multiple
 
 
@@ -138,57 +141,80 @@ def stage_parameters(
     prediction. A head that is the embedding's matrix, and multi-token prediction, need a copy of
     the embedding where the last stage is not the first, too.
     """
-    degrees = candidate.degrees
-    first, last = stage == 0, stage == degrees.stages - 1
+    return _parameters(model, training, candidate.degrees, candidate.layers)[stage]
+
+
+@lru_cache(maxsize=16384)
+def _parameters(
+    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...]
+) -> tuple[StageParameters, ...]:
+    sums = _sums(model, degrees.tp, degrees.ep)
     vocabulary = padded_vocabulary(model, training, degrees.tp) * model.hidden / degrees.tp
-    begin, end = candidate.first_layers[stage], candidate.first_layers[stage + 1]
-    dense, experts = (some[end] - some[begin] for some in _sums(model, degrees.tp, degrees.ep))
-    if first:
-        dense += vocabulary + model.positions * model.hidden
-    if last:
-        dense += model.norm_parameters
-        if model.mtp:
-            own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
-            own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
-            dense, experts = dense + model.mtp * own, experts + model.mtp * routed
-        copies = (not model.tied) + (not first and bool(model.tied or model.mtp))
-        dense += copies * vocabulary
-    return StageParameters(dense, experts)
+    found, begin = [], 0
+    for stage, count in enumerate(layers):
+        first, last = stage == 0, stage == len(layers) - 1
+        dense, experts = (some[begin + count] - some[begin] for some in sums)
+        begin += count
+        if first:
+            dense += vocabulary + model.positions * model.hidden
+        if last:
+            dense += model.norm_parameters
+            if model.mtp:
+                own, routed = layer_parameters(model, model.layers[-1], degrees.tp, degrees.ep)
+                own += 2 * model.hidden**2 / degrees.tp + 3 * model.norm_parameters
+                dense, experts = dense + model.mtp * own, experts + model.mtp * routed
+            copies = (not model.tied) + (not first and bool(model.tied or model.mtp))
+            dense += copies * vocabulary
+        found.append(StageParameters(dense, experts))
+    return tuple(found)
 
 
 def stage_state(model: Model, training: Training, candidate: Candidate, stage: int) -> State:
     """Bytes of one stage's weights, gradients and optimizer states on one GPU."""
-    found = stage_parameters(model, training, candidate, stage)
-    degrees = candidate.degrees
-    dense = _bytes(found.dense, degrees.dp * degrees.cp, training, candidate)
-    experts = _bytes(found.experts, degrees.expert_dp, training, candidate)
-    state = dense + experts
-    gathers = candidate.zero >= (2 if training.runtime == "torch" else 3)
-    if not gathers:
-        return state
-    stays = training.runtime == "torch" and degrees.pp > 1
-    gathered = 2 * (found.total if stays else _two_layers(model, candidate, stage))
-    summed = 4 * found.total if stays else 0.0
-    return state + State(gathered, summed, 0.0, gathered, summed)
+    return stage_states(model, training, candidate)[stage]
+
+
+def stage_states(model: Model, training: Training, candidate: Candidate) -> tuple[State, ...]:
+    """The same of all stages; candidates that differ in order or microbatches share it."""
+    return _states(model, training, candidate.degrees, candidate.layers, candidate.zero)
+
+
+@lru_cache(maxsize=16384)
+def _states(
+    model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
+) -> tuple[State, ...]:
+    torch = training.runtime == "torch"
+    gathers = zero >= (2 if torch else 3)
+    stays = torch and degrees.pp > 1
+    found = []
+    for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
+        state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
+        state += _bytes(counts.experts, degrees.expert_dp, training, zero)
+        if gathers:
+            begin = sum(layers[:stage])
+            some = model.layers[begin : begin + layers[stage]]
+            gathered = 2 * (counts.total if stays else _two_layers(model, degrees, some))
+            summed = 4 * counts.total if stays else 0.0
+            state += State(gathered, summed, 0.0, gathered, summed)
+        found.append(state)
+    return tuple(found)
 
 
 def head_state(model: Model, training: Training, candidate: Candidate, share: float) -> State:
     """Bytes of a share of the head, as :func:`stage_state` counts it on the last stage."""
     tp, replicas = candidate.degrees.tp, candidate.degrees.dp * candidate.degrees.cp
     count = padded_vocabulary(model, training, tp) * model.hidden / tp
-    return _bytes(share * count, replicas, training, candidate)
+    return _bytes(share * count, replicas, training, candidate.zero)
 
 
-def _two_layers(model: Model, candidate: Candidate, stage: int) -> float:
+def _two_layers(model: Model, degrees: Degrees, layers: tuple[Layer, ...]) -> float:
     """Parameters of the most that is gathered at a time: twice the largest layer's."""
-    degrees = candidate.degrees
-    some = model.layers[candidate.first_layers[stage] : candidate.first_layers[stage + 1]]
-    sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(some)]
-    return min(GATHERED_LAYERS, len(some)) * max(sizes, default=0.0)
+    sizes = [sum(layer_parameters(model, layer, degrees.tp, degrees.ep)) for layer in set(layers)]
+    return min(GATHERED_LAYERS, len(layers)) * max(sizes, default=0.0)
 
 
-def _bytes(count: float, replicas: int, training: Training, candidate: Candidate) -> State:
-    weights, gradients, optimizer = bytes_per_parameter(training, candidate.zero, replicas)
+def _bytes(count: float, replicas: int, training: Training, zero: int) -> State:
+    weights, gradients, optimizer = bytes_per_parameter(training, zero, replicas)
     return State(count * weights, count * gradients, count * optimizer)
 
 

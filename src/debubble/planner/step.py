@@ -36,7 +36,7 @@ def step_time(
     )  # fmt: skip
     timeline = simulate(schedule, costs)
     backward = backward_times(costs)
-    ends = step_ends(model, cluster, training, candidate, backward)
+    ends = step_ends(model, cluster, training, candidate, backward, schedule.placement)
     return Step(total(timeline, ends), timeline, ends)
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from debubble.core.placement import Placement
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import memory_time
 from debubble.planner.gpus import Gpu
 from debubble.planner.links import END_NETWORK, NETWORK, all_gather, all_reduce, group_of
 from debubble.planner.model import Model
+from debubble.planner.state import StageParameters, stage_parameters
 
-WEIGHT_BYTES = 10
-"""Bytes of an optimizer step per parameter, beside gradient and moments: the fp32 weight read and
-written, the 16-bit one written."""
+GRADIENT_BYTES = 20
+"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
+written to clip it, read by Adam, and set to zero."""
+WEIGHT_BYTES = 14
+"""The same for weights: the fp32 weight read and written, read again and written in 16 bits."""
+SCALED_BYTES = 14
+"""What fp16 adds: gradients are copied to fp32, checked and divided by the loss's scale."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class StepEnds:
 
 def step_ends(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate,
-    backward: tuple[float, ...],
+    backward: tuple[float, ...], placement: Placement,
 ) -> StepEnds:  # fmt: skip
     """The ends of a step on every rank.
 
@@ -50,6 +56,8 @@ def step_ends(
         What runs.
     backward
         Seconds of one microbatch's backward on every stage, beside which gradients are reduced.
+    placement
+        Which rank has which stages.
     """
     degrees, gpu = candidate.degrees, cluster.gpu
     if not training.overlap_dp:
@@ -59,27 +67,27 @@ def step_ends(
     reduce = all_gather if split else all_reduce
     gradients, optimizer, weights = [], [], []
     for rank in range(degrees.pp):
-        own = [
-            stage_parameters(model, candidate, stage)
-            for stage in range(rank, degrees.stages, degrees.pp)
-        ]
+        here = [stage for row in placement.table for stage, home in enumerate(row) if home == rank]
+        own = [stage_parameters(model, training, candidate, stage) for stage in here]
         reduced = [
-            reduce(gpu, shards, training.gradient_bytes * dense)
-            + reduce(gpu, experts, training.gradient_bytes * routed)
-            for dense, routed in own
+            reduce(gpu, shards, training.gradient_bytes * part.dense)
+            + reduce(gpu, experts, training.gradient_bytes * part.experts)
+            for part in own
         ]
         gathered = [
-            all_gather(gpu, shards, 2 * dense) + all_gather(gpu, experts, 2 * routed)
-            for dense, routed in own
+            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts)
+            for part in own
         ]
+        # The stage that comes first in the model ends the step and begins the next.
+        last = min(range(len(here)), key=here.__getitem__)
+        layers = max(candidate.layers[here[last]], 1)
         if candidate.zero >= 3:
-            layers = max(len(model.layers) // degrees.pp, 1)
-            gradients.append(reduced[0] / layers)
-            weights.append(gathered[0] / layers)
+            gradients.append(reduced[last] / layers)
+            weights.append(gathered[last] / layers)
         elif training.overlap_dp:
-            layers = max(candidate.layers[rank], 1)
-            gradients.append(max(reduced[0] - backward[rank], reduced[0] / layers))
-            weights.append(max(gathered[0] - backward[rank] / 2, gathered[0] / layers) * split)
+            beside = backward[here[last]]
+            gradients.append(max(reduced[last] - beside, reduced[last] / layers))
+            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
         else:
             gradients.append(sum(reduced))
             weights.append(sum(gathered) * split)
@@ -88,25 +96,12 @@ def step_ends(
 
 
 def _optimizer(
-    gpu: Gpu, training: Training, own: list[tuple[float, float]], shards: tuple[int, int],
+    gpu: Gpu, training: Training, own: list[StageParameters], shards: tuple[int, int],
     *, split: bool,
 ) -> float:  # fmt: skip
     """Seconds in which the optimizer reads and writes this rank's share of all states."""
-    dense, routed = sum(part[0] for part in own), sum(part[1] for part in own)
+    dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
     share = dense / shards[0] + routed / shards[1] if split else dense + routed
-    moved = WEIGHT_BYTES + 4 * training.moment_bytes + training.gradient_bytes
+    moved = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
+    moved += SCALED_BYTES * (training.precision == "fp16")
     return memory_time(gpu, moved * share)
-
-
-def stage_parameters(model: Model, candidate: Candidate, stage: int) -> tuple[float, float]:
-    """Parameters of one stage on one GPU: those that every replica has, and experts'."""
-    degrees, starts = candidate.degrees, candidate.first_layers
-    dense = routed = 0.0
-    for layer in model.layers[starts[stage] : starts[stage + 1]]:
-        own = model.expert_parameters(layer)
-        dense, routed = dense + model.layer_parameters(layer) - own, routed + own
-    if stage == 0:
-        dense += model.embedding_parameters
-    if stage == degrees.stages - 1:
-        dense += model.head_parameters if not model.tied or degrees.stages > 1 else 0
-    return dense / degrees.tp, routed / degrees.ep

@@ -1,4 +1,4 @@
-"""Registry entry of a schedule: constraints, closed forms, options."""
+"""Registry entry of a schedule: its constraints, which are checked here, closed forms, options."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ from debubble.schedules.formula import terms, value_of
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
+
+
+LIMITS = {
+    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
+}  # fmt: skip
+
+NEAREST_SEARCH = 5000
+"""How far from a refused value the nearest valid one is looked for."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,11 @@ class ClosedForm:
     accuracy: str = "exact"
     holds: Callable[[Any], bool] = lambda case: True  # noqa: ARG005 - the trivial default
     condition: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Quantity, formula, accuracy and condition as plain data."""
+        names = {"quantity": self.quantity, "formula": self.text}
+        return names | {"accuracy": self.accuracy, "condition": self.condition}
 
     def of(self, case: Any) -> float | list[float]:
         """What the formula gives for a case."""
@@ -283,22 +296,50 @@ class Entry:
         """All parameters in one namespace, with defaults filled in, none of them checked."""
         defaults = {option.name: option.default for option in self.options}
         given = {key: value for key, value in values.items() if value is not None}
-        chunks = self.chunks or self.default_chunks
-        return SimpleNamespace(
-            **{
-                "chunks": chunks,
-                "iterations": None,
-                "costs": None,
-                "memory": None,
-                "storage": None,
-                "slices": 1,
-            }
-            | defaults
-            | given
-        )
+        usual = {"chunks": self.chunks or self.default_chunks, "slices": 1}
+        nothing = dict.fromkeys(("iterations", "costs", "memory", "storage"))
+        return SimpleNamespace(**nothing | usual | defaults | given)
 
 
 @lru_cache(maxsize=16)
 def _placed(placement: Callable[[int, int], Placement], ranks: int, chunks: int) -> Placement:
     # What is derived from a placement is kept with it.
     return placement(ranks, chunks)
+
+
+def check_constraints(entry: Entry, case: SimpleNamespace) -> None:
+    """Raise when a case breaks a constraint, with the nearest value that meets all."""
+    for constraint in entry.constraints:
+        if constraint.holds(case):
+            continue
+        value = getattr(case, constraint.parameter)
+        near = nearest(entry, case, constraint.parameter)
+        hint = f"; the nearest that works is {near}" if near is not None else ""
+        instead = constraint.instead(case)
+        hint += f"{',' if hint else ';'} or use {instead}" if instead else ""
+        raise ParameterError(
+            f"'{entry.name}' needs {constraint.text}; {constraint.parameter} is {value}{hint}"
+        )
+
+
+def nearest(entry: Entry, case: SimpleNamespace, parameter: str) -> int | None:
+    """The value of one parameter nearest to the given one that meets every constraint."""
+    value = getattr(case, parameter)
+    if not isinstance(value, int):
+        return None
+    for distance in range(1, NEAREST_SEARCH):
+        for candidate in (value - distance, value + distance):
+            if candidate < 1:
+                continue
+            changed = SimpleNamespace(**vars(case) | {parameter: candidate})
+            if all(constraint.holds(changed) for constraint in entry.constraints):
+                return candidate
+    return None
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse a parameter that is no whole number from 1 to its limit."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ParameterError(f"{name} is {value!r}; give a whole number")
+    if not 1 <= value <= LIMITS[name]:
+        raise ParameterError(f"{name} is {value}; it goes from 1 to {LIMITS[name]:,}")

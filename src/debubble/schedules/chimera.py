@@ -14,10 +14,6 @@ BATCHES = {"direct": 1, "doubling": 2, "halving": 2}
 """Microbatches per forward, for each way to more microbatches than ranks."""
 
 
-def _direct(k: Any) -> float:
-    return makespan(k, copies=2)
-
-
 def _doubled(k: Any) -> float:
     units = -(-k.m // (2 * k.p))
     ends = max(k.F + k.B, 2 * k.F, 2 * (k.B - k.F))
@@ -44,7 +40,7 @@ def _doubled(k: Any) -> float:
     forms=(
         *forms(
             2,
-            _direct,
+            lambda k: makespan(k, copies=2),
             "m(F + B) + (p − 2)(max(F, B) + (U − 1)|B − F|)",
             "p/2 + 1 + d, d ranks from the nearer end",
             applies=lambda k: BATCHES[k.scaling] == 1,

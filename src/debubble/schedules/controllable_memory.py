@@ -67,26 +67,34 @@ def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
     return next(fitting, None) if ranks <= MOST_RANKS else None
 
 
-def scheduled(
-    block: VBlock,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None,
-    memory: float | Sequence[float] | None,
-    storage: Storage | None,
-    objective: str,
-    published: bool,
-) -> list[Program]:
-    """The order of a block, or one computed for costs and memory that is no slower."""
-    order = block.programs(ranks, microbatches)
-    if published:
+def searched(block: VBlock) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
+    """Make a description the schedule of a block, or of one for costs and memory that is faster."""
+
+    def order(
+        *,
+        ranks: int,
+        microbatches: int,
+        costs: Costs | None = None,
+        memory: float | Sequence[float] | None = None,
+        storage: Storage | None = None,
+        objective: str = "makespan",
+        published: bool = False,
+    ) -> list[Program]:
+        programs = block.programs(ranks, microbatches)
+        if published:
+            return programs
+        terms = Terms.of(Placement.v(ranks), costs, storage)
+        if memory is None:
+            memory = terms.limit_of(2 * block.memory(ranks), programs, microbatches)
+        other = largest_block(terms, memory)
+        more = [] if other in (block, None) else [other.programs(ranks, microbatches)]
+        return terms.schedule(microbatches, memory, objective, [programs, *more])
+
+    def named(description: Callable[[], None]) -> Callable[..., list[Program]]:
+        order.__name__, order.__doc__ = description.__name__, description.__doc__
         return order
-    terms = Terms.of(Placement.v(ranks), costs, storage)
-    if memory is None:
-        memory = terms.limit_of(2 * block.memory(ranks), order, microbatches)
-    other = largest_block(terms, memory)
-    orders = [order] if other in (block, None) else [order, other.programs(ranks, microbatches)]
-    return terms.schedule(microbatches, memory, objective, orders)
+
+    return named
 
 
 SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
@@ -173,16 +181,8 @@ def _forms(
         "(3p − 7)F, or (3p − 4)F for odd p",
     ),
 )
-def v_half(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-    published: bool = False,
-) -> list[Program]:
+@searched(V_HALF)
+def v_half() -> None:
     """A microbatch takes two slots from rank to rank on the way down the V, one on the way up.
 
     A stage that keeps a microbatch for l of the 6 slots a rank needs per microbatch holds l/6
@@ -232,7 +232,6 @@ def v_half(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    return scheduled(V_HALF, ranks, microbatches, costs, memory, storage, objective, published)
 
 
 @register(
@@ -250,16 +249,8 @@ def v_half(
         "(4p − 5)F, or (4p − 7)F when 3 divides p",
     ),
 )
-def v_min(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-    published: bool = False,
-) -> list[Program]:
+@searched(V_MIN)
+def v_min() -> None:
     """A microbatch goes down and up the V as fast as it can, one slot from rank to rank.
 
     No block has shorter lifespans. It takes (1 + 1)/6 of what 1F1B holds on rank 0, or
@@ -276,7 +267,6 @@ def v_min(
         r1 | .  F0 F1 .  f0 .  f1 i0 w0 .  I0 F2 W0 i1 f2 w1 I1 F3 W1 i2 f3 w2 I2 i3 W2 w3 I3 W3 .
         r2 | .  .  F0 f0 F1 f1 .  .  i0 I0 w0 W0 F2 f2 i1 I1 w1 W1 F3 f3 i2 I2 w2 W2 i3 I3 w3 W3 .
     """
-    return scheduled(V_MIN, ranks, microbatches, costs, memory, storage, objective, published)
 
 
 @register(
@@ -290,16 +280,8 @@ def v_min(
     constraints=(RANKS,),
     forms=_forms(V_ZB, "p", lambda p: p - 1, "(p − 1)F", inside=False),
 )
-def v_zb(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-    published: bool = False,
-) -> list[Program]:
+@searched(V_ZB)
+def v_zb() -> None:
     """A microbatch takes four slots from rank to rank on the way down the V, two on the way up.
 
     The idea of ZB-V as a building block, with paces of the paper and turns of our own: modulo 6,
@@ -317,4 +299,3 @@ def v_zb(
         r1 | .  F0 F1 F2 f0 F3 f1 i0 w0 f2 i1 I0 w1 i2 f3 W0 I1 w2 i3 I2 W1 I3 w3 W2 W3 .
         r2 | .  .  F0 f0 F1 f1 F2 f2 i0 I0 w0 W0 F3 f3 i1 I1 i2 I2 w1 i3 I3 W1 w2 W2 w3 W3
     """
-    return scheduled(V_ZB, ranks, microbatches, costs, memory, storage, objective, published)

@@ -133,30 +133,26 @@ def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> I
         return _time(k, *of(k))
 
     published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
-    for quantity, text, value, holds, condition in (
-        ("makespan", time, makespan, exact, ""),
-        ("bubble_time", published, longest,
-         lambda k: exact(k) and k.F == k.I, ", F = I"),
-        ("bubble_time", general, longest, lambda k: exact(k) and k.F != k.I, ""),
-    ):  # fmt: skip
-        yield ClosedForm(
-            quantity, text, value, holds=holds, condition=f"no latency, {_IN_ORDER}{condition}"
-        )
+    rows: tuple[tuple[str, str, Callable[[Any], float], Callable[[Any], bool], str], ...] = (
+        ("makespan", time, makespan, lambda _: True, ""),
+        ("bubble_time", published, longest, lambda k: k.F == k.I, "F = I"),
+        ("bubble_time", general, longest, lambda k: k.F != k.I, ""),
+    )
 
     def bound(k: Any) -> bool:
         # A full backward that is slower than its parts runs less often than the formulas count.
         return not exact(k) and bool(k.B <= (k.I + k.W) * (1 + 1e-9))
 
-    condition = "B ≤ I + W"
-    yield ClosedForm("makespan", time, makespan, "lower bound", holds=bound, condition=condition)
-    yield ClosedForm(
-        "bubble_time", published, longest, "lower bound",
-        holds=lambda k: bound(k) and k.F == k.I, condition=f"{condition}, F = I",
-    )  # fmt: skip
-    yield ClosedForm(
-        "bubble_time", general, longest, "lower bound",
-        holds=lambda k: bound(k) and k.F != k.I, condition=condition,
-    )  # fmt: skip
+    for accuracy, applies, where in (
+        ("exact", exact, ("no latency", _IN_ORDER)), ("lower bound", bound, ("B ≤ I + W",)),
+    ):  # fmt: skip
+        for quantity, text, value, costs, more in rows:
+
+            def holds(k: Any, applies: Any = applies, costs: Any = costs) -> bool:
+                return bool(applies(k) and costs(k))
+
+            condition = ", ".join(filter(None, (*where, more)))
+            yield ClosedForm(quantity, text, value, accuracy, holds, condition)
 
 
 @register(

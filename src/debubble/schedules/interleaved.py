@@ -42,11 +42,6 @@ def group(case: Any) -> int:
     return int(case.group_size or case.ranks)
 
 
-def full_groups(case: Any) -> bool:
-    """Whether all groups of a case have the same size."""
-    return bool(case.microbatches % group(case) == 0)
-
-
 def in_flight(case: Any, rank: int, extra: int = 0) -> float:
     """Peak activation of a rank: its warm-up and one more, never more than there are chunks."""
     warm_up = (case.v - 1) * group(case) + 2 * (case.p - 1 - rank) + extra
@@ -128,7 +123,7 @@ RELAXED = (
         ClosedForm(
             "makespan",
             FILL_AND_WORK,
-            holds=lambda k: k.c == 0 and (full_groups(k) or not k.short_last_group),
+            holds=lambda k: k.c == 0 and (k.m % group(k) == 0 or not k.short_last_group),
             condition="no latency, no short group",
         ),
         ClosedForm(

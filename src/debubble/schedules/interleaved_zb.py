@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
@@ -12,9 +11,9 @@ from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
-def in_rounds(case: Any) -> int:
+def in_rounds(microbatches: int, ranks: int) -> int:
     """Microbatches of a round: as many rounds as there are p microbatches for, of equal size."""
-    return int(case.microbatches // max(1, case.microbatches // case.ranks))
+    return microbatches // max(1, microbatches // ranks)
 
 
 def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
@@ -76,7 +75,7 @@ def trailing_weights(
         ClosedForm(
             "peak_activation",
             "((v − 1)g + p)/v with g = m / (m // p), capped by m",
-            lambda k: min((k.v - 1) * in_rounds(k) + k.p, k.m * k.v) * k.unit,
+            lambda k: min((k.v - 1) * in_rounds(k.m, k.p) + k.p, k.m * k.v) * k.unit,
             holds=lambda k: k.kept == k.unit,
             condition="kept_for_weight = 1",
         ),
@@ -93,5 +92,5 @@ def interleaved_zb(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Pr
         r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 i3 w3 I2 W2 I3 W3
         r1 | .  F0 F1 f0 i0 f1 i1 w0 F2 I0 w1 F3 I1 W0 f2 i2 W1 f3 i3 w2 I2 w3 I3 W2 W3
     """
-    size = microbatches // max(1, microbatches // ranks)
+    size = in_rounds(microbatches, ranks)
     return trailing_weights(ranks, microbatches, chunks, size, lag=1)

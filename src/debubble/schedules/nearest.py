@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +47,7 @@ class NearestForm:
     nearest: str
 
 
-@dataclass(frozen=True)
-class _Obstacle:
+class _Obstacle(NamedTuple):
     """A property of a case that no formula covers, and the words for a case without it."""
 
     reason: str

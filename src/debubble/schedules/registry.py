@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +27,18 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
-from debubble.schedules._constraints import LIMITS, check_constraints, check_count, nearest
 from debubble.schedules._entry import (
+    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
     Entry,
     FormValue,
     Option,
+    check_constraints,
+    check_count,
     described_parameters,
+    nearest,
 )
 from debubble.schedules._recomputed import with_recompute
 
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
-    "closed_forms", "entries", "find", "make", "nearest", "optimizer_step", "register",
-    "schedules",
+    "check_count", "closed_forms", "entries", "find", "make", "nearest", "optimizer_step",
+    "register", "schedules",
 ]  # fmt: skip
 
 COMMON = ("ranks", "microbatches", "chunks", "iterations", "costs", "memory", "storage")
@@ -271,6 +274,17 @@ def make(
         lambda case: _build(entry, case, sync), entry, case,
         recompute=recompute, recompute_at=recompute_at, offload=offload,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def made_once(name: str, **parameters: Any) -> Schedule:
+    """The schedule of :func:`make`, the same object for the same parameters, which are hashable.
+
+    What is worked out about a schedule is kept with it, its event graphs above all: with other
+    costs :func:`debubble.engine.totals.totals` takes a fraction of the time. The schedules asked
+    for last are kept.
+    """
+    return make(name, **parameters)
 
 
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:

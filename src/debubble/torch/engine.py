@@ -100,6 +100,7 @@ class OwnEngine:
         self._away: set[tuple[int, int]] = set()
         """Of these, what has not come back in this step."""
         self.stages = stages_of(setup, self.program)
+        self._versions = [one.versions for one in self.stages.values() if one.versions is not None]
         self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
         self._ends = {
             step.stage: index for index, step in enumerate(self.program)
@@ -121,9 +122,8 @@ class OwnEngine:
         """Walk the program once; gradients are added to those of the modules' parameters."""
         self._start(batch, training=True)
         self._copies.start()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.start()
+        for versions in self._versions:
+            versions.start()
         for number in self._sharded:
             hold_back(self.setup.modules[number])
         for part in self._tasks:
@@ -138,9 +138,8 @@ class OwnEngine:
         self._copies.finish()
         if self._shard is not None:
             self._shard.finish()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.collect()
+        for versions in self._versions:
+            versions.collect()
         self.recorder.close()
         return self._losses()
 
@@ -192,7 +191,7 @@ class OwnEngine:
         """Post a group of sends and receives."""
         self._watch.position = indices[0]
         sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
-        receives, keys = [], []
+        receives, keys, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
             boundary = self._boundary(step, stage)
@@ -203,13 +202,17 @@ class OwnEngine:
                 tensors = ready.tensors if isinstance(ready, Handed) else ready
                 sends.append((step, boundary, tensors, back))
                 self.recorder.begin(index)
-                self.recorder.finish(index)
+                sent.append(index)
             else:
                 receives.append((step, boundary, back))
                 keys.append((index, key))
+        now = time.perf_counter_ns()
         for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
             arrival.position = index
+            self.recorder.posted[index] = now
             self._ready[key] = arrival
+        for index in sent:
+            self.recorder.finish(index)
 
     def _compute(self, task: Task) -> None:
         """Run one action."""
@@ -298,15 +301,13 @@ class OwnEngine:
 
     def _optimizer_step(self, step: Step, _: Any) -> None:
         assert self._steps is not None, "without somebody to take them there are no such actions"
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.collect()
+        for versions in self._versions:
+            versions.collect()
         self._gradients.finish()
         self._steps(step.unit)
         self._gradients.start()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.refresh()
+        for versions in self._versions:
+            versions.refresh()
 
     def _offload(self, step: Step, _: Any) -> None:
         row = self.stages[step.stage].activations(step.unit).leave()

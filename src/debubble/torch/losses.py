@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -30,15 +28,18 @@ def add_loss(value: Tensor) -> None:
         added.append(value)
 
 
-@contextmanager
-def added_losses() -> Iterator[list[Tensor]]:
-    """Collect what :func:`add_loss` gets."""
-    found: list[Tensor] = []
-    token = _ADDED.set(found)
-    try:
-        yield found
-    finally:
-        _ADDED.reset(token)
+class added_losses:  # noqa: N801 - it is called as a function
+    """A context that collects what :func:`add_loss` gets."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        self._token = _ADDED.set(found)
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        _ADDED.reset(self._token)
 
 
 def single(loss: Any, output: Any) -> Tensor:

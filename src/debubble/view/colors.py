@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import colorsys
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -111,20 +111,6 @@ def _grey(color: str) -> str:
     level = luminance(color)
     channel = 12.92 * level if level <= 0.0031308 else 1.055 * level ** (1 / 2.4) - 0.055
     return f"#{round(255 * channel):02x}" + f"{round(255 * channel):02x}" * 2
-
-
-def _palettes() -> dict[str, Palette]:
-    grey = Palette(
-        "grey",
-        {kind: _triple(_grey(COLOR.shade(kind, index, 3)) for index in range(3)) for kind in Kind},
-        {kind: _grey(color) for kind, color in COLOR.stripes.items()},
-    )
-    return {palette.name: palette for palette in (COLOR, grey)}
-
-
-def _triple(colors: Iterable[str]) -> tuple[str, str, str]:
-    light, middle, dark = colors
-    return light, middle, dark
 
 
 def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
@@ -248,5 +234,17 @@ def _mix(first: str, second: str, share: float) -> str:
     return "#" + "".join(f"{channel:02x}" for channel in channels)
 
 
-PALETTES = _palettes()
+_GREY = Palette(
+    "grey",
+    {
+        kind: (
+            _grey(COLOR.shade(kind, 0, 3)), _grey(COLOR.shade(kind, 1, 3)),
+            _grey(COLOR.shade(kind, 2, 3)),
+        )
+        for kind in Kind
+    },
+    {kind: _grey(color) for kind, color in COLOR.stripes.items()},
+)  # fmt: skip
+
+PALETTES = {palette.name: palette for palette in (COLOR, _GREY)}
 """Palettes by name. ``grey`` has the lightness of the colours: what a grey print shows of them."""

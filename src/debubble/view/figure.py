@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from debubble.analysis.results import shared_units
 from debubble.core.errors import ParameterError, check_type
 from debubble.engine.timeline import Timeline
 from debubble.view import words
@@ -215,7 +216,7 @@ class _Sheet:
         ]
         moves = [part for part in moved if part is not None]
         self.legend = entries(bars, look, moves, look.memory)
-        unit = words.printable(look.time_unit or words.units(timelines)[0], 24)
+        unit = words.printable(look.time_unit or shared_units(timelines)[0], 24)
         self.time_label = f"time ({unit or 'unit of the costs'})"
         if look.normalise:
             self.time_label = "time / ideal (work of the busiest rank)"

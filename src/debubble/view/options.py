@@ -76,14 +76,6 @@ def _range(wanted: Any, name: str) -> tuple[float, float]:
     return begin, end
 
 
-def _as_is(wanted: Any, name: str) -> Any:  # noqa: ARG001 - all readers are called alike
-    return wanted
-
-
-def _palette(wanted: Any, name: str) -> Palette:  # noqa: ARG001
-    return palette_of(wanted)
-
-
 FIGURES = (".png", ".svg", ".pdf")
 ALL = (*FIGURES, ".html")
 
@@ -93,7 +85,7 @@ def _option(
     help: str,
     *,
     metavar: str | None = None,
-    read: Callable[[Any, str], Any] = _as_is,
+    read: Callable[[Any, str], Any] = lambda wanted, _name: wanted,
     endings: tuple[str, ...] = FIGURES,
     flag: bool = True,
 ) -> Any:
@@ -167,7 +159,7 @@ class FigureOptions:
     )
     palette: Palette = _option(  # noqa: RUF009 - a field, as the others
         COLOR, "color, grey, or own colours such as F=#4169e1,B=#90ee90.", metavar="COLORS",
-        read=_palette, endings=ALL,
+        read=lambda wanted, _name: palette_of(wanted), endings=ALL,
     )  # fmt: skip
     range: tuple[float, float] | None = _option(
         None, "Stretch of time to draw, such as 10:20.", metavar="A:B", read=_range

@@ -6,6 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from string import Template
 from typing import TYPE_CHECKING, Any
 
@@ -200,13 +201,9 @@ def inline_svg(drawing: Figure, label: str) -> str:
     # Only what is referred to keeps its id.
     wanted = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in wanted else "", text)
-    return re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), text)
-
-
-def _themed(text: str) -> str:
-    for fixed, variable in _VARIABLES.items():
-        text = text.replace(fixed, variable)
-    return text
+    fixed = "|".join(map(re.escape, _VARIABLES))
+    themed = partial(re.sub, fixed, lambda color: _VARIABLES[color[0]])
+    return re.sub(r'style="[^"]*"', lambda found: themed(found[0]), text)
 
 
 def _asset(name: str) -> Template:

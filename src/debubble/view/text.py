@@ -11,6 +11,7 @@ from matplotlib.textpath import TextToPath
 from debubble.view.options import SMALLEST_FONT, FigureOptions
 
 FAMILY = ["DejaVu Sans", "Verdana"]
+_MEASURE = TextToPath()
 NARROW = 6.0
 """Inches below which text is a little smaller."""
 
@@ -44,14 +45,9 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 
 @cache
-def _measure() -> TextToPath:
-    return TextToPath()
-
-
-@cache
 def _per_point(text: str, bold: bool) -> float:
     font = FontProperties(family=FAMILY[0], size=100, weight="bold" if bold else "normal")
-    width, _, _ = _measure().get_text_width_height_descent(text, font, ismath=False)
+    width, _, _ = _MEASURE.get_text_width_height_descent(text, font, ismath=False)
     # Pixels round letters, mostly up.
     return 1.03 * float(width) / 100
 

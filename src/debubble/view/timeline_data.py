@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
+from debubble.analysis.results import shared_units
 from debubble.core.actions import computes, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import (
@@ -108,7 +109,7 @@ def encode(
     memory = words.memory_scale(timelines, limit)
     return {
         "format": FORMAT,
-        "time_unit": time_unit or words.units(timelines)[0],
+        "time_unit": time_unit or shared_units(timelines)[0],
         "memory_unit": memory.unit,
         "memory_size": memory.size,
         "limit": limit,
@@ -175,7 +176,7 @@ def _encoded(timeline: Timeline, palette: Palette) -> dict[str, Any]:
     start = _ticks(timeline.start[order], tick)
     unit = microbatches_of(schedule.actions[order])
     columns = {
-        "style": style.astype(_narrowest(style, signed=False)),
+        "style": _narrow(style, signed=False),
         "unit": _differences(style, unit),
         "start": np.diff(start, prepend=np.uint32(0)),
         "slack": _ticks(timeline.slack[order], tick),
@@ -327,17 +328,12 @@ def _differences(style: NDArray[np.int64], unit: NDArray[np.int64]) -> NDArray[A
     return _narrow(found)
 
 
-def _narrow(values: NDArray[np.int64]) -> NDArray[Any]:
-    return values.astype(_narrowest(values, signed=True))
-
-
-def _narrowest(values: NDArray[np.int64], *, signed: bool) -> str:
+def _narrow(values: NDArray[np.int64], *, signed: bool = True) -> NDArray[Any]:
+    """The values in the fewest bytes that hold them: 1, 2 or 4."""
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
-    for size in (1, 2):
-        most = 1 << (8 * size - signed)
-        if high < most and low >= (-most if signed else 0):
-            return f"<{'i' if signed else 'u'}{size}"
-    return "<i4" if signed else "<u4"
+    most = {size: 1 << (8 * size - signed) for size in (1, 2)}
+    fits = (size for size in most if -most[size] * signed <= low and high < most[size])
+    return values.astype(f"<{'i' if signed else 'u'}{next(fits, 4)}")
 
 
 def _idle(timeline: Timeline, found: Bubbles, cause: int, tick: float) -> NDArray[np.uint32]:

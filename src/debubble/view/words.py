@@ -17,6 +17,7 @@ from debubble.analysis.metrics import (
     slices_text,
     times_text,
 )
+from debubble.analysis.results import shared_units
 from debubble.core.kinds import KINDS, Kind
 from debubble.core.units import Scale, amount, counted, percent, time
 from debubble.core.units import memory_scale as scale_of
@@ -54,20 +55,12 @@ def setting(timeline: Timeline) -> str:
 
 def result(timeline: Timeline, time_unit: str = "") -> str:
     """The numbers under a title."""
-    makespan = time(timeline.makespan, time_unit or units([timeline])[0])
+    makespan = time(timeline.makespan, time_unit or timeline.table.costs.time_unit)
     peak = amount(float(timeline.peak_activation.max()), timeline.table.costs.activation_unit)
     return (
         f"makespan {makespan}, bubble ratio {percent(timeline.bubble_ratio)}, "
         f"peak activation {peak}"
     )
-
-
-def units(timelines: Sequence[Timeline]) -> tuple[str, str]:
-    """Units of times and of activation memory, empty where timelines differ or have none."""
-    costs = [timeline.table.costs for timeline in timelines]
-    times = {cost.time_unit for cost in costs}
-    memory = {cost.activation_unit for cost in costs}
-    return (times.pop() if len(times) == 1 else "", memory.pop() if len(memory) == 1 else "")
 
 
 def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> Scale:
@@ -77,7 +70,7 @@ def memory_scale(timelines: Sequence[Timeline], limit: Limit | None = None) -> S
     """
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
     return scale_of(
-        units(timelines)[1],
+        shared_units(timelines)[1],
         float(np.max([*peaks, *np.atleast_1d(0.0 if limit is None else limit)])),
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -10,6 +12,7 @@ from typing import Any, TypeAlias
 
 from debubble.core.errors import ParameterError
 from debubble.planner.sweeps.store import Result
+from debubble.planner.sweeps.work import start_worker
 
 Task: TypeAlias = Callable[[], list[Result]]
 """A batch of points, ready to be computed anywhere."""
@@ -39,9 +42,11 @@ def _processes(jobs: int, address: str | None) -> Iterator[None]:
     """Processes of this computer."""
     import joblib
 
-    if address is not None:
-        raise ParameterError(f"address is '{address}'; processes of this computer have none")
-    with joblib.parallel_config(backend="loky", n_jobs=jobs):
+    assert address is None, "refused before"
+    # Workers left alone would wait for ever: for work, or for a lock of the process that is gone.
+    with joblib.parallel_config(
+        backend="loky", n_jobs=jobs, initializer=start_worker, initargs=(os.getpid(),)
+    ):
         try:
             yield
         except BaseException:
@@ -153,4 +158,19 @@ def results(
             while batch := list(islice(calls, ROUND * parallel.n_jobs)):
                 yield from parallel(batch)
             return
-        yield from parallel(calls)
+        with _without_ctrl_c():
+            found = parallel(calls)
+        yield from found
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Ignore Ctrl-C, as the processes that are started in the meantime do all their life."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def run(
     retry_failed
         Whether points that failed are computed again.
     progress
-        Called whenever results were kept.
+        Called before the first point, and whenever results were kept.
 
     Returns
     -------
@@ -103,12 +102,15 @@ def run(
     if jobs is not None and jobs < 1:
         raise ParameterError(f"jobs is {jobs}; give a number from 1 up")
     local = backend == "processes"
+    if local and address is not None:
+        raise ParameterError(f"address is '{address}'; processes of this computer have none")
     if not local or jobs not in (None, 1):
         backends.check_backend(backend)
     workers = jobs or (-1 if not local else backends.cores() if backends.has_joblib() else 1)
     writer = Writer(output, spec, debubble.__version__, extend)
     try:
         state = _State(spec, writer, retry_failed, progress)
+        state.report()
         if local and workers > 1 and COMMANDS[spec.command].brief:
             state.here(ALONE_SECONDS)
         if local and workers == 1:
@@ -177,7 +179,7 @@ class _State:
     ) -> Iterator[partial[list[Result]]]:
         """Batches of the points that are left, as long as what is known of points says."""
         while batch := list(islice(self.points, self._size(workers, seconds))):
-            yield partial(compute, self.spec.command, self.spec.files, batch, os.getpid())
+            yield partial(compute, self.spec.command, self.spec.files, batch)
 
     def _size(self, workers: int, seconds: float) -> int:
         if not self.count:

@@ -17,13 +17,26 @@ from debubble.planner.sweeps.commands import COMMANDS, Command, Row
 from debubble.planner.sweeps.points import Point
 from debubble.planner.sweeps.store import OWN, Result
 
+WATCH_SECONDS = 0.5
+"""How often a worker looks whether the process that started it is there."""
+
 LONGEST_ERROR = 2000
 """Characters of an error message that are kept."""
 
 
-def compute(
-    command: str, files: Mapping[str, Any], points: Sequence[Point], parent: int
-) -> list[Result]:
+def start_worker(parent: int) -> None:
+    """Leave Ctrl-C to the process that started this one, and end with it, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[Result]:
     """Results of a batch of points.
 
     Parameters
@@ -34,11 +47,7 @@ def compute(
         Content of files that options name.
     points
         The batch.
-    parent
-        Process that started the sweep: Ctrl-C is its business, and not that of the others.
     """
-    if os.getpid() != parent and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warnings.catch_warnings():
         # Thousands of the same; what matters is in the results.
         warnings.simplefilter("ignore")

@@ -7,6 +7,12 @@ const FILL = 0, DRAIN = 1, DATA = 2, P2P = 3, MEMORY = 4;
 /** The memory limit of a rank, null for none; a list has one for each. */
 const limitOf = (limit, rank) => (Array.isArray(limit) ? limit[rank] : limit) ?? null;
 
+/** The first of low … high − 1 that passes a test, which all behind it pass, too; high for none. */
+function firstOf(low, high, passes) {
+  while (low < high) { const middle = (low + high) >> 1; if (passes(middle)) high = middle; else low = middle + 1; }
+  return low;
+}
+
 /** One simulated schedule. */
 class Run {
   constructor(meta, columns, { kinds, stacked, streams }) {
@@ -146,21 +152,10 @@ class Run {
   /** The microbatch, or microbatch.slice, counted on through all iterations; nothing on an optimizer stride. */
   label(i) { return this.labelled(this.kind(i)) ? this.number(i, this.first) : ""; }
 
-  rowOf(i) {
-    let low = 0, high = this.offsets.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (this.offsets[middle] <= i) low = middle; else high = middle;
-    }
-    return low;
-  }
+  rowOf(i) { return firstOf(1, this.offsets.length - 1, (row) => this.offsets[row] > i) - 1; }
 
   /** The last action of a row that starts by a time, one less than the row's first when none does. */
-  at(row, time) {
-    let low = this.offsets[row] - 1, high = this.offsets[row + 1];
-    while (high - low > 1) { const middle = (low + high) >> 1; if (this.start[middle] <= time) low = middle; else high = middle; }
-    return low;
-  }
+  at(row, time) { return firstOf(this.offsets[row], this.offsets[row + 1], (i) => this.start[i] > time) - 1; }
 
   /** The same from an action on that starts by then: strides that double, then halves. */
   seek(i, high, time) {
@@ -273,11 +268,7 @@ class Run {
         sent.busy[k + 1] = sent.busy[k] + lasts(i);
       });
       /** How many have begun by a time. */
-      sent.by = (time) => {
-        let few = 0, many = count;
-        while (few < many) { const middle = (few + many) >> 1; if (sent.start[middle] <= time) few = middle + 1; else many = middle; }
-        return few;
-      };
+      sent.by = (time) => firstOf(0, count, (k) => sent.start[k] > time);
       this.sent[rank] = sent;
     }
     return this.sent[rank];

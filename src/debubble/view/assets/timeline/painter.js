@@ -93,10 +93,8 @@ class Painter {
     const { run, columns, strip, tones, before, levels, mark, box: { bar }, span: { from, perPixel, coarse } } = this;
     const { width, used } = run, begin = first[rank], end = first[rank + 1] - 1, count = used.length;
     const [fill, drain] = this.layers.bubbles ? [this.causes[FILL][0], this.causes[DRAIN][0]] : this.plain;
-    let low = begin, high = end;
-    while (high - low > 1) { const m = (low + high) >> 1; if (time[m] <= from) low = m; else high = m; }
     const wide = coarse * perPixel, tall = bar / wide, { makespan } = run, unit = this.unit;
-    let b = low, share = b >= end ? 0 : Math.max(0, from - time[b]) / (time[b + 1] - time[b]);
+    let b = firstOf(begin + 1, end, (k) => time[k] > from) - 1, share = b >= end ? 0 : Math.max(0, from - time[b]) / (time[b + 1] - time[b]);
     for (let u = 0; u < count; u++) {
       const at = b * width + used[u];
       before[u] = share ? sums[at] + share * (sums[at + width] - sums[at]) : sums[at];

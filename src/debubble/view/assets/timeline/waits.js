@@ -59,11 +59,7 @@ class Waits {
   }
 
   /** How many of a program's actions stand before a place. */
-  #before(list, place) {
-    let low = 0, high = list.length;
-    while (low < high) { const middle = (low + high) >> 1; if (this.run.place(list[middle]) < place) low = middle + 1; else high = middle; }
-    return low;
-  }
+  #before(list, place) { return firstOf(0, list.length, (k) => this.run.place(list[k]) >= place); }
 
   #last(list, place) { const count = this.#before(list, place); return count ? list[count - 1] : -1; }
 
