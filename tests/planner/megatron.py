@@ -18,7 +18,7 @@ VERSION = "0.19.2"
 OF_ANOTHER_PYTHON = ("--python-version", "3.12", "--only-binary", ":all:")
 """It asks for 3.12; what is run of it needs less."""
 
-SECONDS = 300
+SECONDS = 900
 
 
 def fetch(folder: Path) -> Path:

@@ -79,6 +79,8 @@ def run(arguments: Any, job: dict[str, Any]) -> dict[str, Any]:
     args = arguments.parse_args()
     arguments.validate_args(args)
     config = arguments.core_transformer_config_from_args(args)
+    if job["gpus"] <= MOST_GPUS:
+        split_ranks(args)
     layers, offsets = [], []
     chunks = config.virtual_pipeline_model_parallel_size
     for rank in range(config.pipeline_model_parallel_size):
@@ -94,6 +96,31 @@ def run(arguments: Any, job: dict[str, Any]) -> dict[str, Any]:
         "args": json.loads(json.dumps(plain, default=str)), "layers": layers, "offsets": offsets,
         "group": config.microbatch_group_size_per_vp_stage,
     }  # fmt: skip
+
+
+MOST_GPUS = 128
+"""Its groups of ranks are made one by one."""
+
+
+def split_ranks(args: Any) -> None:
+    """Make its groups of ranks, over processes that are not there."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=args.world_size)
+    try:
+        parallel_state.initialize_model_parallel(
+            args.tensor_model_parallel_size,
+            args.pipeline_model_parallel_size,
+            context_parallel_size=args.context_parallel_size,
+            expert_model_parallel_size=args.expert_model_parallel_size,
+            expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+            create_gloo_process_groups=False,
+        )
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 def stage(config: Any, rank: int, chunk: int, chunks: int | None) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
+from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.degrees import Fixed, candidates, groups
 from debubble.planner.model import Model
 from debubble.planner.orders import first_cut, fits, plannable, why_not
@@ -188,3 +189,13 @@ def test_large_searches_are_counted_without_being_made() -> None:
     cluster: Any = Gpus(2048)
     training = Training(4096, 4096)
     assert sum(group.count for group in groups(latent(), cluster, training)) > 10**7
+
+
+def test_a_real_cluster_keeps_tensor_groups_in_a_node() -> None:
+    training = Training(64, 4096)
+    for name, most in (("h100", 8), ("gb200", 32)):
+        cluster = Cluster(find_gpu(name), 64)
+        found = {group.degrees.tp for group in groups(dense(), cluster, training)}
+        assert max(found) == most
+    given = groups(dense(), cluster, training, Fixed(tp=16))
+    assert {group.degrees.tp for group in given} == {16}

@@ -18,7 +18,7 @@ from tests import wheels
 from tests.planner.cases import case, dense, latent, mixture, sampled
 
 VERSION = "0.7.0"
-SECONDS = 300
+SECONDS = 900
 
 GOOD: list[Case] = [
     case(dense(), tp=8, dp=4, recompute="full"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,12 +14,6 @@ from tests import wheels
 from tests.planner import megatron
 from tests.planner.cases import case, dense, latent, mixture, sampled
 from tests.planner.test_rules import EXAMPLES, RULES
-
-
-@pytest.fixture(scope="module")
-def wheel(request: pytest.FixtureRequest) -> Path:
-    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
-    return megatron.fetch(wheels.folder_of(request, "megatron"))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +71,61 @@ GOOD: list[Case] = [
 ]
 
 
+REFUSED = {
+    "heads": "num_attention_heads",
+    "kv-heads": "must be a multiple or divisor of tensor_model_parallel_size",
+    "sequence": r"seq-length should be a multiple of 2 \* context-parallel-size",
+    "expert-ranks": "not divisible by expert_tensor_model_pipeline_parallel size",
+    "overlap-experts": "only supported with expert model parallelism",
+    "overlap-recompute": "disable full recomputation",
+    "overlap-mtp": "MTP supports at most one layer",
+}
+"""Rules that it checks before it runs, and its words."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Plans and what Megatron-LM makes of their arguments.
+
+    `wrong` break one of our rules, and `better` have the nearest change that the rule names.
+    """
+
+    good: list[tuple[Case, dict[str, Any]]]
+    wrong: list[tuple[str, dict[str, Any]]]
+    better: list[tuple[Case, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def judged(request: pytest.FixtureRequest) -> Judged:
+    pytest.importorskip("torch", reason="Megatron-LM imports PyTorch")
+    wheel = megatron.fetch(wheels.folder_of(request, "megatron"))
+    good = [*GOOD, *sampled("megatron", 6)]
+    names = [name for name in REFUSED for _ in EXAMPLES[name]]
+    wrong = [one for name in REFUSED for one, _ in EXAMPLES[name]]
+    better = [nearest(name, one) for name, one in zip(names, wrong, strict=True)]
+    texts = [megatron.text_of(one) for one in good]
+    # Our own text for the others is why they do not run.
+    texts += ["\n".join(megatron_lines(one)) for one in (*wrong, *better)]
+    cases = [*good, *wrong, *better]
+    found = iter(megatron.verdicts(wheel, list(zip(cases, texts, strict=True))))
+    return Judged(
+        *([(what, next(found)) for what in group] for group in (good, names, better))  # type: ignore[arg-type]
+    )
+
+
+def nearest(name: str, one: Case) -> Case:
+    """A case with a rule's change, and as many GPUs and sequences as its degrees then need."""
+    problem = RULES[name].check(one)
+    assert problem is not None
+    changed = one.changed(problem.changes)
+    own = changed.candidate
+    batch = changed.degrees.dp * own.microbatch_size * own.microbatches
+    return changed.changed({"gpus": changed.degrees.gpus, "batch": batch})
+
+
 @pytest.mark.slow
-def test_megatron_takes_our_flags_and_means_the_same(wheel: Path) -> None:
-    cases = [*GOOD, *sampled("megatron", 6)]
-    found = megatron.verdicts(wheel, [(one, megatron.text_of(one)) for one in cases])
-    for one, made in zip(cases, found, strict=True):
+def test_megatron_takes_our_flags_and_means_the_same(judged: Judged) -> None:
+    for one, made in judged.good:
         assert "error" not in made, (one.candidate, made)
         assert meant(made) == said(one)
         d, own = one.degrees, one.candidate
@@ -92,35 +136,12 @@ def test_megatron_takes_our_flags_and_means_the_same(wheel: Path) -> None:
             assert made["offsets"][rank] == [starts[stage] for stage in stages]
 
 
-REFUSED = {
-    "heads": "num_attention_heads",
-    "kv-heads": "must be a multiple or divisor of tensor_model_parallel_size",
-    "sequence": r"seq-length should be a multiple of 2 \* context-parallel-size",
-    "overlap-experts": "only supported with expert model parallelism",
-    "overlap-recompute": "disable full recomputation",
-    "overlap-mtp": "MTP supports at most one layer",
-}
-"""Rules that its arguments are checked by, and its words; others it finds while it runs."""
-
-
 @pytest.mark.slow
-def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(wheel: Path) -> None:
-    wrong = [(name, one) for name in REFUSED for one, _ in EXAMPLES[name]]
-    better = [one.changed(RULES[name].check(one).changes) for name, one in wrong]  # type: ignore[union-attr]
-    # What a rule changes leaves others broken: those of the same kind are about numbers alone.
-    both = [one for _, one in wrong] + [fitted(one) for one in better]
-    found = megatron.verdicts(wheel, [(one, "\n".join(megatron_lines(one))) for one in both])
-    for (name, _), made in zip(wrong, found, strict=False):
+def test_megatron_refuses_what_our_rules_do_and_takes_the_nearest(judged: Judged) -> None:
+    for name, made in judged.wrong:
         assert re.search(REFUSED[name], made["error"]), (name, made)
-    for one, made in zip(better, found[len(wrong) :], strict=True):
+    for one, made in judged.better:
         assert "error" not in made, (one.candidate, made)
-
-
-def fitted(one: Case) -> Case:
-    """As many GPUs and sequences as the degrees need."""
-    own = one.candidate
-    batch = one.degrees.dp * own.microbatch_size * own.microbatches
-    return one.changed({"gpus": one.degrees.gpus, "batch": batch})
 
 
 def meant(made: dict[str, Any]) -> dict[str, Any]:

@@ -202,3 +202,12 @@ def test_rules_name_schedules_that_exist() -> None:
     from debubble.planner.rules_megatron import SCHEDULES
 
     assert set(SCHEDULES) <= registry.entries().keys()
+
+
+def test_aliases_are_the_schedules_that_they_name() -> None:
+    one = case(dense(), "zbv", pp=4, chunks=2)
+    assert set(refused(one, "megatron")) == {"megatron-schedule"}
+    assert not refused(one, "torchtitan")
+    assert not refused(case(dense(), "interleaved", pp=4, chunks=2), "megatron")
+    with pytest.raises(db.ParameterError, match="unknown schedule 'zb'"):
+        refused(case(dense(), "zb", pp=4), None)

@@ -65,8 +65,8 @@ class Fixed:
     framework: str | None = None
 
 
-Order: TypeAlias = tuple[str, int, tuple[int, ...]]
-"""Schedule, chunks, layers of every stage."""
+Split: TypeAlias = tuple[int, tuple[int, ...]]
+"""Chunks, and layers of every stage."""
 
 Setting: TypeAlias = tuple[str, int]
 """Recompute, and level of ZeRO."""
@@ -83,7 +83,7 @@ class Group:
     microbatch_size, microbatches
         Of all of them.
     orders
-        Schedule, chunks and layers of every stage.
+        By schedule, chunks and layers of every stage.
     settings
         By schedule, how activations and states are kept.
     """
@@ -91,21 +91,23 @@ class Group:
     degrees: Degrees
     microbatch_size: int
     microbatches: int
-    orders: tuple[Order, ...]
+    orders: Mapping[str, tuple[Split, ...]]
     settings: Mapping[str, tuple[Setting, ...]]
 
     @cached_property
     def count(self) -> int:
         """How many candidates there are."""
-        return sum(len(self.settings[schedule]) for schedule, _, _ in self.orders)
+        return sum(len(splits) * len(self.settings[name]) for name, splits in self.orders.items())
 
     def candidates(self) -> Iterator[Candidate]:
         """The candidates, those with one order next to each other."""
         d, size, number = self.degrees, self.microbatch_size, self.microbatches
-        for schedule, chunks, layers in self.orders:
-            degrees = Degrees(d.tp, d.cp, d.ep, d.dp, d.pp, chunks)
-            for recompute, zero in self.settings[schedule]:
-                yield Candidate(degrees, size, number, schedule, layers, recompute, zero)
+        for schedule, splits in self.orders.items():
+            settings = self.settings[schedule]
+            for chunks, layers in splits:
+                degrees = Degrees(d.tp, d.cp, d.ep, d.dp, d.pp, chunks)
+                for recompute, zero in settings:
+                    yield Candidate(degrees, size, number, schedule, layers, recompute, zero)
 
 
 def candidates(
@@ -128,10 +130,10 @@ def groups(
             sizes = tuple(size for size in sizes if size == choice.fixed.microbatch_size)
         for size in sizes:
             orders = choice.orders(degrees, whole // size)
-            settings = {name: choice.settings(degrees, name) for name, _, _ in orders}
-            kept = tuple(order for order in orders if settings[order[0]])
-            if kept:
-                yield Group(degrees, size, whole // size, kept, settings)
+            settings = {name: choice.settings(degrees, name) for name in orders}
+            found = Group(degrees, size, whole // size, orders, settings)
+            if found.count:
+                yield found
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,9 @@ class _Choice:
     node: int
     training: Training
     fixed: Fixed
-    known_orders: dict[tuple[int, int, bool], tuple[Order, ...]] = field(default_factory=dict)
+    known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = field(
+        default_factory=dict
+    )
     known_settings: dict[tuple[str, int, int, int], tuple[Setting, ...]] = field(
         default_factory=dict
     )
@@ -181,27 +185,28 @@ class _Choice:
         return sorted(found, key=lambda d: (d.tp * d.cp * d.pp, d.tp, d.cp, d.pp, d.ep))
 
     def _expert_degrees(self, ranks: int) -> tuple[int, ...]:
-        experts = max(layer.experts.count if layer.experts else 1 for layer in self.model.layers)
-        return tuple(ep for ep in divisors(experts) if ranks % ep == 0)
+        return tuple(ep for ep in divisors(self.model.experts or 1) if ranks % ep == 0)
 
-    def orders(self, degrees: Degrees, microbatches: int) -> tuple[Order, ...]:
-        """The orders for these ranks and microbatches."""
+    def orders(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
+        """The orders for these ranks and microbatches, by schedule."""
         key = (degrees.pp, microbatches, degrees.ep > 1)
         if key not in self.known_orders:
-            found = []
-            for name in self._schedules_on(degrees.pp):
-                for chunks in self._chunks(name, degrees.pp):
-                    layers = self.fixed.layers or first_cut(
-                        self.count, degrees.pp * chunks, self.model.mtp
-                    )
-                    if (
-                        len(layers) == degrees.pp * chunks
-                        and fits(name, degrees.pp, chunks, microbatches)
-                        and self._holds(ORDER, degrees, (name, chunks, layers), microbatches)
-                    ):
-                        found.append((name, chunks, layers))
-            self.known_orders[key] = tuple(found)
+            found = {
+                name: tuple(self._splits(name, degrees, microbatches))
+                for name in self._schedules_on(degrees.pp)
+            }
+            self.known_orders[key] = {name: splits for name, splits in found.items() if splits}
         return self.known_orders[key]
+
+    def _splits(self, name: str, degrees: Degrees, microbatches: int) -> Iterator[Split]:
+        for chunks in self._chunks(name, degrees.pp):
+            layers = self.fixed.layers or first_cut(self.count, degrees.pp * chunks, self.model.mtp)
+            if (
+                len(layers) == degrees.pp * chunks
+                and fits(name, degrees.pp, chunks, microbatches)
+                and self._holds(ORDER, degrees, (name, chunks, layers), microbatches)
+            ):
+                yield chunks, layers
 
     def _schedules_on(self, ranks: int) -> tuple[str, ...]:
         if ranks > 1:
@@ -243,7 +248,7 @@ class _Choice:
         self,
         scope: str,
         degrees: Degrees,
-        order: Order | None = None,
+        order: tuple[str, int, tuple[int, ...]] | None = None,
         microbatches: int = 1,
         recompute: str = "none",
         zero: int = 1,

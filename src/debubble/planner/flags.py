@@ -43,10 +43,10 @@ def flags(model: Model, training: Training, candidate: Candidate, framework: str
     Raises
     ------
     ParameterError
-        When there is no such framework.
+        When there is no such framework, or schedule.
     """
     program, write = _WRITERS[check_framework(framework)]
-    case = Case(model, candidate.degrees.gpus, training, candidate)
+    case = Case.of(model, candidate.degrees.gpus, training, candidate)
     problems = broken_rules(case, framework)
     if not problems:
         return "\n".join(write(case)) + "\n"

@@ -64,18 +64,15 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[s
                 *["--account-for-embedding-in-pipeline-split"] * embedding,
                 *["--account-for-loss-in-pipeline-split"] * loss,
             ]
-    first, last, middle = cut[0], cut[-1], cut[1:-1][0] if ranks > 2 else cut[-1]
+    first, middle, last = cut[0], cut[1], cut[-1]
     by_rank = [first, *[middle] * (ranks - 2), last]
     if list(cut) == by_rank * chunks and min(by_rank) > 0:
-        ends = (("first", first, True), ("last", last, ranks > 2))
-        return [
-            *virtual,
-            *(
-                f"--decoder-{end}-pipeline-num-layers {layers * chunks}"
-                for end, layers, given in ends
-                if given and layers != (middle if end == "last" or ranks > 2 else None)
-            ),
-        ]
+        lines = virtual
+        if ranks == 2 or first != middle:
+            lines = [*lines, f"--decoder-first-pipeline-num-layers {first * chunks}"]
+        if ranks > 2 and last != middle:
+            lines = [*lines, f"--decoder-last-pipeline-num-layers {last * chunks}"]
+        return lines
     return [f"--pipeline-model-parallel-layout {shlex.quote(str(cut_layout(cut, mtp)))}"]
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from math import ceil
 
 from debubble.interchange.launchers import DEFAULT_CHUNKS, placing_name
-from debubble.interchange.layouts import TORCHTITAN
+from debubble.interchange.layouts import TORCHTITAN, TORCHTITAN_0_2
 from debubble.planner.rules import Case
 from debubble.schedules.registry import find
 
@@ -93,7 +93,8 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int) -> list[str]:
     weights = even_weights(cut)
     if weights is None:
         return [
-            "# in the config, a Python function, since no flag takes lists of lists:",
+            "# in the config, a Python function, since no flag takes lists of lists (up to version",
+            f"# 0.2.2 in TOML, with '{TORCHTITAN_0_2.last[-1]}' for '{TORCHTITAN.last[-1]}'):",
             f"# config.parallelism.module_fqns_per_model_part = {json.dumps(TORCHTITAN.of(cut))}",
         ]
     first, last = weights

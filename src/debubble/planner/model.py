@@ -235,6 +235,16 @@ class Model:
         # Computed once: caches of what layers take are asked for every plan.
         return self._hash
 
+    @cached_property
+    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+        """The kinds of attention that its layers have."""
+        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+
+    @cached_property
+    def experts(self) -> int:
+        """Experts of a layer that has some, 0 without."""
+        return max(layer.experts.count if layer.experts else 0 for layer in self.layers)
+
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm."""

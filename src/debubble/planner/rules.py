@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from debubble.core.errors import ParameterError, did_you_mean
@@ -17,6 +17,7 @@ from debubble.core.placement import Placement
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model import Model
 from debubble.planner.orders import first_cut, placement_of
+from debubble.schedules.registry import find
 
 if TYPE_CHECKING:
     from debubble.planner.cluster import Cluster
@@ -40,6 +41,13 @@ class Case:
     training: Training
     candidate: Candidate
 
+    @classmethod
+    def of(cls, model: Model, gpus: int, training: Training, candidate: Candidate) -> Case:
+        """A case whose schedule has its registered name, where an alias was given."""
+        name = find(candidate.schedule).name
+        own = candidate if name == candidate.schedule else replace(candidate, schedule=name)
+        return cls(model, gpus, training, own)
+
     @property
     def degrees(self) -> Degrees:
         """The candidate's degrees."""
@@ -51,10 +59,10 @@ class Case:
         degrees = self.degrees
         return placement_of(self.candidate.schedule, degrees.pp, degrees.chunks)
 
-    @cached_property
+    @property
     def experts(self) -> int:
         """Experts of a layer that has some, 0 without."""
-        return max(layer.experts.count if layer.experts else 0 for layer in self.model.layers)
+        return self.model.experts
 
     def changed(self, changes: Mapping[str, Any]) -> Case:
         """The case with other values: of degrees, candidate, training, ``gpus``, or the model.
@@ -186,8 +194,13 @@ def broken(
         What is to be run.
     framework
         ``"megatron"``, ``"torchtitan"`` or ``"automodel"``; without one, only what any breaks on.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such framework, or schedule.
     """
-    return broken_rules(Case(model, cluster.gpus, training, candidate), framework)
+    return broken_rules(Case.of(model, cluster.gpus, training, candidate), framework)
 
 
 def broken_rules(case: Case, framework: str | None = None) -> list[Broken]:

@@ -51,7 +51,7 @@ def batch(case: Case) -> Problem | None:
 
 def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
     """Tensor-parallel degrees that divide all heads and go into the groups of keys and values."""
-    attentions = {layer.attention for layer in case.model.layers}
+    attentions = case.model.attentions
     allowed = divisors(gcd(*(one.heads for one in attentions)))
     return tuple(
         tp
@@ -65,7 +65,7 @@ def tensor_degrees(case: Case, whole_groups: bool) -> tuple[int, ...]:
 
 def heads(case: Case) -> Problem | None:
     """Tensor parallelism splits attention by heads."""
-    counts = sorted({layer.attention.heads for layer in case.model.layers})
+    counts = sorted({one.heads for one in case.model.attentions})
     tp = case.degrees.tp
     if not any(count % tp for count in counts):
         return None
@@ -76,7 +76,7 @@ def heads(case: Case) -> Problem | None:
 def kv_heads(case: Case) -> Problem | None:
     """Heads of keys and values are split, or each is repeated the same number of times."""
     tp = case.degrees.tp
-    for count in sorted({layer.attention.kv_heads for layer in case.model.layers}):
+    for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp and tp % count:
             near = nearest_of(tp, tensor_degrees(case, whole_groups=False))
             text = f"tp {tp} neither divides {count} heads of keys and values nor is a multiple"

@@ -29,7 +29,7 @@ def schedule(case: Case) -> Problem | None:
 def kv_heads(case: Case) -> Problem | None:
     """Heads of keys and values are split, never repeated."""
     tp = case.degrees.tp
-    for count in sorted({layer.attention.kv_heads for layer in case.model.layers}):
+    for count in sorted({one.kv_heads for one in case.model.attentions}):
         if count % tp:
             near = nearest_of(tp, tensor_degrees(case, whole_groups=True))
             return Problem(f"tp {tp} does not divide {count} heads of keys and values",
