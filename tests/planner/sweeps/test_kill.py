@@ -99,7 +99,8 @@ def test_killed_50_times(spec: Path, whole: dict[Any, Any], tmp_path: Path) -> N
     while kills < KILLS:
         # Mostly before there are workers, which take a second to start; sometimes with them.
         lines = chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 8))
-        reported = killed(spec, path, "processes", lines, chance.uniform(0, 0.05))
+        delay = chance.uniform(0, 0.05 if lines else 0.6)
+        reported = killed(spec, path, "processes", lines, delay)
         if reported < 0:
             same(kept(path), whole)
             files += 1
@@ -110,7 +111,7 @@ def test_killed_50_times(spec: Path, whole: dict[Any, Any], tmp_path: Path) -> N
             after = kept(path)
             check(before, after, reported)
             before = after
-    run(spec, path, jobs=1)
+    assert run(spec, path, jobs=1).here == len(whole) - len(before)
     after = kept(path)
     check(before, after, 0)
     same(after, whole)
