@@ -161,7 +161,9 @@ def test_without_joblib_it_says_that_it_is_slower(
 ) -> None:
     monkeypatch.setattr(backends, "has_joblib", lambda: False)
     result = run("sweep", spec, "-o", spec.with_name("x.sqlite"))
-    assert result.err.startswith("without joblib points are computed one by one; pip install")
+    assert result.err.splitlines()[1] == (
+        "without joblib they are computed one by one; pip install 'debubble[sweep]'"
+    )
     assert result.out.startswith("9 points computed")
 
 

@@ -118,8 +118,7 @@ def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json:
     from debubble.planner.sweeps import Results, run
     from debubble.planner.sweeps.backends import has_joblib
 
-    if options["backend"] == "processes" and options["jobs"] is None and not has_joblib():
-        note("without joblib points are computed one by one; pip install 'debubble[sweep]'")
+    alone = options["backend"] == "processes" and options["jobs"] is None and not has_joblib()
     last: list[Progress] = []
     try:
         with _bar(spec.command) as show:
@@ -128,6 +127,9 @@ def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json:
                 if not last:
                     before = f", {found.done:,} of them done before" if found.done else ""
                     note(f"{spec.describe()}{before}")
+                    if alone:
+                        note("without joblib they are computed one by one; "
+                             "pip install 'debubble[sweep]'")  # fmt: skip
                 last[:] = [found]
                 show(found)
 
