@@ -352,15 +352,19 @@ def test_another_order_between_two_steps(tmp_path: Path) -> None:
     in_ranks(2, work)
 
 
-@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v", "vocab-1", "seq1f1b"])
-def test_what_was_measured(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("zb-v", "auto"), ("dualpipe-v", "auto"), ("vocab-1", "auto"), ("seq1f1b", "auto"),
+     ("zb-v", "torch"), ("interleaved-1f1b", "torch")],
+)  # fmt: skip
+def test_what_was_measured(name: str, engine: str, tmp_path: Path) -> None:
     def work(rank: int) -> tuple[Any, float]:
         made = db.make(name, ranks=2, microbatches=M)
-        pipe = dt.Pipeline(made, gpt(made.stages), cross_entropy)
+        pipe = dt.Pipeline(made, gpt(made.stages), cross_entropy, engine=engine)
         with pytest.raises(dt.RunError, match="nothing was measured yet"):
             pipe.costs()
         x, y = text(M, 0)
-        for _ in range(KEPT + 2 if name == "zb-v" else 3):
+        for _ in range(KEPT + 2 if (name, engine) == ("zb-v", "auto") else 3):
             pipe.step(x, target=y)
         costs, timeline = pipe.costs(), pipe.timeline()
         pipe.trace(tmp_path / "run.json")
