@@ -149,7 +149,7 @@ def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
     try:
         if text.strip() == "full":
             raise ParameterError
-        return read_stages(text)
+        return read_stages(flag, text)
     except ParameterError:
         raise ParameterError(
             f"{flag} is '{text}'; give {', '.join(words)}, or stages such as 0,1,4-7"

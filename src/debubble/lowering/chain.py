@@ -1,13 +1,12 @@
 """Every lowering of a schedule, in the one order that works: one row of :data:`LOWERINGS` each.
 
-The command line, comparisons, the playground and :func:`lower` walk this list. What a row needs is
-imported when it is used, because the command line reads the list at every start.
+The command line, comparisons, the playground and :func:`lower` walk this list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +14,10 @@ from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.lowering.offload import add_offload
+from debubble.lowering.recompute import add_recompute, place_of
+from debubble.lowering.sharding import SHARDING_MODES, add_sharding
+from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -100,7 +103,7 @@ class Lowering:
         return f"--{self.name.replace('_', '-')}"
 
 
-def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
+def read_stages(flag: str, text: str) -> str | list[int]:
     """``"full"``, or the stages in a text such as ``0,1,4-7``."""
     if text.strip() == "full":
         return "full"
@@ -116,73 +119,26 @@ def read_stages(text: str, flag: str = "--recompute") -> str | list[int]:
     return found
 
 
-def _stages(flag: str, text: str) -> str | list[int]:
-    return read_stages(text, flag)
-
-
-def _one_of(known: Callable[[], Iterable[str]]) -> Callable[[str, str], str]:
+def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
     def read(flag: str, text: str) -> str:
-        if text not in known():
-            raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known())}")
+        if text not in known:
+            raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
         return text
 
     return read
 
 
-def _place(_flag: str, text: str) -> str:
-    from debubble.lowering.recompute import place_of
-
-    return place_of("full", text)
-
-
-def _check_place(values: Values) -> object:
-    from debubble.lowering.recompute import place_of
-
-    return place_of(values["recompute"], values["recompute_at"])
-
-
 def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
-    from debubble.lowering.recompute import add_recompute
-
     stages, at = values["recompute"], values["recompute_at"]
     return add_recompute(schedule, stages, at=at, **setting._asdict())
-
-
-def _offload(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
-    from debubble.lowering.offload import add_offload
-
-    return add_offload(schedule, values["offload"], **setting._asdict())
-
-
-def _transfers(schedule: Schedule, values: Values, _setting: Setting) -> Schedule:
-    from debubble.lowering.transfers import add_transfers
-
-    return add_transfers(schedule, policy=values["transfers"])
-
-
-def _policies() -> Iterable[str]:
-    from debubble.engine.transfers import RECEIVE_POLICIES
-
-    return RECEIVE_POLICIES
-
-
-def _sharding(schedule: Schedule, values: Values, _setting: Setting) -> Schedule:
-    from debubble.lowering.sharding import add_sharding
-
-    return add_sharding(schedule, mode=values["sharding"])
-
-
-def _sharding_modes() -> Iterable[str]:
-    from debubble.lowering.sharding import SHARDING_MODES
-
-    return SHARDING_MODES
 
 
 LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        _stages, _recompute, example="full", in_order=True, check=_check_place,
+        read_stages, _recompute, example="full", in_order=True,
+        check=lambda values: place_of(values["recompute"], values["recompute_at"]),
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -190,7 +146,7 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
-        _place, part_of="recompute", in_order=True,
+        lambda _flag, text: place_of("full", text), part_of="recompute", in_order=True,
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
             "with-backward": "with the backward",
@@ -200,17 +156,22 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        _stages, _offload, in_order=True,
+        read_stages, in_order=True,
+        apply=lambda order, values, setting: add_offload(
+            order, values["offload"], **setting._asdict()
+        ),
     ),
     Lowering(
         "transfers", "POLICY",
         "Make sends and receives actions, receives eager, just-in-time or queued.",
-        _one_of(_policies), _transfers,
+        _one_of(RECEIVE_POLICIES),
+        lambda order, values, _: add_transfers(order, policy=values["transfers"]),
     ),
     Lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
-        _one_of(_sharding_modes), _sharding,
+        _one_of(SHARDING_MODES),
+        lambda order, values, _: add_sharding(order, mode=values["sharding"]),
         on_page=Choice("replicas", {
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
