@@ -67,8 +67,8 @@ def sweep(
 ) -> None:
     """Repeat a command over a grid of options.
 
-    simulate, compare or optimize, in processes here or on a cluster. Results are kept as they come:
-    whatever ends a sweep, the same command goes on behind it. Given
+    The command is simulate, compare or optimize; points run in processes here or on a cluster.
+    Results are kept as they come: whatever ends a sweep, the same command goes on behind it. Given
     a file of results, say what is in it, write it as a table, or draw it.
     """
     from debubble.planner.sweeps.store import ENDINGS
