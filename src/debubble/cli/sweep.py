@@ -65,8 +65,9 @@ def sweep(
     title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the picture.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate, compare or optimize over grids of options, here or on a cluster.
+    """Repeat a command over a grid of options.
 
+    The command is simulate, compare or optimize; points run in processes here or on a cluster.
     Results are kept as they come: whatever ends a sweep, the same command goes on behind it. Given
     a file of results, say what is in it, write it as a table, or draw it.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,9 @@ BATCH_SECONDS = 0.5
 """Work of a batch: enough to make sending it cheap, little enough to be lost."""
 
 MOST_IN_BATCH = 1000
+
+RECENT, SLOWEST = 100, 3
+"""Points whose mean time says how many make a batch, without the slowest: kernels are compiled."""
 
 ALONE_SECONDS = 1.0
 """How long brief points are computed in this process before others are started."""
@@ -141,7 +145,7 @@ class _State:
         self.total = len(keys)
         self.begin = len(keys & done)
         self.count = self.failed = 0
-        self.work = 0.0
+        self.recent: deque[float] = deque(maxlen=RECENT)
         self.began = time.monotonic()
         self.points = (point for point in spec.points() if point.key not in done)
 
@@ -155,7 +159,7 @@ class _State:
         self.writer.add(results)
         self.count += len(results)
         self.failed += sum(result.failed for result in results)
-        self.work += sum(result.seconds for result in results)
+        self.recent.extend(result.seconds for result in results)
         self.report()
 
     def report(self) -> Progress:
@@ -182,9 +186,10 @@ class _State:
             yield partial(compute, self.spec.command, self.spec.files, batch)
 
     def _size(self, workers: int, seconds: float) -> int:
-        if not self.count:
+        usual = sorted(self.recent)[:-SLOWEST]
+        if not usual:
             return 1
-        fitting = round(seconds * self.count / max(self.work, 1e-9))
+        fitting = round(seconds * len(usual) / max(sum(usual), 1e-9))
         # The last batches are short, so that all workers end together.
         share = self.left // (2 * abs(workers)) + 1
         return max(1, min(fitting, MOST_IN_BATCH, share))
