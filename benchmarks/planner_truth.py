@@ -169,6 +169,26 @@ def by_source(rows: list[Judged]) -> Iterator[str]:
         yield f"| {name} | {figures(found)} |"
 
 
+def memory(path: str) -> Iterator[str]:
+    yield "| source | rows | median | 90 % within | largest | bias |\n|---|---|---|---|---|---|"
+    groups = defaultdict(list)
+    for row, result in zip(read_rows(path), run_rows(path), strict=True):
+        if result["memory"] and result["measured_memory"]:
+            error = result["memory"] / result["measured_memory"] - 1
+            groups[family(row)].append(Judged(row, result | {"error": error}))
+    for name, found in sorted(groups.items()):
+        yield f"| {name} | {figures(found)} |"
+
+
+def out_of_memory(path: str) -> str:
+    """How many of the plans that ran out of memory are predicted to."""
+    verdicts = []
+    for row, result in zip(read_rows(path), run_rows(path), strict=True):
+        if row["notes"].startswith("OOM") and result["memory"]:
+            verdicts.append(result["memory"] > read_row(row).cluster.memory)
+    return f"{sum(verdicts)} of {len(verdicts)}"
+
+
 def worst(rows: list[Judged], count: int) -> Iterator[str]:
     yield "| plan | measured | predicted | error | why |\n|---|---|---|---|---|"
     found = [row for row in rows if dense(row) and piped(row)]
@@ -328,6 +348,8 @@ def page(path: str) -> str:
         "summary": "\n".join(summary(path)),
         "sources": "\n".join(by_source(rows)),
         "worst": "\n".join(worst(rows, 15)),
+        "memory": "\n".join(memory(path)),
+        "oom": out_of_memory(path),
         "ranking": "\n".join(ranking(table)),
         "crosswise": "\n".join(crosswise(table)),
         "one_row": "\n".join(one_row(table)),

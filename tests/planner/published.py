@@ -50,7 +50,7 @@ def korthikanti(size: str, recompute: str) -> Case:
     }[size]
     split = recompute == "selective"
     training = Training(
-        batch, 2048, "fp16", gradient_bytes=2, flash=False, sequence_parallel=split,
+        batch, 2048, "fp16", gradient_bytes=2, flash=False, sequence_parallel=split, fused=False,
         overlap_tp=False, overlap_dp=False, overlap_p2p=False,
     )  # fmt: skip
     candidate = Candidate(

@@ -70,12 +70,13 @@ def test_a_window_makes_attention_shorter() -> None:
     assert near < far / 10
 
 
-def test_16_bit_gradients_are_summed_apart() -> None:
+def test_gradients_are_summed_by_the_product_or_apart() -> None:
     gpu, product = GPUS["h100"], Product(8192, 4096, 4096)
     wide = product_times(gpu, TRAINING, product)
     narrow = product_times(gpu, Training(128, 8192, gradient_bytes=2), product)
-    assert wide.F == narrow.F
-    assert wide.W != narrow.W
+    apart = product_times(gpu, Training(128, 8192, fused=False), product)
+    assert wide.F == narrow.F == apart.F
+    assert narrow.W < wide.W < apart.W
 
 
 def test_narrow_precisions_are_faster_in_spite_of_casts() -> None:

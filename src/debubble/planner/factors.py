@@ -22,11 +22,11 @@ SHIPPED: tuple[Factor, ...] = (
         "a100-80gb",
         8,
         "fp16",
-        0.785,
+        0.76,
         "deepspeed",
-        "bigscience tr11-176B-ml 2022-02-21: GPT-181B",
+        "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
         384,
-        129.26,
+        123.57,
     ),
     Factor(
         "a100-80gb",
@@ -43,7 +43,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         1,
         "bf16",
-        0.907,
+        0.895,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
         64,
@@ -53,7 +53,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "bf16",
-        0.856,
+        0.849,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -63,7 +63,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "bf16",
-        0.872,
+        0.859,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         256,
@@ -73,7 +73,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "bf16",
-        0.865,
+        0.85,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         512,
@@ -84,7 +84,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         1,
         "fp8",
-        0.938,
+        0.924,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
         32,
@@ -94,7 +94,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         2,
         "fp8",
-        0.869,
+        0.859,
         "megatron",
         "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
         64,
@@ -104,7 +104,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         4,
         "fp8",
-        1.003,
+        0.992,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
         1024,
@@ -114,7 +114,7 @@ SHIPPED: tuple[Factor, ...] = (
         "h100",
         8,
         "fp8",
-        1.039,
+        1.014,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
         1024,
@@ -134,54 +134,61 @@ SHIPPED: tuple[Factor, ...] = (
         "h100-96gb-hbm2e",
         8,
         "fp8",
-        0.932,
+        0.839,
         "torch",
-        "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
-        256,
-        17.39,
+        "torchtitan llama3_h100_202412: LLAMA3.1_405B",
+        512,
+        53.89,
     ),
     Factor(
-        "h200", 1, "fp8", 0.76, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
+        "h200", 1, "fp8", 0.867, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
     ),
     Factor(
         "gb200",
         4,
         "bf16",
-        0.736,
+        0.725,
         "megatron",
         "dgxc-benchmarking llama3.1 v25.05.05: LLAMA3.1_405B",
         128,
         9.347,
     ),
-    Factor("gb200", 1, "fp8", 0.79, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
+    Factor("gb200", 1, "fp8", 0.786, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
     Factor(
-        "gb200", 4, "fp8", 0.823, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
+        "gb200", 4, "fp8", 0.812, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
     ),
     Factor(
         "gb200",
         4,
         "mxfp8",
-        0.772,
+        0.763,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         63.42,
     ),
     Factor(
-        "gb200", 4, "nvfp4", 0.76, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 45.39
+        "gb200",
+        4,
+        "nvfp4",
+        0.746,
+        "megatron",
+        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
+        256,
+        45.39,
     ),
-    Factor("gb300", 4, "fp8", 1.079, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
+    Factor("gb300", 4, "fp8", 1.066, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
     Factor(
-        "gb300", 2, "fp8", 1.03, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
+        "gb300", 2, "fp8", 1.005, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
     ),
     Factor(
-        "gb300", 1, "mxfp8", 1.196, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
+        "gb300", 1, "mxfp8", 1.188, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
     ),
     Factor(
         "gb300",
         2,
         "mxfp8",
-        0.951,
+        0.928,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
@@ -191,23 +198,23 @@ SHIPPED: tuple[Factor, ...] = (
         "gb300",
         4,
         "nvfp4",
-        0.782,
+        0.764,
         "megatron",
         "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
         256,
         36.19,
     ),
-    Factor("gb300", 1, "fp8", 0.942, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
-    Factor("b200", 1, "fp8", 0.789, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
-    Factor("b200", 4, "fp8", 0.769, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
+    Factor("gb300", 1, "fp8", 0.938, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
+    Factor("b200", 1, "fp8", 0.785, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
+    Factor("b200", 4, "fp8", 0.749, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
     Factor(
-        "h100", 1, "bf16", 0.544, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
+        "h100", 1, "bf16", 0.524, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
     ),
     Factor(
         "gb200",
         1,
         "bf16",
-        0.674,
+        0.668,
         "megatron",
         "dgxc-benchmarking llama4 v25.05.05: Llama4-Maverick-400B",
         256,
@@ -218,7 +225,7 @@ SHIPPED: tuple[Factor, ...] = (
         "gb200",
         1,
         "mxfp8",
-        0.702,
+        0.694,
         "megatron",
         "Megatron-Bridge 26.02: DeepSeekV3",
         256,
@@ -226,22 +233,22 @@ SHIPPED: tuple[Factor, ...] = (
         True,
     ),
     Factor(
-        "gb300", 1, "bf16", 0.839, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
+        "gb300", 1, "bf16", 0.829, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
     ),
     Factor(
-        "gb300", 1, "mxfp8", 0.829, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
+        "gb300", 1, "mxfp8", 0.822, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
     ),
     Factor(
-        "h100", 1, "fp8", 0.494, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
+        "h100", 1, "fp8", 0.49, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
     ),
     Factor(
-        "h100", 2, "fp8", 0.931, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
+        "h100", 2, "fp8", 0.917, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
     ),
     Factor(
         "b200",
         1,
         "mxfp8",
-        0.581,
+        0.579,
         "megatron",
         "Megatron-Bridge 26.02.01: Qwen3_30B_a3B",
         8,

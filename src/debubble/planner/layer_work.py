@@ -154,17 +154,19 @@ def _products(gpu: Gpu, training: Training, products: Iterator[Product] | list[P
 def product_times(gpu: Gpu, training: Training, product: Product, *, wide: bool = False) -> Times:
     """Forward, and both backward products, of one weight; with casts to narrower inputs.
 
-    Gradients in fp32 are summed by the product itself, those in 16 bits by a kernel of their own.
-    A `wide` product keeps inputs of 16 bits in every precision, as the head does.
+    A fused product adds to the gradient that is there already; else a kernel of its own does. A
+    `wide` product keeps inputs of 16 bits in every precision, as the head does.
     """
     m, n, k, count = product.m, product.n, product.k, product.count
     kind = "bf16" if wide else PRECISIONS[training.precision]
     forward = product_time(gpu, kind, m, n, k, count)
     back = product_time(gpu, kind, m, k, n, count)
-    if training.gradient_bytes == 4:
-        weight = product_time(gpu, kind, n, k, m, count, written=8)
+    summed = 2 * training.gradient_bytes
+    if training.fused:
+        weight = product_time(gpu, kind, n, k, m, count, written=summed)
     else:
-        weight = product_time(gpu, kind, n, k, m, count) + memory_time(gpu, 6 * n * k * count)
+        weight = product_time(gpu, kind, n, k, m, count)
+        weight += memory_time(gpu, (2 + summed) * n * k * count)
     if kind == "bf16":
         return Times(forward, back, weight)
     # Each input is read once in bf16 and written twice in the narrow type, as it is and transposed;

@@ -39,6 +39,9 @@ GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 FLASH_YEAR = 2023
 """First year of sources whose attention stores no scores, where they train in bf16."""
 
+NARROW_GRADIENTS = ("dgxc-benchmarking", "Megatron-Bridge", "NVIDIA/NeMo")
+"""Sources whose recipes keep gradients in 16 bits (``grad_reduce_in_fp32=False``)."""
+
 BEFORE_OVERLAP = ("v100", "a100")
 """GPUs whose published pipelines ran with software that overlapped no communication."""
 
@@ -108,6 +111,8 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
     if schedule in ("1f1b", "interleaved-1f1b"):
         schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
     recompute = _recompute(row.get("recompute") or "")
+    if not (row.get("recompute") or "").strip():
+        assumed.append("recompute none")
     candidate = Candidate(
         degrees, micro, batch // (micro * dp), schedule,
         spread(len(model.layers), degrees.stages), recompute, _zero(row.get("zero") or ""),
@@ -142,13 +147,14 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
     split = "+SP" in recompute or (modern and "no SP" not in recompute)
     precision = (row.get("precision") or "bf16").lower()
     half = "fp16" in precision
-    full = "fp32 grad" in precision or not half
+    narrow = half or any(name in source for name in NARROW_GRADIENTS)
     return Training(
-        batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
+        batch, sequence, _precision(precision), gradient_bytes=2 if narrow else 4,
         flash=candidate.zero >= 3 or (year >= FLASH_YEAR and not half), sequence_parallel=split,
         overlap_tp=modern and "vanilla TP" not in (row.get("notes") or ""),
         overlap_dp=modern or candidate.zero >= 3,
-        overlap_p2p=modern or "1f1b" not in candidate.schedule, runtime=_runtime(row),
+        overlap_p2p=modern or "1f1b" not in candidate.schedule,
+        fused=not half and year >= FLASH_YEAR, runtime=_runtime(row),
     )  # fmt: skip
 
 
