@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 from debubble.core.actions import Kind
 from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
+from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
+from debubble.planner.activations import logits_bytes
 from debubble.planner.calibrate import Factors, has_experts
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
+from debubble.planner.in_flight import FullestMoments, fullest_moments, peak_memory
 from debubble.planner.layer_times import layer_times
-from debubble.planner.memory import RankMemory, margin, memory_costs, memory_of, rank_state
+from debubble.planner.memory import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
 from debubble.planner.model import Model
 from debubble.planner.stage_costs import stage_costs
+from debubble.planner.state import stage_states
 from debubble.planner.step import total
 from debubble.planner.step_ends import StepEnds, step_ends
 from debubble.schedules import registry
@@ -48,25 +52,24 @@ class Plan:
         How it runs.
     step_time
         Seconds of one optimizer step.
-    causes
-        The same by cause, see :func:`causes_of`; sums to `step_time`.
-    bubble_ratio
-        Idle share of the pipeline's rank-time.
     peaks
-        Bytes of a GPU of every pipeline rank at its peak: activations, what stays from step to
-        step and a margin, until :func:`measured` adds buffers and logits.
+        Bytes of a GPU of every pipeline rank at its peak; empty where nobody asked yet.
     limit
         Bytes that a GPU has.
+    causes
+        The step time by cause, see :func:`causes_of`; sums to it. Of finished plans, as all below.
+    bubble_ratio
+        Idle share of the pipeline's rank-time.
     memory
-        What every rank's peak consists of, where that was asked for.
+        What every rank's peak consists of.
     """
 
     candidate: Candidate
     step_time: float
-    causes: dict[str, float]
-    bubble_ratio: float
     peaks: tuple[float, ...]
     limit: float
+    causes: dict[str, float] = field(default_factory=dict)
+    bubble_ratio: float = 0.0
     memory: tuple[RankMemory, ...] = ()
 
     @property
@@ -75,23 +78,29 @@ class Plan:
         return max(self.peaks) <= self.limit
 
 
-@lru_cache(maxsize=256)
-def _order(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """A schedule whose order does not depend on costs."""
-    return registry.make(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
-
-
-def schedule_of(candidate: Candidate, costs: Costs, limit: float | None = None) -> Schedule:
+def schedule_of(asked: Asked, candidate: Candidate, costs: Costs) -> Schedule:
     """The schedule of a candidate, made for its costs and its memory where it is made for any."""
-    degrees = candidate.degrees
-    entry = registry.find(candidate.schedule)
+    name, entry = candidate.schedule, registry.find(candidate.schedule)
+    p, m, v = candidate.degrees.pp, candidate.microbatches, candidate.degrees.chunks
     if not entry.uses_costs:
-        return _order(candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks)
-    within = limit if "memory" in entry.parameters else None
-    return registry.make(
-        candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches,
-        chunks=degrees.chunks, costs=costs, memory=within,
-    )  # fmt: skip
+        return registry.made_once(name, ranks=p, microbatches=m, chunks=v)
+    room = _room(asked, candidate, entry.placement(p, v)) if "memory" in entry.parameters else None
+    return registry.make(name, ranks=p, microbatches=m, chunks=v, costs=costs, memory=room)
+
+
+def _room(asked: Asked, candidate: Candidate, placement: Placement) -> list[float]:
+    """Bytes that every rank has for activations, beside what stays and the logits."""
+    states = stage_states(asked.model, asked.training, candidate)
+    beside = [margin(asked.training)] * candidate.degrees.pp
+    homes = placement.ranks_of_stages.tolist()
+    for rank, state in zip(homes, states, strict=True):
+        beside[rank] += state.total
+    logits = (1 + FRAGMENTATION) * logits_bytes(asked.model, asked.training, candidate)
+    beside[homes[-1]] += logits
+    room = [(asked.limit - held) / (1 + FRAGMENTATION) for held in beside]
+    if min(room) <= 0:
+        raise ParameterError("weights, optimizer states and logits alone are too large")
+    return room
 
 
 def costs_of(asked: Asked, candidate: Candidate) -> Costs:
@@ -102,49 +111,77 @@ def costs_of(asked: Asked, candidate: Candidate) -> Costs:
 
 
 def simulated(asked: Asked, candidate: Candidate) -> Timeline:
-    """The pipeline of one step in the engine."""
-    costs = costs_of(asked, candidate)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
-        return simulate(schedule_of(candidate, costs, asked.limit), costs)
-
-
-def evaluate(asked: Asked, candidate: Candidate) -> Plan:
-    """Step time and memory of a candidate.
+    """The pipeline of one step in the engine.
 
     Raises
     ------
     ParameterError
         When its schedule has no order for these sizes, or none within the memory.
     """
+    if registry.find(candidate.schedule).uses_costs:
+        costs = costs_of(asked, candidate)
+    else:
+        costs = stage_costs(asked.model, asked.cluster, asked.training, candidate, asked.factors)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
+        return simulate(schedule_of(asked, candidate, costs), costs)
+
+
+def timed(asked: Asked, candidate: Candidate) -> tuple[Plan, Timeline]:
+    """The step time of a candidate, without its memory."""
     timeline = simulated(asked, candidate)
     ends = _ends(asked, candidate, timeline)
-    causes = causes_of(asked, candidate, timeline, ends)
-    state = [
-        rank_state(asked.model, asked.training, candidate, timeline.schedule, rank).total
-        for rank in range(candidate.degrees.pp)
-    ]
-    peaks = timeline.peak_activation + state + margin(asked.training)
-    return Plan(
-        candidate, sum(causes.values()), causes, timeline.bubble_ratio, tuple(peaks.tolist()),
-        asked.limit,
-    )  # fmt: skip
+    return Plan(candidate, total(timeline, ends), (), asked.limit), timeline
 
 
-def measured(asked: Asked, plan: Plan) -> Plan:
-    """A plan with the whole memory of every rank, over the time of a step."""
-    timeline = simulated(asked, plan.candidate)
-    memory = memory_of(
-        asked.model, asked.cluster.gpu, asked.training, plan.candidate, timeline
-    )  # fmt: skip
-    return replace(plan, peaks=tuple(rank.peak for rank in memory), memory=memory)
+def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
+    """A plan with the peak of every rank."""
+    model, training, candidate = asked.model, asked.training, plan.candidate
+    found = _fullest(timeline, training.runtime)
+    if found is None:
+        memory = memory_of(model, asked.cluster.gpu, training, candidate, timeline)
+        return replace(plan, peaks=tuple(rank.peak for rank in memory))
+    peaks = peak_memory(model, training, candidate, found)
+    return replace(plan, peaks=tuple(peaks.tolist()))
+
+
+def _fullest(timeline: Timeline, runtime: str) -> FullestMoments | None:
+    """Moments that can be the fullest, kept with schedules that are asked for again."""
+    kept = timeline.schedule.derived
+    key = (fullest_moments, runtime)
+    if key not in kept:
+        kept[key] = fullest_moments(timeline, runtime)
+    found: FullestMoments | None = kept[key]
+    return found
+
+
+def finished(asked: Asked, plan: Plan) -> Plan:
+    """A plan with all that is said of it: causes of its time, and parts of its memory."""
+    candidate = plan.candidate
+    timeline = simulated(asked, candidate)
+    ends = _ends(asked, candidate, timeline)
+    memory = memory_of(asked.model, asked.cluster.gpu, asked.training, candidate, timeline)
+    return replace(
+        plan,
+        peaks=tuple(rank.peak for rank in memory),
+        causes=causes_of(asked, candidate, timeline, ends),
+        bubble_ratio=timeline.bubble_ratio,
+        memory=memory,
+    )
+
+
+def evaluate(asked: Asked, candidate: Candidate) -> Plan:
+    """All of a plan at once."""
+    return finished(asked, timed(asked, candidate)[0])
 
 
 def _ends(asked: Asked, candidate: Candidate, timeline: Timeline) -> StepEnds:
     duration = timeline.table.duration
     backward = tuple((duration[Kind.I] + duration[Kind.W]).tolist())
-    placement = timeline.schedule.placement
-    return step_ends(asked.model, asked.cluster, asked.training, candidate, backward, placement)
+    return step_ends(
+        asked.model, asked.cluster, asked.training, candidate, backward,
+        timeline.schedule.placement,
+    )  # fmt: skip
 
 
 CAUSES = {

@@ -6,16 +6,20 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 
+from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
+from debubble.core.kinds import kind_bits
+from debubble.engine.exist import survey_of
 from debubble.planner.activations import stage_activation
 from debubble.planner.candidate import Candidate, Degrees
-from debubble.planner.degrees import Group, Order, Setting
+from debubble.planner.degrees import Group, Setting, Split
 from debubble.planner.memory import margin
-from debubble.planner.plan import Asked, Plan, evaluate, measured
+from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
 from debubble.planner.stage_costs import stage_times
 from debubble.planner.state import stage_state
+from debubble.schedules import registry
 
 Progress = Callable[["Found"], None]
 """Is told, now and then, what has been found so far."""
@@ -54,10 +58,11 @@ class Found:
         """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
         return self.plans[-1].step_time if len(self.plans) >= self.top else math.inf
 
-    def leave_out(self, reason: str, count: int = 1) -> None:
+    def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
         """Count candidates that were left out."""
         self.left_out[reason] = self.left_out.get(reason, 0) + count
         self.considered += count
+        self.simulated += count * simulated
 
     def take(self, plan: Plan) -> None:
         """Keep a plan if it is among the best."""
@@ -96,6 +101,7 @@ SLOWER = "simulated, and slower"
 TOO_LARGE = "simulated, and too large for the memory"
 NO_ROOM = "weights and optimizer states alone are too large"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
+SLOW_PIPELINE = "cannot be faster with these stages, whatever the order"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
 
@@ -113,19 +119,25 @@ class Batch:
     setting: Setting = field(compare=False)
 
     @cached_property
-    def orders(self) -> list[Order]:
-        """Orders that go with the setting."""
-        settings = self.group.settings
-        return [order for order in self.group.orders if self.setting in settings[order[0]]]
+    def count(self) -> int:
+        """How many candidates there are."""
+        return sum(len(splits) for _, splits in self._orders())
 
     def candidates(self) -> Iterator[Candidate]:
         """The candidates."""
         group = self.group
-        for schedule, chunks, layers in self.orders:
-            yield Candidate(
-                replace(group.degrees, chunks=chunks), group.microbatch_size, group.microbatches,
-                schedule, layers, *self.setting,
-            )  # fmt: skip
+        for schedule, splits in self._orders():
+            for chunks, layers in splits:
+                yield Candidate(
+                    replace(group.degrees, chunks=chunks), group.microbatch_size,
+                    group.microbatches, schedule, layers, *self.setting,
+                )  # fmt: skip
+
+    def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
+        """Orders that go with the setting, by schedule."""
+        for schedule, splits in self.group.orders.items():
+            if self.setting in self.group.settings[schedule]:
+                yield schedule, splits
 
 
 def search(
@@ -153,9 +165,11 @@ def search(
             for candidate in heapq.heappop(batches).candidates():
                 _try(asked, candidate, found)
                 tell(found)
-        found.leave_out(BOUND, sum(len(rest.orders) for rest in batches))
+        found.leave_out(BOUND, sum(rest.count for rest in batches))
     except KeyboardInterrupt:
         found.interrupted = True
+    found.plans = [finished(asked, plan) for plan in found.plans]
+    found.near = [finished(asked, plan) for plan in found.near]
     return found
 
 
@@ -165,17 +179,22 @@ def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[
         alone = _on_one_rank(asked, group, setting)
         batch = Batch(least_time(asked, alone, group.degrees.pp), number, group, setting)
         if least_memory(asked, alone, group.degrees.pp) > asked.limit:
-            found.leave_out(NO_ROOM, len(batch.orders))
+            found.leave_out(NO_ROOM, batch.count)
         else:
             number += 1
             yield batch
 
 
 def _try(asked: Asked, candidate: Candidate, found: Found) -> None:
+    if found.plans and pipeline_bound(asked, candidate) >= found.slowest_kept:
+        found.leave_out(SLOW_PIPELINE)
+        return
     try:
-        plan = evaluate(asked, candidate)
-        if plan.fits and plan.step_time < found.slowest_kept:
-            plan = measured(asked, plan)
+        plan, timeline = timed(asked, candidate)
+        if plan.step_time >= found.slowest_kept:
+            found.leave_out(SLOWER, simulated=True)
+            return
+        plan = with_peaks(asked, plan, timeline)
     except DebubbleError:
         found.leave_out(NO_ORDER)
     else:
@@ -203,6 +222,42 @@ def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
         asked.model, asked.cluster, asked.training, alone, asked.factors
     )  # fmt: skip
     return (whole.F + whole.I + whole.W) * alone.microbatches / pp
+
+
+def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
+    """Seconds below which no order of a candidate's stages brings its pipeline.
+
+    Before a rank's first action all stages before its first one run once, then it does its work,
+    and after its last backward those stages run a backward each. Where backwards are split, what a
+    rank does for its weights may fill that time.
+    """
+    times = stage_times(
+        asked.model, asked.cluster, asked.training, candidate, asked.factors
+    )  # fmt: skip
+    degrees, m = candidate.degrees, candidate.microbatches
+    homes, split = _pipeline(candidate.schedule, degrees.pp, degrees.chunks)
+    work, before = [0.0] * degrees.pp, [-1.0] * degrees.pp
+    passed = 0.0
+    for rank, one in zip(homes, times, strict=True):
+        if before[rank] < 0:
+            before[rank] = passed
+        work[rank] += m * (one.F + one.I + one.W)
+        passed += one.F if split else one.F + one.I + one.W
+    return max(map(sum, zip(work, before, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def _pipeline(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
+    """The rank of every stage, and whether backwards are split."""
+    placement = registry.find(name).placement(ranks, chunks)
+    return tuple(placement.ranks_of_stages.tolist()), _splits(name)
+
+
+@cache
+def _splits(name: str) -> bool:
+    """Whether a schedule has backwards in two parts, looked up in a small one."""
+    made = registry.make(name, ranks=2, microbatches=8)
+    return bool(survey_of(made).kinds & kind_bits((Kind.I, Kind.W)))
 
 
 def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
