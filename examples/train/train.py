@@ -30,6 +30,7 @@ def options():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--chunks", type=int, help="where the schedule leaves a choice")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    parser.add_argument("--rate", type=float, default=RATE, help="of AdamW")
     parser.add_argument("--clip", type=float, help="largest norm of the gradients")
     parser.add_argument("--engine", default="auto", choices=["auto", "torch", "debubble"])
     parser.add_argument("--reference", action="store_true", help="train without a pipeline")
@@ -72,7 +73,7 @@ def in_pipeline(model, args):
     pipe = dt.Pipeline(
         schedule, dt.split(model, schedule.stages), loss_fn, engine=args.engine
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(pipe.parameters(), lr=RATE)
+    optimizer = torch.optim.AdamW(pipe.parameters(), lr=args.rate)
     losses = []
     for step in range(args.steps):
         x, y = batch(step, ROWS * schedule.microbatches, TOKENS)
@@ -94,7 +95,7 @@ def in_pipeline(model, args):
 
 def without_pipeline(model, args):
     """The same training in one process, with the model as it is."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate)
     losses = []
     for step in range(args.steps):
         x, y = batch(step, ROWS * args.microbatches, TOKENS)

@@ -78,7 +78,7 @@ def test_logits_whose_exponentials_overflow() -> None:
 @pytest.mark.parametrize(
     ("ranks", "model", "words"),
     [
-        (2, "mlp", "the model's last stage has none; give it an nn.Linear named output"),
+        (2, "mlp", "the last stage has none; give it an nn.Linear named output"),
         (8, made(), "7 rows for 8 ranks"),
         (2, made(after=True), "does not apply its output layer last"),
         (2, made(loss=lambda y, _: y.square().mean()), "under the mean cross-entropy"),

@@ -71,7 +71,7 @@ def test_a_pipeline_trains_as_the_model_alone(
     found = torch.load(saved)
     alone = scripts.build(model, torch.float64)
     losses, state = scripts.without_pipeline(
-        alone, Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0)
+        alone, Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3)
     )
     assert losses[-1] < losses[0]
     torch.testing.assert_close(found["losses"], losses, rtol=0, atol=1e-9)
