@@ -63,11 +63,13 @@ class Run:
         self.reloaded: dict[tuple[int, int], float] = {}
         self.reduced: list[list[float]] = [[] for _ in range(ranks)]
         self.ends: dict[Name, End] = {}
+        self.names: dict[Spot, Name] = {}
         self.spots: dict[Name, dict[bool, Spot]] = defaultdict(dict)
         self.line: dict[object, list[Name]] = defaultdict(list)
         self.lines: dict[Name, list[object]] = defaultdict(list)
         self.idle: dict[object, float] = defaultdict(float)
         self.posted: dict[Name, dict[bool, float]] = defaultdict(dict)
+        self.waiting: dict[Name, None] = {}
         self.over: dict[Name, float] = {}
         for rank, program in enumerate(self.programs):
             for index, action in enumerate(program):
@@ -77,6 +79,7 @@ class Run:
     def _enlist(self, rank: int, index: int, action: Action) -> None:
         end, sends = end_at(self.schedule, action), action.kind in SENDS
         self.ends[end.name] = end
+        self.names[rank, index] = end.name
         self.spots[end.name][sends] = rank, index
         peer = end.receiver if sends else end.sender
         line: object = {
@@ -91,10 +94,10 @@ class Run:
     def transfer(self) -> bool:
         """Let all happen that can; whether any did."""
         happened = False
-        for name, end in self.ends.items():
-            posted = self.posted[name]
+        for name in list(self.waiting):
+            end, posted = self.ends[name], self.posted[name]
             ready = True in posted and (self.mode in ("overlapped", "channel") or False in posted)
-            if not ready or name in self.over:
+            if not ready:
                 continue
             if any(self.line[line][0] != name for line in self.lines[name]):
                 continue
@@ -104,6 +107,7 @@ class Run:
             part = name[1] % self.schedule.slices
             over = begin + link_time(self.schedule, self.costs, end.sender, end.receiver, part)
             self.over[name] = over
+            del self.waiting[name]
             for line in self.lines[name]:
                 self.line[line].pop(0)
                 self.idle[line] = over
@@ -123,7 +127,7 @@ class Run:
                 for member in self.group[rank]:
                     self._reach(rank, member)
                 return True
-            names = [end_at(self.schedule, program[member]).name for member in self.group[rank]]
+            names = [self.names[rank, member] for member in self.group[rank]]
             if any(name not in self.over for name in names):
                 return False
             self.free[rank] = max(self.over[name] for name in names)
@@ -136,8 +140,10 @@ class Run:
 
     def _reach(self, rank: int, index: int) -> None:
         action = self.programs[rank][index]
-        name = end_at(self.schedule, action).name
+        name = self.names[rank, index]
         self.posted[name][action.kind in SENDS] = self.free[rank]
+        if name not in self.over:
+            self.waiting[name] = None
 
     def copy(self, rank: int) -> bool:
         """Issue an offload or a reload."""
@@ -187,7 +193,8 @@ class Run:
 
     def compute(self, rank: int) -> bool:
         """Run what computes, once all that it needs is there."""
-        group = [unpack(code) for code in group_at(self.codes[rank], self.head[rank])]
+        begin = self.head[rank]
+        group = self.programs[rank][begin : begin + len(group_at(self.codes[rank], begin))]
         ready = [self.free[rank]]
         for member in group:
             for name in self.received(member, rank):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from debubble.core.actions import COPY_KINDS, kinds_of, parse_cell
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
-from debubble.schedules.registry import Entry
+from debubble.schedules.registry import Entry, find
 
 ENTRIES = schedules()
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
@@ -27,26 +28,57 @@ SLICES = st.sampled_from([1, 2, 4])
 SHARES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 
 
+ready = lru_cache(maxsize=4096)(make)
+"""Tests draw the same small cases again and again, and a searched order takes long to make."""
+
+
+@cache
+def accepted(name: str, microbatches: int, **parameters: int | None) -> tuple[int, ...]:
+    """The numbers of microbatches, up to one, that a schedule accepts with other parameters."""
+    entry = find(name)
+    cases = {m: entry.case(microbatches=m, **parameters) for m in range(1, microbatches + 1)}
+    return tuple(
+        m
+        for m, case in cases.items()
+        if all(constraint.holds(case) for constraint in entry.constraints)
+    )
+
+
 @st.composite
 def made(
     draw: st.DrawFn, entry: Entry, ranks: int = 8, microbatches: int = 24, chunks: int = 4
 ) -> Schedule:
     """A schedule of one family with random parameters it accepts."""
-    p = draw(st.integers(1, ranks))
-    v = entry.chunks or draw(st.integers(1, chunks))
-    m = draw(st.integers(1, microbatches))
+
+    def fitting(**parameters: int | None) -> tuple[int, ...]:
+        return accepted(entry.name, microbatches, **parameters)
+
+    known = {option.name for option in entry.options}
+    options: dict[str, Any] = {"slices": draw(SLICES)} if "slices" in known else {}
+    shapes = [
+        (p, v)
+        for p in range(1, ranks + 1)
+        for v in ([entry.chunks] if entry.chunks else range(1, chunks + 1))
+        if fitting(ranks=p, chunks=v, **options)
+    ]
+    assume(shapes)
+    p = draw(st.sampled_from(sorted({p for p, _ in shapes})))
+    v = draw(st.sampled_from([v for q, v in shapes if q == p]))
+    if "group_size" in known and draw(st.booleans()):
+        sizes = [
+            size
+            for size in range(1, max(p, microbatches) + 1)
+            if fitting(ranks=p, chunks=v, group_size=size, **options)
+        ]
+        options["group_size"] = draw(st.sampled_from(sizes))
+    counts = fitting(ranks=p, chunks=v, **options)
     if p > 1 and draw(st.booleans()):
-        m = min(-(-m // p) * p, microbatches // p * p)
-    options: dict[str, Any] = {}
-    if any(option.name == "group_size" for option in entry.options) and draw(st.booleans()):
-        options["group_size"] = draw(st.integers(p, max(p, m)))
-    sliced = any(option.name == "slices" for option in entry.options)
-    if sliced:
-        options["slices"] = draw(SLICES)
+        counts = tuple(m for m in counts if m % p == 0) or counts
+    m = draw(st.sampled_from(counts))
     iterations = draw(st.sampled_from([None, None, 1, 2, 3]))
     sync = draw(st.sampled_from([None, None, *SYNCS])) if iterations else None
     try:
-        schedule = make(
+        schedule = ready(
             entry.name,
             ranks=p,
             microbatches=m,
@@ -58,7 +90,7 @@ def made(
     except ParameterError:
         assume(False)
         raise
-    if sliced and draw(st.booleans()):
+    if "slices" in known and draw(st.booleans()):
         return replace(schedule, cut=draw(cuts(schedule.slices)))
     return schedule
 

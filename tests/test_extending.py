@@ -30,6 +30,7 @@ def test_the_examples_run_one_after_the_other() -> None:
     assert lines[1:3] == ["{'stamp': 'red'}", "{'stamp': 'blue'}"]
     assert lines[3].endswith(" busy share of rank-time")
     assert any("efficiency" in line for line in lines[4:])
+    assert lines[-1] == "[[{'area': 4}], [{'area': 9}]]"
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(src/debubble/[\w/.]+)`", GUIDE))

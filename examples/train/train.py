@@ -1,7 +1,8 @@
 """Train a decoder model in a pipeline, or without one.
 
 torchrun --nproc-per-node 4 examples/train/train.py --schedule zb-v --model llama
-python examples/train/train.py --reference --model llama
+python examples/train/train.py --reference --model llama --save alone.pt
+torchrun --nproc-per-node 4 examples/train/train.py --schedule zb-v --model llama --compare alone.pt
 """
 
 import argparse
@@ -33,6 +34,7 @@ def options():
     parser.add_argument("--engine", default="auto", choices=["auto", "torch", "debubble"])
     parser.add_argument("--reference", action="store_true", help="train without a pipeline")
     parser.add_argument("--save", metavar="FILE", help="losses and final parameters")
+    parser.add_argument("--compare", metavar="FILE", help="those of another run, that it saved")
     return parser.parse_args()
 
 
@@ -41,8 +43,20 @@ def main():
     args = options()
     model = build(args.model, getattr(torch, args.dtype))
     losses, state = (without_pipeline if args.reference else in_pipeline)(model, args)
-    if args.save and state is not None:
+    if state is None:
+        return
+    if args.save:
         torch.save({"losses": losses, "state": state}, args.save)
+    if args.compare:
+        compare(losses, state, torch.load(args.compare))
+
+
+def compare(losses, state, other):
+    """Say how far this run is from another one."""
+    apart = max(abs(a - b) for a, b in zip(losses, other["losses"], strict=True))
+    moved = max((state[name] - value).abs().max().item() for name, value in other["state"].items())
+    print(f"last loss {losses[-1]:.6f} and {other['losses'][-1]:.6f}; "
+          f"losses at most {apart:.1e} apart, parameters {moved:.1e}")  # fmt: skip
 
 
 def in_pipeline(model, args):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.analysis.copies import inspect_copies
 from debubble.analysis.fast_check import is_sound, without_sharding
-from debubble.analysis.problems import Findings
+from debubble.analysis.problems import Findings, Problem
 from debubble.analysis.sharding import inspect_sharding
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import COPY_KINDS, PAIR_SHIFT, Kind, kinds_of, pack
@@ -43,7 +43,9 @@ def changed(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     programs = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     program = draw(st.sampled_from([row for row in programs if row]))
     here, there = (draw(st.integers(0, len(program) - 1)) for _ in range(2))
-    change = draw(st.sampled_from(["move", "drop", "repeat", "away", "other", "pair"]))
+    change = draw(st.sampled_from(["move", "shift", "drop", "repeat", "away", "other", "pair"]))
+    if change == "shift":
+        there = min(max(0, here + draw(st.integers(-2, 2))), len(program) - 1)
     code = program[here]
     if change != "repeat":
         del program[here]
@@ -54,7 +56,7 @@ def changed(draw: st.DrawFn, schedule: Schedule) -> Schedule:
         code = int(pack(draw(st.sampled_from(Kind)), stage, unit)[0])
     if change == "pair":
         code ^= draw(st.integers(1, 3)) << PAIR_SHIFT
-    if change in ("move", "repeat", "other"):
+    if change in ("move", "shift", "repeat", "other"):
         program.insert(there, code)
     if change == "pair":
         program.insert(here, code)
@@ -73,20 +75,24 @@ def test_good_schedules_are_sound(schedule: Schedule) -> None:
     assert sound(schedule)
 
 
+def inspected(schedule: Schedule) -> list[Problem]:
+    """What the inspections find."""
+    found = Findings()
+    inspect_structure(schedule, found)
+    inspect_copies(schedule, found)
+    inspect_sharding(schedule, found)
+    return found.problems
+
+
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=400)
 @given(st.data())
 def test_inspections_find_nothing_in_sound_schedules(data: st.DataObject) -> None:
     schedule = data.draw(lowered())
     for _ in range(data.draw(st.integers(1, 2))):
         schedule = changed(data.draw, schedule)
-    assume(sound(schedule))
-    found = Findings()
-    inspect_structure(schedule, found)
-    inspect_copies(schedule, found)
-    inspect_sharding(schedule, found)
-    assert found.problems == []
-    assert matched(schedule) == []
+    # Few changes leave a schedule sound, and waiting for those alone takes most of the time.
+    assert not sound(schedule) or inspected(schedule) == matched(schedule) == []
 
 
 def test_reductions_that_a_schedule_says_are_all_there_are_asked_for() -> None:

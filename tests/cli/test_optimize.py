@@ -76,6 +76,12 @@ def test_layers_are_cut_and_their_costs_are_written(run: Run, tmp_path: Path) ->
     modules = json.loads((tmp_path / "best.modules.json").read_text())
     assert modules["layers"] == data["layers"]
     assert sum(len(names) for names in modules["torchtitan"]) == 13 + 3
+    assert modules["torchtitan<=0.2.2"][-1][-1] == "output"
+    if data["layout"] is None:
+        assert "\nlayout Megatron-LM has none for the placement" in result.out
+    else:
+        assert f"\nlayout {data['layout']}\n" in result.out
+    assert modules["megatron"] == data["layout"]
     again = run("simulate", best, "--costs", costs, "--json").data
     assert again["makespan"] == pytest.approx(data["makespan"])
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])
@@ -108,7 +114,10 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (["-m", 8], "ranks is missing; give -p"),
         (["-p", 4], "microbatches is missing; give -m"),
         (["-p", 4, "-m", 8, "--memory", 0.5], "memory 0.5 is too small"),
-        (["-p", 4, "-m", 8, "--memory", "much"], "--memory is 'much'; it is a positive number"),
+        (
+            ["-p", 4, "-m", 8, "--memory", "much"],
+            "--memory is 'much'; the limit is a positive number",
+        ),
         (["-p", 4, "-m", 8, "--memory", "1/2"], "memory has 2 limits for 4 ranks"),
         (["-p", 4, "-m", 8, "--time-limit", "x"], "--time-limit is 'x'"),
         (["-p", 4, "-m", 8, "--layers", "x"], "--layers is 'x'; give a whole number"),

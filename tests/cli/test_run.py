@@ -251,8 +251,11 @@ def test_ctrl_c_in_a_world_of_torchrun(tmp_path: Path) -> None:
     assert (code, out, err) == (130, "", "debubble: interrupted\n")
 
 
-@pytest.mark.processes
-def test_a_world_of_another_size(tmp_path: Path) -> None:
-    for code, out, err in joined(tmp_path, "1f1b", "-p", 3, "-m", 2):
-        assert (code, out) == (2, "")
-        assert "torchrun started 2 processes, the schedule has 3 ranks; give -p 2" in err
+def test_a_world_of_another_size(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank of torchrun says so, before it meets the others."""
+    world = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for rank in range(2):
+        for key, value in (world | {"RANK": rank}).items():
+            monkeypatch.setenv(key, str(value))
+        message = refused("run", "1f1b", "-p", 3, "-m", 2)
+        assert "torchrun started 2 processes, the schedule has 3 ranks; give -p 2" in message

@@ -307,3 +307,16 @@ def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
         assert "torch" not in refused(command, *words, "--runtime", "cuda").split(";")[0]
     path.write_text("runtime: cuda\ntimes: {F: 1}\n")
     assert refused("simulate", *words).endswith("runtime is 'cuda'; use 'any' or 'torch'")
+
+
+def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    path.write_text(
+        "times: {F: 1}\nmemory: {unit: GB, activation: 5, static: 40}\n", encoding="utf-8"
+    )
+    words = ["simulate", "1f1b", "-p", 4, "-m", 8, "--costs", path, "--memory"]
+    assert "memory limit 60 GB: kept by all ranks" in run(*words, "60GB").out
+    assert "memory limit 59.9 GB: exceeded on rank 0" in run(*words, "59900 MB").out
+    assert "beside it all the time (weights" in run(*words, "60GB").out
+    error = refused("simulate", "1f1b", "-p", 4, "-m", 8, "--memory", "80GB")
+    assert "the costs count memory without a unit" in error

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import debubble
 from debubble import CostError, Costs, Kind, Placement
 from debubble.core.costs import COST_FIELDS
 
@@ -264,3 +265,39 @@ def test_costs_measured_in_pytorchs_runtime_stay_as_they_are() -> None:
     measured = Costs(F=1, I=[0, 1, 1], W=[2, 1, 1], runtime="torch")
     plain = replace(measured, runtime="any")
     assert np.array_equal(measured.resolve(placement).duration, plain.resolve(placement).duration)
+
+
+def test_overhead_is_paid_once_by_every_action() -> None:
+    plain, started = Costs(F=1, I=2, W=3, B=4), Costs(F=1, I=2, W=3, B=4, overhead=0.5)
+    table = started.resolve(V)
+    more = table.duration - plain.resolve(V).duration
+    timed = [Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.S, Kind.T]
+    assert np.all(more[timed] == 0.5)
+    assert more.sum() == 0.5 * more[timed].size
+    assert table.pair((Kind.F, 0), (Kind.B, 1)) == 1 + 4 + 2 * 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "time"),
+    [({"overlap_factor": 0.8}, 0.8 * 5 + 1), ({"O": 3}, 3 + 1), ({"O": {(0, 1): 3.5}}, 3.5 + 1)],
+)
+def test_both_halves_of_a_pair_have_overhead(given: Any, time: float) -> None:
+    table = Costs(F=1, B=4, overhead=0.5, **given).resolve(V)
+    assert table.pair((Kind.F, 0), (Kind.B, 1)) == pytest.approx(time)
+
+
+def test_overhead_is_not_divided_by_chunks_or_slices() -> None:
+    costs = Costs.per_rank(F=4, I=4, W=4, overhead=0.5)
+    assert costs.resolve(V).duration[Kind.F, 0] == 4 / V.chunks + 0.5
+    halves = Costs(F=4, overhead=0.5).table(
+        debubble.make("terapipe", ranks=2, microbatches=1, slices=2)
+    )
+    assert halves.duration[Kind.F].tolist() == [2.5] * 4
+
+
+def test_overhead_changes_which_schedule_is_faster() -> None:
+    sizes = {"ranks": 4, "microbatches": 16}
+    for overhead, faster in ((0.0, "zb-h1"), (0.5, "1f1b")):
+        costs = Costs(overhead=overhead)
+        rows = debubble.compare(["1f1b", "zb-h1"], costs=costs, **sizes).rows
+        assert min(rows, key=lambda row: row.makespan).name == faster

@@ -25,7 +25,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
     return [
         times[rank, index]
         for rank in range(schedule.ranks)
-        for index in range(len(schedule.program(rank)))
+        for index in range(schedule.offsets[rank + 1] - schedule.offsets[rank])
     ]
 
 

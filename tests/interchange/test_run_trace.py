@@ -10,7 +10,8 @@ import pytest
 
 import debubble as db
 from debubble.core.errors import FormatError
-from debubble.interchange.run_trace import GROUP, run_trace, save_run_trace
+from debubble.interchange.read_trace import load_trace
+from debubble.interchange.run_trace import GROUP, Transfer, run_trace, save_run_trace
 from debubble.interchange.trace_events import PAIRED
 
 
@@ -49,6 +50,32 @@ def test_transfers_are_left_out() -> None:
     text = "".join(run_trace(lowered, {"predicted": (timeline.start, timeline.end)}))
     events = json.loads(text)["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == len(schedule)
+
+
+def test_messages_beside_the_actions(tmp_path: Path) -> None:
+    schedule = db.make("1f1b", ranks=2, microbatches=2)
+    timeline = db.simulate(schedule)
+    times = {
+        "predicted": (timeline.start, timeline.end),
+        "measured": (timeline.start, timeline.end),
+    }
+    one = Transfer("0SEND_F0", 0, 1.0, 1.25, "1RECV_F0", 1, 0.5, 1.5, 2.0)
+    path = tmp_path / "run.json"
+    save_run_trace(schedule, times, path, transfers=[one], hosts=["a", "b"])
+    data = json.loads(path.read_text())
+    assert data["otherData"]["hosts"] == ["a", "b"]
+    about = {"transfer": 0, "from": 0, "to": 1}
+    waited = about | {"waited": 1_500_000.0}
+    messages = [event for event in data["traceEvents"] if event.get("cat") == "transfer"]
+    assert [
+        (one["ph"], one["id"], one["name"], one["pid"] - GROUP, one["ts"], one.get("args"))
+        for one in messages
+    ] == [
+        ("b", "s0", "0SEND_F0", 0, 1e6, about), ("e", "s0", "0SEND_F0", 0, 1.25e6, None),
+        ("b", "r0", "1RECV_F0", 1, 5e5, waited), ("e", "r0", "1RECV_F0", 1, 2e6, None),
+    ]  # fmt: skip
+    # They are no actions for who reads the order.
+    assert [r.schedule.rows() for r in load_trace(path)] == [schedule.rows()] * 2
 
 
 def test_slices_have_their_names_and_waits_their_arrows() -> None:

@@ -10,6 +10,7 @@ import debubble as db
 from debubble.analysis.summary import summary
 from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import evaluate_graph
+from tests.forms import hold
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("dualpipe", 4), ("dualpipe", 8), ("dualpipe-v", 3)])
@@ -26,6 +27,15 @@ def test_formulas_are_exact_where_they_say_so_and_bounds_elsewhere(name, ranks, 
             elif form["quantity"] != "peak_activation":
                 assert form["accuracy"] == "lower bound"
                 assert form["difference"] >= 0, (form, F, I, W)
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+@pytest.mark.parametrize("whole", [0.8, 1.0, 1.2])
+@pytest.mark.parametrize("overhead", [0.0, 0.25])
+def test_formulas_hold_where_a_full_backward_is_not_the_sum_of_its_parts(name, whole, overhead):
+    schedule = db.make(name, ranks=4, microbatches=12)
+    for F, I, W in itertools.product((1, 1.5, 2), (1, 1.5), (0.5, 1)):
+        hold(schedule, db.Costs(F=F, I=I, W=W, B=whole * (I + W), overhead=overhead), name)
 
 
 def test_published_bubbles():

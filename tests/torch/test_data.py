@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,8 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.core.actions import kinds_of
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import SEND_KINDS
 from debubble.lowering.recompute import add_recompute
+from debubble.lowering.transfers import add_transfers
 from debubble.torch.recorder import KEPT
 from tests.torch.loop import cross_entropy, gpt, mlp, text, vectors
 from tests.torch.world import in_ranks
@@ -346,15 +352,19 @@ def test_another_order_between_two_steps(tmp_path: Path) -> None:
     in_ranks(2, work)
 
 
-@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v", "vocab-1", "seq1f1b"])
-def test_what_was_measured(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [("zb-v", "auto"), ("dualpipe-v", "auto"), ("vocab-1", "auto"), ("seq1f1b", "auto"),
+     ("zb-v", "torch"), ("interleaved-1f1b", "torch")],
+)  # fmt: skip
+def test_what_was_measured(name: str, engine: str, tmp_path: Path) -> None:
     def work(rank: int) -> tuple[Any, float]:
         made = db.make(name, ranks=2, microbatches=M)
-        pipe = dt.Pipeline(made, gpt(made.stages), cross_entropy)
+        pipe = dt.Pipeline(made, gpt(made.stages), cross_entropy, engine=engine)
         with pytest.raises(dt.RunError, match="nothing was measured yet"):
             pipe.costs()
         x, y = text(M, 0)
-        for _ in range(KEPT + 2 if name == "zb-v" else 3):
+        for _ in range(KEPT + 2 if (name, engine) == ("zb-v", "auto") else 3):
             pipe.step(x, target=y)
         costs, timeline = pipe.costs(), pipe.timeline()
         pipe.trace(tmp_path / "run.json")
@@ -368,6 +378,27 @@ def test_what_was_measured(name: str, tmp_path: Path) -> None:
 
     (first, makespan), second = in_ranks(2, work)
     assert (first, makespan) == second
-    assert json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    check_transfers(tmp_path / "run.json", db.make(name, ranks=2, microbatches=M))
     assert first.F is not None
     assert first.p2p >= 0
+
+
+def check_transfers(path: Path, schedule: db.Schedule) -> None:
+    """A trace has every message, from its post on one rank to its arrival on the other."""
+    trace = json.loads(path.read_text())
+    assert trace["otherData"]["hosts"] == [socket.gethostname()] * 2
+    lowered = add_transfers(schedule)
+    ends: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "transfer":
+            ends[int(event["id"][1:])].append(event)
+    kinds = kinds_of(lowered.actions)
+    assert len(ends) == np.isin(kinds, SEND_KINDS).sum() > 0
+    for number, (begin, end, posted, there) in ends.items():
+        about = posted["args"]
+        assert (begin["ph"], end["ph"], posted["ph"], there["ph"]) == ("b", "e", "b", "e")
+        assert about["transfer"] == number
+        assert (begin["pid"], posted["pid"]) == (about["from"], about["to"])
+        assert begin["ts"] <= end["ts"]
+        assert posted["ts"] <= about["waited"] <= there["ts"]
+        assert begin["ts"] < there["ts"]

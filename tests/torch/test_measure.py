@@ -53,14 +53,22 @@ def test_times_of_ranks_become_times_of_the_schedule() -> None:
     schedule = db.make("1f1b", ranks=2, microbatches=2)
     plan = Plan.of(schedule)
     begin = [np.arange(len(plan.programs[rank])) * 1_000_000 + 5_000 for rank in range(2)]
-    times = [(np.stack([b, b + 1]), np.stack([b + 500_000, b + 700_001])) for b in begin]
-    measured = Measured.of(plan, times)
+    times = [
+        np.stack([[b, b + 500_000, b - 1_000], [b + 1, b + 700_001, b - 2_000]]) for b in begin
+    ]  # fmt: skip
+    measured = Measured.of(plan, times, ["a", "b"])
     assert measured.starts.shape == (2, len(schedule))
     assert measured.starts.min() == 0.0
     np.testing.assert_allclose(measured.ends - measured.starts, [[5e-4] * 8, [7e-4] * 8])
     last = max(int(plan.positions[3]), int(plan.positions[7]) - int(plan.lowered.offsets[1]))
     np.testing.assert_allclose(measured.makespans, [last * 1e-3 + 5e-4, last * 1e-3 + 7e-4])
     assert measured.typical == 0
+    assert measured.hosts == ["a", "b"]
+    first = measured.transfers[0]
+    assert (first.send, first.source, first.receive, first.target) == ("0SEND_F0", 0, "1RECV_F0", 1)
+    assert first.send_end - first.send_start == pytest.approx(5e-4)
+    assert first.waited - first.posted == pytest.approx(1e-6)
+    assert len(measured.transfers) == 4
 
 
 def test_what_no_run_can_sleep() -> None:

@@ -71,6 +71,52 @@ def test_a_step_without_a_target(engine: str) -> None:
     assert "give target=, or target_mbs=" in both(work)
 
 
+def test_a_target_by_its_place() -> None:
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
+        pipe.step(*vectors(M, 0))
+
+    assert "there is no target where the last stage is; give step(x, target=y)" in both(work)
+
+
+def test_weights_without_a_shape() -> None:
+    def work(rank: int) -> None:
+        stages = [nn.LazyLinear(4), nn.LazyLinear(4)]
+        dt.Pipeline("1f1b", stages, functional.mse_loss, microbatches=M)
+
+    assert "stage 0 has weight without a shape yet, as lazy modules have; call" in both(work)
+
+
+def test_a_state_that_is_none() -> None:
+    def work(rank: int) -> None:
+        pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M)
+        pipe.load_state_dict(None)  # type: ignore[arg-type]
+
+    assert "the state is NoneType; give what state_dict() returned" in both(work)
+
+
+def test_a_rank_that_does_not_come() -> None:
+    def work(rank: int) -> None:
+        if rank:
+            dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=1)
+
+    _, found = in_ranks(2, work, fails=True)
+    assert "another rank did not come within 1 s while this one made a Pipeline" in found
+
+
+def test_a_rank_that_cannot_begin() -> None:
+    def work(rank: int) -> None:
+        timeout = 20
+        dt.Pipeline(
+            "1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=timeout,
+            scale_grads="mena" if rank else "mean",
+        )  # fmt: skip
+
+    first, second = in_ranks(2, work, fails=True)
+    assert "rank 1 cannot begin: scale_grads is 'mena'" in first
+    assert "scale_grads is 'mena'; use 'mean', 'sum' or 'tokens'" in second
+
+
 def test_a_step_without_an_input() -> None:
     def work(rank: int) -> None:
         pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)
@@ -124,6 +170,9 @@ def test_microbatches_may_be_anything_to_go_through() -> None:
         ({"timeout": "60"}, "timeout is '60'; give a positive number of seconds"),
         ({"shared": ("0.0.weight", "1.0.weight")}, "give pairs: shared=[("),
         ({"scale_grads": ["mean"]}, "scale_grads is ['mean']; use 'mean', 'sum' or 'tokens'"),
+        ({"device": "gpu"}, "device is 'gpu'; give 'cpu', 'cuda:0', …"),
+        ({"device": "meta"}, "device is 'meta'; pipelines run on 'cpu' and 'cuda'"),
+        ({"engine": "pytorch"}, "engine is 'pytorch'; did you mean 'torch'"),
     ],
 )
 def test_options(options: dict[str, Any], words: str) -> None:

@@ -21,9 +21,11 @@ from torch.nn import functional
 import debubble as db
 from debubble import Placement, Schedule
 from debubble.core.errors import FormatError, ParameterError
-from debubble.interchange.launchers import TORCHTITAN, modules_text, torchtitan
+from debubble.interchange.launchers import torchtitan
+from debubble.interchange.layouts import TORCHTITAN, cut_text
 from debubble.interchange.torch_csv import to_csv
 from debubble.torch.titan import pipelining_fn
+from tests import wheels
 from tests.torch import torchtitan_wheel
 from tests.torch.world import in_ranks
 
@@ -32,10 +34,8 @@ RANKS, MICROBATCHES = 2, 6
 
 
 @pytest.fixture(scope="module")
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kept = request.config.cache
-    folder = kept.mkdir("torchtitan") if kept else tmp_path_factory.mktemp("torchtitan")
-    return torchtitan_wheel.fetch(Path(folder))
+def wheel(request: pytest.FixtureRequest) -> Path:
+    return torchtitan_wheel.fetch(wheels.folder_of(request, "torchtitan"))
 
 
 class Decoder(nn.Module):
@@ -179,7 +179,7 @@ def with_our_function(rank: int, wheel: Path, cases: list[tuple[Any, Any, Any]])
 
 def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
     file = tmp_path / "best.modules.json"
-    file.write_text(modules_text([2, 3, 1, 2]))
+    file.write_text(cut_text(BLOCKS.placement, [2, 3, 1, 2]))
     names = TORCHTITAN.of([1, 2, 2, 3])
     path = tmp_path / "blocks.json"
     BLOCKS.save(path)
@@ -187,6 +187,7 @@ def test_our_function_places_any_way(wheel: Path, tmp_path: Path) -> None:
         (WAVE, None, None),
         (path, file, None),
         (BLOCKS, [1, 2, 2, 3], None),
+        (BLOCKS, [0, 4, 4, 0], None),
         (BLOCKS, names, None),
         (BLOCKS, None, names),
         (db.make("zb-v", ranks=RANKS, microbatches=MICROBATCHES), None, None),
@@ -221,7 +222,7 @@ def test_jobs_that_do_not_fit_are_refused(wheel: Path) -> None:
 def test_files_and_cuts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="2 copies of the model"):
         pipelining_fn(db.make("dualpipe", ranks=2, microbatches=4))
-    with pytest.raises(ParameterError, match="give each of its 8 stages at least one layer"):
+    with pytest.raises(ParameterError, match="it has 2 stages; give the layers of each of its 8"):
         pipelining_fn(WAVE, [1, 2])
     with pytest.raises(FormatError, match=r"debubble optimize --layers 32 -o x"):
         pipelining_fn(WAVE, tmp_path / "nothing.json")

@@ -5,37 +5,21 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import subprocess
 import sys
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tests.missing import missing
+from tests import wheels
 
 VERSION = "0.3.0"
-SECONDS = 120
 
 
 def fetch(folder: Path) -> Path:
     """The wheel's content in a folder, downloaded when it is not there."""
-    content = folder / f"torchtitan-{VERSION}"
-    if content.exists():
-        return content
-    words = ["-m", "pip", "download", f"torchtitan=={VERSION}", "--no-deps", "--dest", str(folder)]
-    try:
-        subprocess.run(
-            [sys.executable, *words], check=True, capture_output=True, timeout=SECONDS, text=True
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        missing(f"torchtitan {VERSION} cannot be downloaded: {error}")
-    [wheel] = folder.glob("torchtitan-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(content)
-    return content
+    return wheels.fetch(folder, "torchtitan", VERSION)
 
 
 @functools.cache
@@ -47,14 +31,14 @@ def load(content: Path) -> tuple[types.ModuleType, types.ModuleType]:
     for name in ("torchtitan", *(f"torchtitan.{name}" for name in PACKAGES)):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = []  # type: ignore[attr-defined]
-    configs = _run(content, "torchtitan.config.configs")
+    configs = run(content, "torchtitan.config.configs")
     for name, values in STANDING_IN.items():
         module = types.ModuleType(f"torchtitan.{name}")
         vars(module).update(values)
         sys.modules[module.__name__] = module
     vars(sys.modules["torchtitan.config"]).update(vars(configs))
     sys.modules["torchtitan.distributed"].ParallelDims = Anything  # type: ignore[attr-defined]
-    return configs, _run(content, "torchtitan.distributed.pipeline_parallel")
+    return configs, run(content, "torchtitan.distributed.pipeline_parallel")
 
 
 class Anything:
@@ -74,7 +58,7 @@ STANDING_IN: dict[str, dict[str, Any]] = {
 }
 
 
-def _run(content: Path, name: str) -> types.ModuleType:
+def run(content: Path, name: str) -> types.ModuleType:
     path = content.joinpath(*name.split(".")).with_suffix(".py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -49,7 +49,7 @@ TOLERANCE = 1e-9
 
 _COSTS = Costs()
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
-_TRANSFERS, _SHARDS = kind_bits(TRANSFER_KINDS), kind_bits(VOCABULARY_KINDS)
+_STEPS, _TRANSFERS, _SHARDS = map(kind_bits, (STEP_KINDS, TRANSFER_KINDS, VOCABULARY_KINDS))
 
 
 def check(
@@ -114,7 +114,7 @@ def check(
 
     found = Findings()
     kinds, _, strays = survey_of(schedule)
-    steps = bool(kinds & kind_bits(STEP_KINDS))
+    steps = bool(kinds & _STEPS)
     swept = _has_room(schedule) and strays == (None, None)
     plain = swept and not kinds & ~_PLAIN
     more = swept and not plain and not kinds & _SHARDS
@@ -276,7 +276,7 @@ def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) ->
     None where the order alone does not exceed it, but the times of copies do.
     """
     added, freed = use.deltas(schedule, rank)
-    held = np.cumsum(added)
+    held = use.static[rank] + np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
     if not above.any() and survey_of(schedule).kinds & kind_bits(COPY_KINDS):

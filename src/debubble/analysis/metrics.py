@@ -187,6 +187,10 @@ def memory_text(costs: Costs, *schedules: Schedule) -> str:
     if costs.runtime == "torch" and kept != 1:
         share = f"{share} (on stage 0, in PyTorch's runtime, all)"
     text = f"{unit}; taken when F starts, {share} kept from the end of I to that of W, freed by B"
+    if costs.static != 0:
+        held = costs.static
+        shown = amount_text(held, costs) if isinstance(held, float) else "each rank's own amount"
+        text += f"; {shown} beside it all the time (weights, optimizer states, buffers)"
     if costs.kv != 0:
         text += "; keys, values and their gradients beside it until I or B ends"
     if not any(recompute_share(schedule).any() for schedule in schedules):

@@ -58,10 +58,13 @@ def inspect_outputs(schedule: Schedule, found: Findings) -> None:
     for rank in dict.fromkeys(row[-1] for row in schedule.placement.table):
         begin = int(schedule.offsets[rank])
         program = schedule.program(rank)
-        losses = np.flatnonzero((program & _FIELDS) == last) + begin
-        units = microbatches_of(schedule.actions[losses])
-        if (units[1:] > units[:-1]).all():
+        here = (program & _FIELDS) == last
+        found_here = program[here]
+        # Of one stage and kind the larger number is that of the later microbatch.
+        if (found_here[1:] > found_here[:-1]).all():
             continue
+        losses = np.flatnonzero(here) + begin
+        units = microbatches_of(schedule.actions[losses])
         real = (units >= 0) & (units < schedule.units)
         losses, units = losses[real], units[real]
         copies = schedule.copies_of(units)

@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",
-    "serve", "costs",
+    "serve", "costs", "plan", "sweep",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 
@@ -76,15 +76,17 @@ def command(
     function: Callable[..., None],
     examples: Iterable[str],
     bare: Mapping[str, str] | None = None,
+    several: Iterable[str] = (),
 ) -> typer.Typer:
     """An application of one command, whose help ends with examples.
 
-    `bare` has the options that may stand without a file, and what they mean then.
+    `bare` has the options that may stand without a file, and what they mean then; `several` those
+    that take all words of the form KEY=VALUE behind them.
     """
 
     class WithBare(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return list(super().parse_args(ctx, _filled(args, bare or {})))
+            return list(super().parse_args(ctx, _joined(_filled(args, bare or {}), several)))
 
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     lines = "\n".join(f"  debubble {example}" for example in examples)
@@ -105,6 +107,19 @@ def _filled(words: Iterable[str], bare: Mapping[str, str]) -> list[str]:
     for word, after in zip(words, [*words[1:], "-"], strict=False):
         alone = after.startswith("-") or not Path(after).suffix or ".py:" in after
         found.append(f"{word}={bare[word]}" if word in bare and alone else word)
+    return found
+
+
+def _joined(words: Iterable[str], several: Iterable[str]) -> list[str]:
+    """The words, with those of the form KEY=VALUE behind some options as one."""
+    found: list[str] = []
+    option = ""
+    for word in words:
+        if option and "=" in word and not word.startswith("-"):
+            found[-1] += f" {word}" if found[-1] != option else f"={word}"
+            continue
+        option = word if word in several else ""
+        found.append(word)
     return found
 
 

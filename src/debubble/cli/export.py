@@ -21,6 +21,8 @@ FORMATS = ("torch-csv", "torch-csv-comms", "json", "chrome-trace", "megatron")
 READ_BACK = {".csv": ("torch-csv", "torch-csv-comms"), ".json": ("json", "chrome-trace")}
 """Endings that say what is in a file, and the formats that may have them."""
 
+WITH_FLAGS = ("torch-csv", "megatron")
+
 STANDARD_OUTPUT = "-"
 
 
@@ -41,7 +43,7 @@ def export(
         typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
     cut: Annotated[
-        str | None, takes("N/N/…", "With torch-csv, layers of every stage: 3/4/4/3.")
+        str | None, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")
     ] = None,
 ) -> None:
     """Write files for other programs.
@@ -54,15 +56,22 @@ def export(
     if to not in FORMATS:
         raise ParameterError(f"--to '{to}' is no format; {did_you_mean(to, FORMATS)}")
     _check_ending(to, output)
-    if cut is not None and (to != "torch-csv" or not torchtitan):
-        raise ParameterError("--cut is for the flags that come with --to torch-csv; leave it out")
+    if cut is not None and (to not in WITH_FLAGS or not torchtitan):
+        raise ParameterError(
+            f"--cut is for the flags that come with {' and '.join(WITH_FLAGS)}; leave it out"
+        )
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
     settings: list[str] = []
+    layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
+        if layers is not None:
+            from debubble.interchange.layouts import check_cut
+
+            check_cut(made, layers)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(made, schedule)
@@ -71,9 +80,9 @@ def export(
         else:
             # Settings first: what torchtitan cannot run is not written for it.
             if to == "torch-csv" and torchtitan:
-                settings = _settings(made, output, cut)
+                settings = _settings(made, output, layers)
             phase(f"writing {output}")
-            _write(_text(made, to, waits, inputs.mode), output)
+            _write(_text(made, to, waits, inputs.mode, layers), output)
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
     if to in READ_BACK[".csv"]:
@@ -96,15 +105,12 @@ def _check_ending(to: str, output: str) -> None:
             )
 
 
-def _settings(schedule: Schedule, output: str, cut: str | None) -> list[str]:
-    from debubble.interchange.launchers import automodel, check_cut, torchtitan
+def _settings(schedule: Schedule, output: str, layers: list[int] | None) -> list[str]:
+    from debubble.interchange.launchers import automodel, torchtitan
     from debubble.interchange.torch_csv import COMPUTE, refuse_inexpressible
 
     refuse_inexpressible(schedule, COMPUTE)
     path = "schedule.csv" if output == STANDARD_OUTPUT else output
-    layers = None if cut is None else _layers(cut)
-    if layers is not None:
-        check_cut(schedule, layers)
     try:
         return [
             *("", "torchtitan 0.3.0 runs it with", "", *torchtitan(schedule, path, layers)),
@@ -119,16 +125,16 @@ def _settings(schedule: Schedule, output: str, cut: str | None) -> list[str]:
 
 def _layers(text: str) -> list[int]:
     parts = text.split("/")
-    if not all(re.fullmatch(r"[1-9][0-9]{0,4}", part) for part in parts):
+    if not all(re.fullmatch(r"[0-9]{1,5}", part) for part in parts):
         raise ParameterError(f"--cut is '{text}'; give the layers of every stage, such as 3/4/4/3")
     return [int(part) for part in parts]
 
 
-def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode) -> str:
+def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[int] | None) -> str:
     if to == "megatron":
         from debubble.interchange.launchers import megatron
 
-        return "\n".join(megatron(schedule, mode)) + "\n"
+        return "\n".join(megatron(schedule, mode, layers)) + "\n"
     from debubble.interchange.files import text_of
 
     return text_of(schedule, to, waits)

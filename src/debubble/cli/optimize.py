@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson, Inputs, Setup, count, takes, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
+from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, read_stages
@@ -59,7 +59,6 @@ def optimize(
     the search with the best so far.
     """
     sweeping = setup.memory == SWEEP
-    limits = None if sweeping or setup.memory is None else _limits(setup.memory)
     if setup.lowering.get("recompute_at") is not None:
         raise ParameterError(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
@@ -69,7 +68,12 @@ def optimize(
     )
     away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
     searched = {"recompute": None, "offload": None}
-    inputs = replace(setup, memory=None, lowering={**setup.lowering, **searched}).read()
+    given = replace(
+        setup,
+        memory=None if sweeping else setup.memory,
+        lowering={**setup.lowering, **searched},
+    )
+    inputs = given.read(f", or '{SWEEP}'")
     _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
@@ -87,7 +91,7 @@ def optimize(
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
-    with _line() as line:
+    with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep
 
@@ -99,8 +103,7 @@ def optimize(
         else:
             import debubble
 
-            options["memory"] = inputs.memory if limits is None else limits
-            result = debubble.optimize(report=_reporting(line), **options)
+            result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -114,16 +117,10 @@ def optimize(
         note(f"wrote {_write(result, output, inputs)}")
 
 
-def _limits(text: str) -> float | list[float]:
-    parts = [_number("--memory", part, f"; write a number, 3/3/2/2, or '{SWEEP}'")
-             for part in text.split("/")]  # fmt: skip
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _number(flag: str, text: str, more: str = "") -> float:
+def _number(flag: str, text: str) -> float:
     number = read_number(text)
     if not 0 < number < float("inf"):
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number{more}")
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number")
     return number
 
 
@@ -182,7 +179,7 @@ def _check_output(path: str, sweeping: bool) -> None:
 def _write(result: Any, path: str, inputs: Inputs) -> str:
     """Write what was asked for; what was written, in words."""
     from debubble.interchange.files import is_file_name
-    from debubble.interchange.launchers import modules_text
+    from debubble.interchange.layouts import cut_text
 
     if is_file_name(path):
         result.schedule.save(path)
@@ -191,7 +188,8 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
             text = json_text(_own_costs(result.to_dict(), inputs))
             Path(costs).write_text(text + "\n", encoding="utf-8")
             modules = Path(path).with_suffix(".modules.json")
-            modules.write_text(modules_text(result.layers), encoding="utf-8")
+            text = cut_text(result.schedule.placement, result.layers)
+            modules.write_text(text, encoding="utf-8")
             return (
                 f"{path}, the modules of its stages in {modules}, and what they cost: "
                 f"debubble simulate {path} --costs {costs}"
@@ -234,23 +232,6 @@ def _reporting(line: Any) -> Callable[[float, float, str], None]:
         line(f"{seconds:5.1f} s  best {makespan:.6g}  gap {100 * gap:.2f} %  {found_by}")
 
     return report
-
-
-@contextmanager
-def _line() -> Iterator[Any]:
-    """A line on standard error that is written over, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None  # noqa: ARG005 - nobody looks
-        return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")
 
 
 app = command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
@@ -14,6 +15,7 @@ import typer
 
 from debubble.core.costs import RUNTIMES, Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.units import factor
 from debubble.engine.graph import P2PMode
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, Lowering, lower, read_lowerings, split
@@ -105,8 +107,8 @@ class Setup:
         str | None,
         takes(
             "LIMIT",
-            "Activation memory per rank, in activation units or the cost file's unit; one for "
-            "each: 4/4/3/3.",
+            "Memory per rank, in activation units, the cost file's unit, or one of bytes: "
+            "80GB; one for each: 4/4/3/3.",
         ),
     ] = None
     lowering: Mapping[str, str | None] = field(default_factory=dict)
@@ -118,8 +120,13 @@ class Setup:
         str | None, takes("N", "Microbatches per group of interleaved schedules.")
     ] = None
 
-    def read(self) -> Inputs:
+    def read(self, limits: str = "") -> Inputs:
         """Read the options.
+
+        Parameters
+        ----------
+        limits
+            What a memory limit can be beside numbers, for the message about one that is none.
 
         Raises
         ------
@@ -135,7 +142,7 @@ class Setup:
         pairs = list(self.option or [])
         if self.group_size is not None:
             pairs.append(f"group_size={self.group_size}")
-        memory = None if self.memory is None else read_limit(self.memory)
+        memory = None if self.memory is None else read_limit(self.memory, costs, limits)
         if memory is None and file is not None:
             memory = file.memory_limit
         return Inputs(
@@ -201,14 +208,34 @@ def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     return text
 
 
-def read_limit(text: str) -> Limit:
-    """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``."""
-    limits = tuple(read_number(part) for part in text.split("/"))
-    if not all(0 < limit < math.inf for limit in limits):
+def read_limit(text: str, costs: Costs, more: str = "") -> Limit:
+    """The memory limit in a text: one number, or one for every rank such as ``4/4/3/3``.
+
+    A number may have a unit, ``80GB``, where the costs count in one of bytes.
+    """
+    limits = tuple(_limit(part, costs.activation_unit) for part in text.split("/"))
+    if not all(limits):
         raise ParameterError(
-            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3"
+            f"--memory is '{text}'; the limit is a positive number, or one per rank: 4/4/3/3{more}"
         )
     return limits if len(limits) > 1 else limits[0]
+
+
+def _limit(text: str, unit: str) -> float:
+    """The positive number in a text in a unit, 0 where it is none."""
+    digits = text.rstrip(string.ascii_letters + " ")
+    given = text[len(digits) :].strip()
+    number = read_number(digits)
+    if given and 0 < number < math.inf:
+        times = factor(given, unit)
+        if math.isnan(times):
+            counted = f"in '{unit}'" if unit else "without a unit"
+            raise ParameterError(
+                f"--memory is '{text}', and the costs count memory {counted}; give a number in "
+                "that, or a cost file with memory: {unit: bytes}"
+            )
+        number *= times
+    return number if 0 < number < math.inf else 0.0
 
 
 @dataclass(frozen=True)

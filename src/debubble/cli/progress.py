@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -86,3 +86,20 @@ def phases(total: int) -> Iterator[Phases]:
         yield found
     finally:
         found.stop()
+
+
+@contextmanager
+def overwritten_line() -> Iterator[Callable[[str], None]]:
+    """A line on standard error that is written over, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None  # noqa: ARG005 - nobody looks
+        return
+
+    def show(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("")

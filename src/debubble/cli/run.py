@@ -155,7 +155,7 @@ def _write(report: RunReport, path: str) -> None:
         "predicted": (predicted.start, predicted.end),
         "measured": (measured.starts[step], measured.ends[step]),
     }
-    save_run_trace(report.schedule, times, path)
+    save_run_trace(report.schedule, times, path, transfers=measured.transfers, hosts=measured.hosts)
     note(f"wrote {path}")
 
 

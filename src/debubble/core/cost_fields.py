@@ -141,6 +141,8 @@ def _plain(value: Any) -> Any:
 
 
 def _number(spec: CostField, value: Any, path: str, advice: str = "give a number") -> float:
+    if type(value) is float and 0.0 <= value <= _most(spec):
+        return value  # as almost all are
     value = _plain(value)
     wrong = isinstance(value, bool | str | bytes | bytearray | Sequence | Mapping)
     number = math.nan
@@ -161,6 +163,10 @@ def _number(spec: CostField, value: Any, path: str, advice: str = "give a number
     if spec.share and number > 1:
         raise WrongValueError(path, value, "it is a share between 0 and 1")
     return number
+
+
+def _most(spec: CostField) -> float:
+    return 1.0 if spec.share else LARGEST_COST
 
 
 def _is_list(value: Any) -> bool:
@@ -220,6 +226,9 @@ def _several(
         return _number(spec, value, spec.name, advice)
     if not value:
         raise WrongValueError(spec.name, value, advice)
+    most = _most(spec)
+    if all(type(item) is float and 0.0 <= item <= most for item in value):
+        return tuple(value)
     return tuple(_number(spec, item, f"{spec.name}[{index}]") for index, item in enumerate(value))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.actions import VOCABULARY_KINDS, Kind
 from debubble.core.cost_fields import DEFAULT
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
 from debubble.core.errors import CostError
@@ -25,6 +25,9 @@ Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
 
 Spread: TypeAlias = float | NDArray[np.float64]
 """A cost of every (copy, stage): an array, or one number where all have the same."""
+
+Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
+"""Kinds and places of the one halves of some overlapped pairs."""
 
 _LISTED_STAGES = 64
 """Most stages whose values a message spells out."""
@@ -54,6 +57,8 @@ class CostTable:
         Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
     optimizer
         Time of the optimizer step on each rank; shape ``(ranks,)``.
+    static
+        Memory that each rank holds all the time; shape ``(ranks,)``.
     collective
         Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
     link
@@ -82,6 +87,7 @@ class CostTable:
     kv: NDArray[np.float64]
     attention: NDArray[np.float64]
     optimizer: NDArray[np.float64]
+    static: NDArray[np.float64]
     collective: NDArray[np.float64]
     link: NDArray[np.float64]
     excess: NDArray[np.float64]
@@ -109,7 +115,6 @@ class CostTable:
         W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
         B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
         R = F if costs.R is None else spread(costs.R, "R", 0.0)
-        times = _rows(places, F, I, W, B, R)
         unit = (
             placement.ranks / placement.stages
             if costs.activation is None
@@ -118,16 +123,23 @@ class CostTable:
         parts = {name: getattr(costs, name) for name in PARTS}
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary)
         sharded = costs.head if vocabulary and costs.head else {}
-        held = unit + part_memory
-        activation, kept, checkpoint, kv, offload, attention = _rows(
+        held = unit + part_memory if any(parts.values()) else unit
+        pairs, overlap = _pair_times(costs.O, spread, divisor)
+        rows = _rows(
             places,
+            *(F, I, W, B, R),
             held,
             held * spread(costs.kept_for_weight, "kept_for_weight", 1.0),
             held * spread(costs.recompute_kept, "recompute_kept", 0.0),
             spread(costs.kv, "kv", 0.0) / divisor,
             spread(costs.offload_share, "offload_share", 1.0),
             spread(costs.attention, "attention", 0.0),
+            overlap,
+            spread(costs.unshard, "unshard", 0.0) / divisor,
+            spread(costs.reduce_grad, "reduce_grad", 0.0) / divisor,
         )
+        times, collective = rows[:5], rows[12:]
+        activation, kept, checkpoint, kv, offload, attention, overlaps = rows[5:12]
         message = costs.message / costs.bandwidth
         excess = np.zeros(1)
         if slicing != WHOLE:
@@ -143,24 +155,22 @@ class CostTable:
             message /= len(shares)
 
         duration = part_duration.copy()
-        duration[: len(TIMED_KINDS)] += times / divisor
+        timed = duration[: len(TIMED_KINDS)]
+        timed += times / divisor
         if costs.runtime == "torch":
             first = slice(None, None, placement.stages)
             for times_of_kind in (duration, part_duration):
                 times_of_kind[Kind.I, first] = 0.0
                 times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
             kept[first] = activation[first]
-        collective = _rows(
-            places,
-            spread(costs.unshard, "unshard", 0.0) / divisor,
-            spread(costs.reduce_grad, "reduce_grad", 0.0) / divisor,
-        )
-        pairs, overlap = _pair_times(costs.O, spread, divisor)
+        if costs.overhead:
+            duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
-            spread.ranks(costs.OPT, "OPT"), collective, _links(costs, placement.ranks, message),
-            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, _rows(places, overlap)[0],
+            spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
+            _links(costs, placement.ranks, message), excess, part_duration,
+            sharded.get("activation", 0.0) / placement.ranks, costs,
+            placement, slicing, pairs, overlaps,
         )  # fmt: skip
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
@@ -201,33 +211,51 @@ class CostTable:
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
         """Time of an overlapped pair of two (kind, place) halves, the forward first."""
-        stages = self.placement.stages
-        time = self.pairs.get((first[1] % stages, second[1] % stages))
-        if time is None:
-            time = float(self.overlap[first[1] % len(self.overlap)])
-        factor = self.costs.overlap_factor
-        if math.isnan(time):
-            return float(self.duration[first] + self.duration[second]) * factor
-        parts = float(self.part_duration[first] + self.part_duration[second]) * factor
-        return time * self._share_of_pair(first, second) + parts
+        kinds, places = (np.array(column)[:, None] for column in zip(first, second, strict=True))
+        return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
-    def _share_of_pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
+    def pair_times(self, first: Halves, second: Halves) -> NDArray[np.float64]:
+        """Times of many overlapped pairs, from arrays of kinds and of places."""
+        factor, stages = self.costs.overlap_factor, self.placement.stages
+        time = self.overlap[first[1] % len(self.overlap)]
+        if self.pairs:
+            keys = zip(*((half[1] % stages).tolist() for half in (first, second)), strict=True)
+            time = np.array([self.pairs.get(key, time[at]) for at, key in enumerate(keys)])
+        started = 2 * self.costs.overhead
+        alone = (self.duration[first] + self.duration[second] - started) * factor
+        parts = (self.part_duration[first] + self.part_duration[second]) * factor
+        said = time * self._shares(first, second) + parts
+        return np.asarray(np.where(np.isnan(time), alone, said) + started)
+
+    def _shares(self, first: Halves, second: Halves) -> NDArray[np.float64] | float:
         """Time of two slices run apart, as a share of that of their whole microbatches."""
         places = self.placement.stages * self.placement.copies
         if self.duration.shape[1] == places:
             return 1.0
-        plain = self.duration - self.part_duration
-        whole = sum(
-            float(plain[kind, place % places :: places].sum()) for kind, place in (first, second)
-        )
-        return float(plain[first] + plain[second]) / whole if whole > 0 else 0.0
+        plain = self.duration - self.part_duration - self.costs.overhead
+
+        def whole(kinds: NDArray[Any], starts: NDArray[Any]) -> NDArray[np.float64]:
+            halves = zip(kinds, starts % places, strict=True)
+            return np.array([plain[kind, start::places].sum() for kind, start in halves])
+
+        apart: NDArray[np.float64] = plain[first] + plain[second]
+        together = whole(*first) + whole(*second)
+        return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
+
+
+def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
+    """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
+    return _Spread(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
 
 
 def _rows(count: int, *values: Spread) -> NDArray[np.float64]:
     """Numbers, and arrays of `count` numbers, as the rows of an array."""
     rows = np.empty((len(values), count))
+    # All numbers at once take the time of two rows.
+    rows.T[:] = [value if isinstance(value, float) else 0.0 for value in values]
     for row, value in enumerate(values):
-        rows[row] = value
+        if not isinstance(value, float):
+            rows[row] = value
     return rows
 
 
@@ -270,13 +298,12 @@ class _Spread:
         array = self._numbers(value, name, owner, count)
         if self.basis == "rank":
             return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
-        return np.tile(array, copies)
+        return np.concatenate((array,) * copies) if copies > 1 else array
 
     def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
         """One number per rank, whatever the basis."""
         if isinstance(value, float):
-            (row,) = _rows(self.placement.ranks, value)
-            return np.asarray(row)
+            return np.full(self.placement.ranks, value)
         return self._numbers(value, name, "rank", self.placement.ranks)
 
     def _numbers(

@@ -62,6 +62,9 @@ class Costs:
         Time in which the replicas of a stage gather its weights, for an ``UNSHARD``.
     reduce_grad
         Time in which they reduce its gradients, for a ``REDUCE_GRAD``.
+    overhead
+        Time that starting an action takes beside its work, as of F, I, W, B, R, S and T; both
+        halves of an overlapped pair have it. Never divided by the number of chunks or slices.
     p2p
         Time between producer and consumer on different ranks: one number, or a matrix
         ``p2p[from][to]`` of shape ``(ranks, ranks)``. Never divided by the number of chunks.
@@ -101,6 +104,9 @@ class Costs:
     host_link_shared_by
         2 when ranks 0 and 1, ranks 2 and 3, … share one link to the host, which then carries one
         copy at a time; else 1.
+    static
+        Memory that a rank holds all the time: weights, gradients, optimizer states, buffers. It
+        counts in the rank's peak, and against its limit. Always per rank.
     basis
         ``"action"`` or ``"rank"``: whether values are per action, or per rank and divided by the
         number of chunks.
@@ -142,6 +148,9 @@ class Costs:
     )  # fmt: skip
     OPT: Value = cost(
         0.0, "rank", "0", "optimizer step of one rank, never divided by chunks", timed=True
+    )
+    overhead: float = cost(
+        0.0, "number", "0.01", "to start any action, never divided by chunks", timed=True
     )
     p2p: float | Sequence[Sequence[float]] = cost(
         0.0, "link", "0.1", "from one rank to another; a matrix is p2p[from][to]", timed=True
@@ -198,6 +207,10 @@ class Costs:
     kv: Value = cost(
         0.0, "stage", "0", "keys and values of one microbatch, for slices", memory=True
     )
+    static: Value = cost(
+        0.0, "rank", "0", "what a rank holds all the time: weights, gradients, optimizer states,"
+        " buffers; counts in its peak", memory=True,
+    )  # fmt: skip
     basis: str = "action"
     chunks: int | None = None
     runtime: str = "any"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 _BINARY = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -54,6 +55,21 @@ def memory_scale(unit: str, largest: float) -> Scale:
     while power + 1 < len(family) and abs(largest) >= size * factor:
         power, size = power + 1, size * factor
     return Scale(family[power] if size > 1 else unit, size)
+
+
+def factor(given: str, unit: str) -> float:
+    """How many of `unit` one `given` is; NaN where they are not both units of bytes.
+
+    Examples
+    --------
+    >>> factor("GB", "bytes"), factor("GiB", "MiB"), factor("GB", "tokens")
+    (1000000000.0, 1024.0, nan)
+    """
+    sizes = []
+    for name in (given, unit):
+        family, power = _NAMES.get(name.strip().lower(), (_BINARY, math.nan))
+        sizes.append((1024.0 if family is _BINARY else 1000.0) ** power)
+    return sizes[0] / sizes[1]
 
 
 def amount(value: float, unit: str, digits: int = 4) -> str:

@@ -34,6 +34,7 @@ UNIT_COSTS = Costs(F=1, I=1, W=1, R=1, OPT=1)
 """Costs of simulations that settle an order: whole numbers, and none of them zero."""
 
 _GROUP_SLOTS = 8192
+_FEW_COSTS = 1 << 16
 _TRANSFERS = kind_bits(TRANSFER_KINDS)
 _COPIES = kind_bits(COPY_KINDS)
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
@@ -91,7 +92,9 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         size += count
     costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
     costs += (count if grouped else 0) + (6 * places if rare else 0)
-    first, second, lag, cost = np.zeros((4, size), dtype=np.uint32)
+    first, second = np.zeros((2, size), dtype=np.uint32)
+    few = 1 + TIMED_KINDS * places + ranks + costs <= _FEW_COSTS
+    lag, cost = np.zeros((2, size), dtype=np.uint16 if few else np.uint32)
     node = _zeros(count)
     sent = _zeros(0 if mode == "overlapped" else count)
     dynamic = np.zeros((3, costs), dtype=np.int32)

@@ -19,13 +19,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.actions import computes, ends_group, kinds_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import COPY_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
+from debubble.core.kinds import COPY_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind, kind_bits
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import survey_of
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.kernels import layout
 from debubble.engine.modes import P2PMode
@@ -39,6 +42,27 @@ pair's backward half, of a copy, of a collective, or of a pass of the output lay
 COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
 """Kinds that take time on the collective stream of a rank."""
 
+_COPIES = kind_bits(COPY_KINDS)
+
+
+class Work(NamedTuple):
+    """How often every rank pays which cost for computing: an entry for each of the two.
+
+    Parameters
+    ----------
+    rank, cost, times
+        The rank, the index of the cost, and how often it is paid.
+    """
+
+    rank: NDArray[np.int64]
+    cost: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    def total(self, costs: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
+        """The time that every rank computes, shape ``(ranks,)``."""
+        paid = np.bincount(self.rank, self.times * costs[self.cost], ranks)
+        return np.asarray(paid, dtype=np.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class EventGraph:
@@ -49,8 +73,9 @@ class EventGraph:
     schedule, mode
         The compiled schedule, and its p2p mode.
     first, second, lag, cost
-        ``uint32`` arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign
-        no index is negative, which compiled code would test for at every access.
+        Arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign no index is
+        negative, which compiled code would test for at every access. `lag` and `cost` are
+        ``uint16`` where all costs have such an index, else they are ``uint32`` like the others.
     node
         Node of every action, shape ``(n,)``; the two halves of a pair share one.
     sent
@@ -75,8 +100,8 @@ class EventGraph:
     mode: P2PMode
     first: NDArray[np.uint32]
     second: NDArray[np.uint32]
-    lag: NDArray[np.uint32]
-    cost: NDArray[np.uint32]
+    lag: NDArray[np.uint16] | NDArray[np.uint32]
+    cost: NDArray[np.uint16] | NDArray[np.uint32]
     node: NDArray[np.int32]
     sent: NDArray[np.int32]
     dynamic_kind: NDArray[np.int32]
@@ -106,15 +131,25 @@ class EventGraph:
         return 1 + TIMED_KINDS * self.places + self.schedule.ranks
 
     @property
+    def work(self) -> Work:
+        """What every rank pays for computing."""
+        schedule, width = self.schedule, self.dynamic_costs + len(self.dynamic_kind)
+        payers, costs, times = [], [], []
+        for rank in range(schedule.ranks):
+            part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+            program = schedule.actions[part]
+            alone = self.node[part][ends_group(program) & computes(kinds_of(program))]
+            counts = np.bincount(self.cost[alone], minlength=width)
+            paid = np.flatnonzero(counts)
+            payers.append(np.full(len(paid), rank))
+            costs.append(paid)
+            times.append(counts[paid])
+        return Work(*map(np.concatenate, (payers, costs, times)))
+
+    @property
     def has_copies(self) -> bool:
         """Whether activations leave their ranks."""
-        kinds = self.dynamic_kind[self._rare]
-        return any(kind in COPY_KINDS for kind in kinds.tolist())
-
-    @cached_property
-    def _rare(self) -> NDArray[np.int64]:
-        """Which of the last cost indices are no links."""
-        return np.flatnonzero(self.dynamic_kind != LINK)
+        return bool(survey_of(self.schedule).kinds & _COPIES)
 
     def cost_vector(self, table: CostTable) -> NDArray[np.float64]:
         """Costs in the order the graph's indices mean."""
@@ -125,11 +160,11 @@ class EventGraph:
         vector[0] = 0
         vector[1:timed] = table.duration[:TIMED_KINDS].ravel()
         vector[timed:begin] = table.optimizer
-        a, b = self.dynamic_a, self.dynamic_b
-        if self.link_times == 1 and not len(self._rare):
+        kinds, a, b = self.dynamic_kind, self.dynamic_a, self.dynamic_b
+        if self.link_times == 1 and not np.count_nonzero(kinds != LINK):
             vector[begin:] = table.link[a, b]
             return vector
-        links = self.dynamic_kind == LINK
+        links, pairs = kinds == LINK, (kinds > LINK) & (kinds < TIMED_KINDS)
         if self.link_times == 1:
             vector[begin:][links] = table.link[a[links], b[links]]
         else:
@@ -137,25 +172,27 @@ class EventGraph:
                 table.transfer(sender % ranks, receiver, sender // ranks)
                 for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
             ]
-        for index in self._rare.tolist():
-            vector[begin + index] = self._time(index, table, vector)
+        there = a[pairs]
+        halves = (np.zeros_like(there), there), (kinds[pairs], b[pairs])
+        vector[begin:][pairs] = table.pair_times(*halves)
+        rare = np.flatnonzero(~links & ~pairs)
+        what = (kinds[rare].tolist(), a[rare].tolist(), b[rare].tolist())
+        for index, kind, one, other in zip(rare.tolist(), *what, strict=True):
+            vector[begin + index] = self._time(kind, one, other, table, vector)
         return vector
 
-    def _time(self, index: int, table: CostTable, vector: NDArray[np.float64]) -> float:
-        """A cost that is neither a link's nor of a kind and stage; earlier ones are in `vector`."""
-        kind, a, b = (
-            int(column[index]) for column in (self.dynamic_kind, self.dynamic_a, self.dynamic_b)
-        )
+    def _time(
+        self, kind: int, a: int, b: int, table: CostTable, vector: NDArray[np.float64]
+    ) -> float:
+        """A cost that is neither a link's, a pair's nor a stage's; earlier ones are in `vector`."""
         if kind == SUM:
             return float(vector[a] + vector[b])
         if kind in VOCABULARY_KINDS:
             return float(table.duration[kind, a])
         if kind in COLLECTIVE_KINDS:
             return float(table.collective[COLLECTIVE_KINDS.index(Kind(kind)), a])
-        if kind in COPY_KINDS:
-            recomputed = bool(recompute_share(self.schedule)[a] >= 1)
-            return table.copy(Kind(kind), a, self.schedule.copy_targets[b], recomputed)
-        return table.pair((0, a), (kind, b))
+        recomputed = bool(recompute_share(self.schedule)[a] >= 1)
+        return table.copy(Kind(kind), a, self.schedule.copy_targets[b], recomputed)
 
     def cost_names(self) -> list[str]:
         """Name of every entry of a cost vector."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program, kinds_of
-from debubble.core.cost_table import CostTable
+from debubble.core.cost_table import CostTable, static_memory
+from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import memory_scale
 from debubble.engine.exist import refuse_outside, survey_of
 from debubble.engine.kernels.memory import peak_memory
 from debubble.engine.recompute import recompute_share, recomputed_forwards
@@ -33,20 +35,27 @@ class MemoryUse:
     Parameters
     ----------
     peak
-        Largest memory of every rank, shape ``(ranks,)``.
+        Largest memory of every rank, the static one included; shape ``(ranks,)``.
     left
-        Memory still held when every rank is done; zero for a complete schedule.
+        Memory of activations still held when every rank is done; zero for a complete schedule.
+    static
+        Memory that every rank holds all the time, shape ``(ranks,)``.
     at_start, at_end
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions
         The schedule's actions, with the kinds that these tables mean.
+    fullest
+        Position of the action during which every rank first holds its peak, shape ``(ranks,)``; −1
+        where there is none, or where not the order but the times of copies decide.
     """
 
     peak: NDArray[np.float64]
     left: NDArray[np.float64]
+    static: NDArray[np.float64]
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
     actions: Program
+    fullest: NDArray[np.int64]
 
     def deltas(
         self, schedule: Schedule, rank: int
@@ -97,14 +106,14 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     goes to another rank took none of its memory; see :mod:`debubble.engine.memory_over_time`.
     """
     refuse_outside(schedule)
+    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
     share = recompute_share(schedule)
     whole = share >= 1
     actions = schedule.actions
-    if share.any() and np.any((share > 0) & ~whole):
+    if present >> Kind.R & 1 and np.any((share > 0) & ~whole):
         # The kind of a forward is 0.
         actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
     at_start, at_end = np.zeros((2, len(Kind) + 1, len(table.activation)))
-    present, slicing = survey_of(schedule).kinds, table.costs.kv != 0
     for kind, takes, frees in _EFFECTS:
         if present >> kind & 1:
             for row, names in ((at_start[kind], takes), (at_end[kind], frees)):
@@ -115,6 +124,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
+    fullest = np.zeros(schedule.ranks, dtype=np.int64)
     peak_memory.run(
         len(schedule),
         actions,
@@ -127,8 +137,9 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         at_end.ravel(),
         peak,
         left,
+        fullest,
     )
-    return MemoryUse(peak, left, at_start, at_end, actions)
+    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions, fullest)
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
@@ -156,3 +167,35 @@ def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | Non
     if not np.all(limits > 0):
         raise ParameterError(f"memory is {memory}; a limit is a positive number")
     return np.array(np.broadcast_to(limits, (ranks,)))
+
+
+def beside_static(memory: Limit | None, costs: Costs, ranks: int) -> tuple[Limit | None, Costs]:
+    """A memory limit and costs without what ranks hold all the time.
+
+    Orders are made with these: as if there were activations only.
+
+    Raises
+    ------
+    ParameterError
+        When a rank has no memory left for activations.
+    """
+    if costs.static == 0:
+        return memory, costs
+    alone = replace(costs, static=0.0)
+    limits = memory_limits(memory, ranks)
+    if limits is None:
+        return None, alone
+    static = static_memory(costs, ranks)
+    free = limits - static
+    if (free <= 0).any():
+        rank = int(np.argmin(free))
+        scale = memory_scale(costs.activation_unit, float(static[rank]))
+        held, limit = (
+            f"{scale.text(float(value))} {scale.unit}".rstrip()
+            for value in (static[rank], limits[rank])
+        )
+        raise ParameterError(
+            f"rank {rank} holds {held} all the time (static memory); its limit is "
+            f"{limit}; raise the limit, or split weights and optimizer states over more ranks"
+        )
+    return free.tolist(), alone

@@ -69,6 +69,6 @@ def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Fl
     peak, left = np.zeros(schedule.ranks), np.zeros(schedule.ranks)
     for rank in range(schedule.ranks):
         held = np.cumsum(changes(schedule, use, begin, end, rank)[1])
-        peak[rank] = held.max(initial=0.0)
+        peak[rank] = use.static[rank] + held.max(initial=0.0)
         left[rank] = held[-1] if len(held) else 0.0
-    return replace(use, peak=peak, left=left)
+    return replace(use, peak=peak, left=left, fullest=np.full(schedule.ranks, -1))

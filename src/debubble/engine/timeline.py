@@ -16,7 +16,6 @@ from debubble.core.actions import (
     COPY_KINDS,
     KIND_MASK,
     computes,
-    ends_group,
     kinds_of,
     pairs_of,
 )
@@ -105,16 +104,7 @@ class Timeline:
     @cached_property
     def busy(self) -> NDArray[np.float64]:
         """Time every rank computes, shape ``(ranks,)``."""
-        schedule = self.schedule
-        graph = self.graph
-        use = np.zeros((schedule.ranks, len(self.costs)))
-        for rank in range(schedule.ranks):
-            part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
-            program = schedule.actions[part]
-            alone = graph.node[part][ends_group(program) & computes(kinds_of(program))]
-            counts = np.bincount(graph.cost[alone], minlength=len(self.costs))
-            use[rank] = counts
-        return use @ self.costs
+        return self.graph.work.total(self.costs, self.schedule.ranks)
 
     @cached_property
     def _span(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -186,7 +176,10 @@ class Timeline:
 
     @property
     def peak_activation(self) -> NDArray[np.float64]:
-        """Largest activation memory of every rank, shape ``(ranks,)``."""
+        """Largest memory of every rank, shape ``(ranks,)``.
+
+        Of activations, and what the costs call `static`.
+        """
         return self.memory.peak
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -196,7 +189,7 @@ class Timeline:
             times, deltas = memory_over_time.changes(
                 schedule, self.memory, self._shown_begin, self.end, rank
             )
-            return times, np.cumsum(deltas)
+            return times, self.table.static[rank] + np.cumsum(deltas)
         part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
         added, freed = self.memory.deltas(schedule, rank)
         start, end = self.start[part], self.end[part]
@@ -210,7 +203,7 @@ class Timeline:
         times, deltas = times[changes], deltas[changes]
         # At equal times memory is freed before more is taken.
         order = np.lexsort((deltas, times))
-        return times[order], np.cumsum(deltas[order])
+        return times[order], self.table.static[rank] + np.cumsum(deltas[order])
 
     @cached_property
     def slack(self) -> NDArray[np.float64]:

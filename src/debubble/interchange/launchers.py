@@ -4,68 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
+from debubble.interchange.layouts import (
+    AUTOMODEL,
+    TORCHTITAN,
+    in_loop,
+    in_v,
+    megatron_layout,
+)
 from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"
 
 DEFAULT_CHUNKS = 2
 """Stages that torchtitan and NeMo Automodel give a rank where they give it several."""
-
-
-@dataclass(frozen=True)
-class ModuleNames:
-    """What a program calls the modules of a decoder model.
-
-    Parameters
-    ----------
-    first, last
-        What only the first and the last stage have.
-    layer
-        A layer by number.
-    every
-        What every stage has.
-    """
-
-    first: tuple[str, ...]
-    layer: str
-    last: tuple[str, ...]
-    every: tuple[str, ...] = ()
-
-    def of(self, cut: Sequence[int]) -> list[list[str]]:
-        """The modules of every stage, for a cut that says how many layers each has.
-
-        Examples
-        --------
-        >>> TORCHTITAN.of([1, 2])
-        [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'lm_head']]
-        """
-        stages, layer = [], 0
-        for stage, count in enumerate(cut):
-            names = [self.layer.format(number) for number in range(layer, layer + count)]
-            layer += count
-            names = [*self.first, *names] if stage == 0 else names
-            stages.append([*names, *(self.last if stage == len(cut) - 1 else ()), *self.every])
-        return stages
-
-
-TORCHTITAN = ModuleNames(("tok_embeddings",), "layers.{}", ("norm", "lm_head"))
-AUTOMODEL = ModuleNames(
-    ("model.embed_tokens",), "model.layers.{}", ("model.norm", "lm_head"), ("model.rotary_emb",)
-)
-
-
-def modules_text(cut: Sequence[int]) -> str:
-    """The content of a file that says which modules the stages of a cut have, by program."""
-    programs = {"torchtitan": TORCHTITAN, "automodel": AUTOMODEL}
-    content = {program: names.of(cut) for program, names in programs.items()}
-    return json.dumps({"layers": list(cut)} | content, indent=1) + "\n"
 
 
 def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
@@ -78,7 +35,7 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
     path
         The CSV as the training job sees it.
     cut
-        How many layers every stage has, see :func:`check_cut`; None leaves it to torchtitan.
+        How many layers every stage has; None leaves it to torchtitan.
 
     Raises
     ------
@@ -136,13 +93,11 @@ def automodel(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -
     return lines
 
 
-def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
-    """Refuse a cut into another number of stages, or a stage without layers."""
-    if len(cut) != schedule.stages or min(cut) < 1:
-        raise ParameterError(
-            f"the cut {'/'.join(map(str, cut))} is not one of '{schedule.name}'; give each of its "
-            f"{schedule.stages} stages at least one layer"
-        )
+def placing_name(placement: Placement) -> str | None:
+    """The name of a PyTorch schedule that places stages like this; None when there is none."""
+    if in_loop(placement):
+        return "PipelineScheduleSingle" if placement.chunks == 1 else "PipelineScheduleMulti"
+    return V_SCHEDULE if in_v(placement) else None
 
 
 def _placing_name(schedule: Schedule, program: str) -> str:
@@ -154,19 +109,18 @@ def _placing_name(schedule: Schedule, program: str) -> str:
             f"{where} it has {placement.copies} copies of the model, and {program} gives each "
             "stage to one rank"
         )
-    ranks, chunks = placement.ranks, placement.chunks
-    if placement.stages == ranks * chunks:
-        if placement.table == Placement.loop(ranks, chunks).table:
-            return "PipelineScheduleSingle" if chunks == 1 else "PipelineScheduleMulti"
-        if chunks == 2 and placement.table == Placement.v(ranks).table:
-            return V_SCHEDULE
-    raise ParameterError(
-        f"{where} its placement is '{placement.name}', and {program} places stage s on rank "
-        f"s mod {ranks}, or two stages a rank in a V"
-    )
+    name = placing_name(placement)
+    if name is None:
+        raise ParameterError(
+            f"{where} its placement is '{placement.name}', and {program} places stage s on rank "
+            f"s mod {placement.ranks}, or two stages a rank in a V"
+        )
+    return name
 
 
-def megatron(schedule: Schedule, mode: P2PMode = "overlapped") -> list[str]:
+def megatron(
+    schedule: Schedule, mode: P2PMode = "overlapped", cut: Sequence[int] | None = None
+) -> list[str]:
     """The arguments with which Megatron-LM runs a schedule, one per line.
 
     Parameters
@@ -175,6 +129,8 @@ def megatron(schedule: Schedule, mode: P2PMode = "overlapped") -> list[str]:
         Any schedule; what counts is its order, not its name.
     mode
         The p2p mode: overlapped, or blocking.
+    cut
+        How many layers every stage has; None for an even cut.
 
     Raises
     ------
@@ -190,11 +146,13 @@ def megatron(schedule: Schedule, mode: P2PMode = "overlapped") -> list[str]:
         if not _same_order(schedule, name, group):
             continue
         lines = [f"--pipeline-model-parallel-size {schedule.ranks}"]
+        if cut is not None:
+            layout = megatron_layout(schedule.placement, cut)
+            lines.append(f"--pipeline-model-parallel-layout '{layout}'")
+        elif name != "1f1b":
+            lines.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
         if name != "1f1b":
-            lines += [
-                f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}",
-                f"--microbatch-group-size-per-virtual-pipeline-stage {group}",
-            ]
+            lines.append(f"--microbatch-group-size-per-virtual-pipeline-stage {group}")
             if mode == "blocking":
                 lines.append("--no-overlap-p2p-communication")
         if name == "interleaved-overlap":

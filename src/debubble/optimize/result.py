@@ -10,6 +10,7 @@ import numpy as np
 from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
 from debubble.engine.recompute import recomputed_stages
@@ -78,6 +79,16 @@ class Result:
         return found
 
     @property
+    def layout(self) -> str | None:
+        """The cut as Megatron-LM's layout string; None without a cut, or where it has none."""
+        from debubble.interchange.layouts import megatron_layout
+
+        try:
+            return megatron_layout(self.schedule.placement, self.layers) if self.layers else None
+        except ParameterError:
+            return None
+
+    @property
     def gap(self) -> float:
         """(makespan − lower bound) / lower bound."""
         return self.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
@@ -117,6 +128,7 @@ class Result:
             **sizes(schedule, "ranks", "chunks", "stages", "microbatches"),
             "placement": schedule.placement.name,
             "layers": list(self.layers) or None,
+            "layout": self.layout,
             "costs": costs_data(self.costs) | sizes(schedule, "ranks", "microbatches", "chunks")
             if self.costs
             else None,
@@ -135,6 +147,9 @@ class Result:
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")
+            placement = self.schedule.placement.name
+            none = f"Megatron-LM has none for the placement '{placement}'"
+            lines.append(f"layout {self.layout or none}")
         if self.recompute:
             lines.append(f"{recompute_text(self.schedule)}, right before the backward")
         if self.offload:

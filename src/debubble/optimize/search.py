@@ -6,15 +6,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
+from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import beside_static, memory_limits
+from debubble.engine.timeline import Timeline
 from debubble.optimize.cache import Entry, read_entry, write_entry
 from debubble.optimize.choices import (
     Recompute,
@@ -155,8 +158,9 @@ def optimize(
     began = time.monotonic()
     _check(time_limit, effort, workers)
     costs = costs or Costs()
+    room, alone = beside_static(memory, costs, ranks)
     problems = problems_of(
-        ranks, microbatches, chunks, costs, memory, placement, backward, p2p_mode, recompute,
+        ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,
         offload, layers,
     )  # fmt: skip
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
@@ -178,7 +182,7 @@ def optimize(
     schedule = best.schedule
     if schedule is None:
         raise _no_room(best.problem)
-    timeline = best.problem.timeline(schedule)
+    timeline = _with_static(best.problem.timeline(schedule), costs)
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
@@ -197,7 +201,7 @@ def optimize(
         )  # fmt: skip
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
-        compared, best.problem.cut, best.problem.table.costs if layers else None,
+        compared, best.problem.cut, timeline.table.costs if layers else None,
     )  # fmt: skip
 
 
@@ -208,6 +212,13 @@ def _check(time_limit: float | None, effort: float, workers: int) -> None:
         raise ParameterError(f"effort is {effort}; give a positive number")
     if not 1 <= workers <= 256:
         raise ParameterError(f"workers is {workers}; give a number from 1 to 256")
+
+
+def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
+    """A timeline of activations alone with what the ranks hold all the time."""
+    static = static_memory(costs, timeline.schedule.ranks)
+    whole = replace(timeline.table.costs, static=costs.static)
+    return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
 def problems_of(

@@ -21,13 +21,14 @@ def warm_alternate_drain(
 
     With `together` a forward and the backward behind it are an overlapped pair.
     """
-    warm_up = min(warm_up, len(forwards))
-    drain = 2 * len(forwards) - warm_up
-    program = np.empty(2 * len(forwards), dtype=np.int64)
+    count = len(forwards)
+    warm_up = min(warm_up, count)
+    drain = 2 * count - warm_up
+    program = np.empty(2 * count, dtype=np.int64)
     program[:warm_up] = forwards[:warm_up]
     program[warm_up:drain:2] = forwards[warm_up:]
-    program[warm_up + 1 : drain : 2] = backwards[: len(forwards) - warm_up]
-    program[drain:] = backwards[len(forwards) - warm_up :]
+    program[warm_up + 1 : drain : 2] = backwards[: count - warm_up]
+    program[drain:] = backwards[count - warm_up :]
     if together:
         program[warm_up:drain:2] |= 1 << PAIR_SHIFT
         program[warm_up + 1 : drain : 2] |= 2 << PAIR_SHIFT

@@ -14,7 +14,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
     LIMITS,
@@ -276,10 +276,23 @@ def make(
     )  # fmt: skip
 
 
+@lru_cache(maxsize=64)
+def made_once(name: str, **parameters: Any) -> Schedule:
+    """The schedule of :func:`make`, the same object for the same parameters, which are hashable.
+
+    What is worked out about a schedule is kept with it, its event graphs above all: with other
+    costs :func:`debubble.engine.totals.totals` takes a fraction of the time. The schedules asked
+    for last are kept.
+    """
+    return make(name, **parameters)
+
+
 def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     placement = entry.placed(case)
     own_iterations = "iterations" in entry.parameters
     arguments = {name: getattr(case, name) for name in entry.parameters}
+    if case.costs is not None and "memory" in arguments:
+        arguments["memory"], arguments["costs"] = beside_static(case.memory, case.costs, case.ranks)
     programs = list(entry.order(**arguments))
     if case.iterations is not None and not own_iterations:
         programs = [
@@ -348,8 +361,8 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     case = form_case(schedule, costs, transfer)
     forms = with_recompute(entry.forms, case, schedule, case.table)
     known = TIME_QUANTITIES | {"peak_activation"}
-    if case.table.kv.any():
-        # Keys and values are beside the activations that formulas count.
+    if case.table.kv.any() or case.table.static.any():
+        # Formulas count nothing but activations.
         known -= {"peak_activation"}
     if exchanges(schedule, case.table):
         # Formulas know nothing of what replicas exchange.

@@ -18,9 +18,11 @@ from debubble.torch.errors import RunError
 from debubble.torch.losses import add_loss
 from debubble.torch.pipeline import Pipeline
 from debubble.torch.profile import Profile, profile
+from debubble.torch.scaler import GradScaler
 from debubble.torch.split import split
 from debubble.torch.tune import Tuned, tune
 
 __all__ = [
-    "Pipeline", "Profile", "RunError", "Tuned", "add_loss", "profile", "split", "tune",
+    "GradScaler", "Pipeline", "Profile", "RunError", "Tuned", "add_loss", "profile", "split",
+    "tune",
 ]  # fmt: skip

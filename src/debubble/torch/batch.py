@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.torch.team import Team
 
 if TYPE_CHECKING:
     from debubble.torch.recorder import Recorder
@@ -208,3 +209,13 @@ def tell_losses(losses: list[Tensor] | None, found: Mapping[int, Tensor], batch:
     if losses is not None:
         units = [unit for unit in sorted(found) if unit in batch.targets]
         losses.extend(found[unit] / batch.weights[unit] for unit in units)
+
+
+def mean_loss(losses: Mapping[int, Tensor], team: Team) -> Tensor:
+    """The sum of weighted losses over all ranks; NaN without any, as of forwards alone."""
+    total = torch.zeros(2, dtype=torch.float64, device=team.wire)
+    if losses:
+        parts = [loss.to(total) for loss in losses.values()]
+        total[0], total[1] = torch.stack(parts).sum(), len(parts)
+    team.total(total)
+    return (total[0] / (total[1] > 0)).to(team.device)

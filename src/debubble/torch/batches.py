@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
-from debubble.torch.losses import added_losses
+from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
-from debubble.torch.rows import LAYERS
-from debubble.torch.stage import single
+from debubble.torch.rows import output_layer
 
 
 class Batches:
@@ -141,26 +140,10 @@ def _ties(stages: Sequence[nn.Module]) -> list[list[str]]:
     return [same for same in names.values() if len(same) > 1]
 
 
-def output_name(stage: nn.Module) -> str:
-    """What the last stage calls its output layer, empty when it has none."""
-    return next((name for name in LAYERS if isinstance(getattr(stage, name, None), nn.Linear)), "")
-
-
 def _check_output(batches: Batches, ranks: int) -> None:
     """Refuse models whose output layer cannot be cut along the vocabulary."""
     last = batches.model.stages[-1]
-    name = output_name(last)
-    if not name:
-        raise ParameterError(
-            "the schedule shards the output layer, and the model's last stage has none; give it "
-            "an nn.Linear named output or lm_head that its forward applies last, or use gpt-tiny"
-        )
-    output: nn.Linear = getattr(last, name)
-    if output.out_features < ranks:
-        raise ParameterError(
-            f"the output layer has {output.out_features} rows for {ranks} ranks; give it at least "
-            "one per rank"
-        )
+    name, output = output_layer(last, ranks)
     bare = copy.deepcopy(last)
     setattr(bare, name, nn.Identity())
     args, target = batches.microbatch(0, "cpu", output.weight.dtype)

@@ -29,6 +29,7 @@ from debubble.torch.tasks import (
     FORWARD,
     Key,
     Task,
+    answered_of,
     groups_of,
     moves_of,
     sleep_until,
@@ -99,12 +100,14 @@ class OwnEngine:
         self._away: set[tuple[int, int]] = set()
         """Of these, what has not come back in this step."""
         self.stages = stages_of(setup, self.program)
+        self._versions = [one.versions for one in self.stages.values() if one.versions is not None]
         self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
         self._ends = {
             step.stage: index for index, step in enumerate(self.program)
             if step.kind in (Kind.I, Kind.B)
         }  # fmt: skip
         self._moves = moves_of(self.program)
+        self._answers = answered_of(plan, self.team.rank)
         self._tasks = tasks_of(plan, self.team.rank, HANDLERS)
         self._forwards = [
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
@@ -119,9 +122,8 @@ class OwnEngine:
         """Walk the program once; gradients are added to those of the modules' parameters."""
         self._start(batch, training=True)
         self._copies.start()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.start()
+        for versions in self._versions:
+            versions.start()
         for number in self._sharded:
             hold_back(self.setup.modules[number])
         for part in self._tasks:
@@ -136,9 +138,8 @@ class OwnEngine:
         self._copies.finish()
         if self._shard is not None:
             self._shard.finish()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.collect()
+        for versions in self._versions:
+            versions.collect()
         self.recorder.close()
         return self._losses()
 
@@ -190,7 +191,7 @@ class OwnEngine:
         """Post a group of sends and receives."""
         self._watch.position = indices[0]
         sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
-        receives, keys = [], []
+        receives, keys, sent = [], [], []
         for index in indices:
             step, is_send, back, stage, key = self._moves[index]
             boundary = self._boundary(step, stage)
@@ -201,13 +202,17 @@ class OwnEngine:
                 tensors = ready.tensors if isinstance(ready, Handed) else ready
                 sends.append((step, boundary, tensors, back))
                 self.recorder.begin(index)
-                self.recorder.finish(index)
+                sent.append(index)
             else:
                 receives.append((step, boundary, back))
                 keys.append((index, key))
+        now = time.perf_counter_ns()
         for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
             arrival.position = index
+            self.recorder.posted[index] = now
             self._ready[key] = arrival
+        for index in sent:
+            self.recorder.finish(index)
 
     def _compute(self, task: Task) -> None:
         """Run one action."""
@@ -296,15 +301,13 @@ class OwnEngine:
 
     def _optimizer_step(self, step: Step, _: Any) -> None:
         assert self._steps is not None, "without somebody to take them there are no such actions"
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.collect()
+        for versions in self._versions:
+            versions.collect()
         self._gradients.finish()
         self._steps(step.unit)
         self._gradients.start()
-        for stage in self.stages.values():
-            if stage.versions is not None:
-                stage.versions.refresh()
+        for versions in self._versions:
+            versions.refresh()
 
     def _offload(self, step: Step, _: Any) -> None:
         row = self.stages[step.stage].activations(step.unit).leave()
@@ -317,13 +320,9 @@ class OwnEngine:
     def _reduce(self, step: Step, _: Any) -> None:
         self._gradients.reduce(step.stage)
 
-    def _unshard(self, step: Step, _: Any) -> None:
+    def _gather(self, step: Step, _: Any) -> None:
         if step.stage in self._sharded:
-            self.setup.modules[step.stage].unshard()  # type: ignore[operator]
-
-    def _reshard(self, step: Step, _: Any) -> None:
-        if step.stage in self._sharded:
-            self.setup.modules[step.stage].reshard()  # type: ignore[operator]
+            getattr(self.setup.modules[step.stage], step.kind.name.lower())()
 
     def _wait_for(self, task: Task) -> Any:
         """What an action computes with, when all that its kind needs is there."""
@@ -372,6 +371,8 @@ class OwnEngine:
             self.recorder.begin(place)
             tensors = self._wire.receive(found)
             self.recorder.finish(place)
+            if self._training and place in self._answers:
+                self._wire.answered(*self._answers[place])
             spec = found.spec
             assert spec is not None, "a form comes with the first tensors at the latest"
             return tensors if key[0] else Handed(tensors, spec)
@@ -393,7 +394,7 @@ HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
     Kind.S: OwnEngine._shard_pass,
     Kind.T: OwnEngine._shard_pass,
     Kind.REDUCE_GRAD: OwnEngine._reduce,
-    Kind.UNSHARD: OwnEngine._unshard,
-    Kind.RESHARD: OwnEngine._reshard,
+    Kind.UNSHARD: OwnEngine._gather,
+    Kind.RESHARD: OwnEngine._gather,
 }
 """What runs an action of a kind. Transfers go out in groups."""

@@ -38,9 +38,12 @@ class Feed:
     ----------
     schedule
         What is run.
+    scaler
+        What the loss is scaled with, see :class:`debubble.torch.GradScaler`.
     """
 
     schedule: Schedule
+    scaler: torch.amp.GradScaler | None = None
 
     def __init__(
         self, team: Team, modules: Mapping[int, nn.Module], wire: Wire, watch: Watch, scale: str
@@ -57,13 +60,15 @@ class Feed:
         arg_mbs: Sequence[Any] | None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None,
         target_mbs: Sequence[Any] | None,
+        trains: bool,
     ) -> Batch:
         """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
 
         Raises
         ------
         ParameterError
-            When it cannot be cut into the schedule's microbatches.
+            When it cannot be cut into the schedule's microbatches; on all ranks, when it `trains`
+            and there is no target where the last stage is.
         """
         schedule = self.schedule
         first = 0 in self._modules
@@ -97,31 +102,26 @@ class Feed:
             )
         targets = in_units(target_mbs, schedule) if last and target_mbs else {}
         by_unit = in_units(kwarg_mbs, schedule) if kwarg_mbs and any(kwarg_mbs) else {}
-        return self._agreed(given, by_unit, targets)
-
-    def check_targets(self, batch: Batch) -> None:
-        """Refuse to train without a loss.
-
-        Raises
-        ------
-        ParameterError
-            Where the last stage is, when there is no target.
-        """
-        if self.schedule.stages - 1 in self._modules and not batch.targets:
-            raise ParameterError(
-                "there is no target where the last stage is; give target=, or target_mbs="
-            )
+        batch, there = self._agreed(given, by_unit, targets)
+        if trains and not there:
+            hint = "step(x, target=y)" if len(args) > 1 else "target=, or target_mbs="
+            raise ParameterError(f"there is no target where the last stage is; give {hint}")
+        return batch
 
     def _agreed(
         self, given: dict[int, Any], kwargs: dict[int, Any], targets: dict[int, Any]
-    ) -> Batch:
-        """The batch with what all ranks have to know: weights, and forms of the inputs."""
+    ) -> tuple[Batch, bool]:
+        """The batch with what all ranks have to know; and whether there are targets.
+
+        That is: weights, forms of the inputs, and what the loss is scaled by.
+        """
         schedule, units = self.schedule, self.schedule.units
         copies = schedule.copies_of(np.arange(units)).tolist()
         table, rank = schedule.placement.table, self._team.rank
-        # Signatures, weights, and whether a stage begins to train, or ceases to: then it hands on
-        # other forms.
-        row = [0.0] * (2 * units + 1)
+        # Signatures, weights, whether there are targets, what the loss is scaled by, and whether a
+        # stage begins to train, or ceases to: then it hands on other forms.
+        factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        row = [0.0] * (2 * units + 3)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
                 key = (args, kwargs.get(unit), self._modules[0].training)
@@ -131,14 +131,21 @@ class Feed:
             for unit in targets:
                 if table[copies[unit]][schedule.stages - 1] == rank:
                     row[units + unit] = own[unit]
+        row[-3], row[-2] = float(bool(targets)), factor
         row[-1] = float(self._signatures.changed(self._modules))
         self._watch.waits()
         row = self._team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-1]:
             self._wire.forget()
-        weights = row[units:-1]
+        if row[-2] != factor * self._team.size:
+            raise ParameterError(
+                f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
+                "GradScaler on all ranks, and load the same state"
+            )
+        weights = row[units:-3]
         if not any(weights):
             weights = [schedule.iterations / units] * units
-        scale = float(schedule.microbatches) if self._scale == "sum" else 1.0
+        scale = factor * (schedule.microbatches if self._scale == "sum" else 1)
         signatures = [int(number) for number in row[:units]]
-        return Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
+        batch = Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
+        return batch, row[-3] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,7 @@ class Job:
         device = torch.device(world.device)
         args, targets = self.batches.microbatches(device, self.dtype)
         pipe = Stepping(self, world)
-        starts, ends = [], []
+        times = []
         for step in range(self.steps if self.verifies else WARM_UP + self.steps):
             if device.type == "cuda" and step == WARM_UP:
                 torch.cuda.reset_peak_memory_stats(device)
@@ -66,11 +67,10 @@ class Job:
             pipe.step(arg_mbs=args, target_mbs=targets)
             pipe.collect()
             if self.verifies or step >= WARM_UP:
-                start, end = pipe.times()
-                starts.append(start)
-                ends.append(end)
+                times.append(pipe.times())
         result: dict[str, Any] = {
-            "times": (np.array(starts), np.array(ends)),
+            "times": np.array(times),
+            "host": socket.gethostname(),
             "whole": sorted(pipe.whole.items()),
         }
         if self.verifies:
@@ -124,10 +124,10 @@ class Stepping(Pipeline):
         self._stepped = False
         self.zero_grad()
 
-    def times(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Start and end of this rank's actions in the latest step, on the clock of rank 0."""
-        start, end = self._engine.recorder.times[-1] + self._clock
-        return start, end
+    def times(self) -> NDArray[np.int64]:
+        """Those of this rank's actions in the latest step, on the clock of rank 0."""
+        times: NDArray[np.int64] = self._engine.recorder.on_clock(self._clock)[-1]
+        return times
 
     def _find(self, schedule: Any, _: Mapping[str, Any]) -> Schedule:
         # It is checked already, or known to be wrong.

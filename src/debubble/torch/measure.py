@@ -19,7 +19,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
+from debubble.interchange.run_trace import Transfer
 from debubble.torch.plan import Plan
+from debubble.torch.recorder import transfers_of
 
 Times = NDArray[np.float64]
 
@@ -35,23 +37,32 @@ class Measured:
         ``(steps, n)``.
     makespans
         Last end minus first start of computations, shape ``(steps,)``.
+    transfers
+        The messages of the typical step.
+    hosts
+        Where each rank ran.
     """
 
     starts: Times
     ends: Times
     makespans: Times
+    transfers: Sequence[Transfer] = ()
+    hosts: Sequence[str] = ()
 
     @classmethod
     def of(
-        cls, plan: Plan, times: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+        cls, plan: Plan, parts: Sequence[NDArray[np.int64]], hosts: Sequence[str] = ()
     ) -> Measured:
-        """From nanoseconds of each rank's program on one clock, shape ``(steps, actions)``."""
-        starts = np.concatenate([start for start, _ in times], axis=1)[:, plan.positions]
-        ends = np.concatenate([end for _, end in times], axis=1)[:, plan.positions]
+        """From each rank's times on one clock, as of a recorder: ``(steps, 3, actions)``."""
+        times = np.concatenate(parts, axis=2)
+        starts, ends = times[:, 0, plan.positions], times[:, 1, plan.positions]
         compute = computations(plan.schedule)
         zero = starts[:, compute].min(axis=1)
         makespans = (ends[:, compute].max(axis=1) - zero) / 1e9
-        return cls((starts - zero[:, None]) / 1e9, (ends - zero[:, None]) / 1e9, makespans)
+        found = cls((starts - zero[:, None]) / 1e9, (ends - zero[:, None]) / 1e9, makespans)
+        step = found.typical
+        messages = transfers_of(plan.lowered, times[step], int(zero[step]))
+        return replace(found, transfers=messages, hosts=hosts)
 
     @property
     def makespan(self) -> float:

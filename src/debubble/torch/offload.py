@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from debubble.core.actions import COPY_KINDS, Kind
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
+from debubble.torch.saved import Slot
 from debubble.torch.team import Tag, Team
 
 
@@ -28,16 +28,17 @@ class Activations:
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda slot: slot.tensor)
 
     def _pack(self, tensor: Tensor) -> _Slot:
-        slot = _Slot(tensor, tensor.shape, tensor.dtype)
+        slot = _Slot(tensor)
         if tensor.untyped_storage().data_ptr() not in self._stay:
             self._slots.append(slot)
         return slot
 
     def leave(self) -> Tensor:
         """All of it as one row of bytes; nothing else holds it afterwards."""
-        rows = [slot.tensor.contiguous().view(-1).view(torch.uint8) for slot in self._slots]
+        there = [slot.tensor for slot in self._slots if slot.tensor is not None]
+        rows = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in there]
         for slot in self._slots:
-            slot.tensor = slot.tensor.new_empty(0)
+            slot.tensor = None
         return torch.cat(rows) if rows else torch.empty(0, dtype=torch.uint8)
 
     @property
@@ -55,11 +56,10 @@ class Activations:
             begin = end
 
 
-@dataclass
-class _Slot:
-    tensor: Tensor
-    shape: torch.Size
-    dtype: torch.dtype
+class _Slot(Slot):
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
 Key = tuple[int, int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from debubble.core.costs import Costs
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
 from debubble.interchange.files import is_file_name
 from debubble.interchange.run_trace import save_run_trace
-from debubble.torch.batch import Forwarded, merged, tell_losses
+from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients
@@ -31,14 +32,15 @@ from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
+    SCALES,
     Setup,
-    check_keywords,
-    check_loss,
+    check_options,
     check_stages_stay,
     compare_orders,
     find_modules,
     find_schedule,
     fuses_of,
+    met,
     together,
 )
 from debubble.torch.state import load_state, named_parameters, state_of
@@ -47,10 +49,6 @@ from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
 from debubble.torch.weights import Homes, find_shared
 from debubble.torch.wire import Wire
-
-ENGINES = ("auto", "torch", "debubble")
-SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False: "sum"}
-"""What gradients are of: the mean of the microbatches' losses, their sum, or the tokens' mean."""
 
 log = logging.getLogger("debubble")
 
@@ -77,7 +75,7 @@ class Pipeline:
         The process group or mesh whose ranks are the schedule's; the default is all ranks.
     engine
         ``"torch"`` for PyTorch's pipeline runtime, which cannot express every schedule,
-        ``"debubble"`` for ours, which runs all of them and is also ``"auto"``.
+        ``"debubble"`` for our own, which runs all of them and costs no more. ``"auto"`` is our own.
     shared
         Tied weights, as pairs of names: ``("0.embed.weight", "7.head.weight")``. Those that are one
         object are found where a rank sees both stages.
@@ -119,35 +117,31 @@ class Pipeline:
         device: Any = None,
         **sizes: Any,
     ) -> None:
-        if engine not in ENGINES:
-            raise ParameterError(f"engine is {engine!r}; {did_you_mean(engine, ENGINES)}")
-        if scale_grads not in tuple(SCALES):
-            raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
-        check_loss(loss_fn)
-        check_keywords(sizes)
         self._split, self._kind, self._loss_fn = split, engine, loss_fn
-        self._team = team = Team.of(group, device, timeout)
-        self._steps = self._optimizer_steps()
-        self.schedule = together(team, lambda: self._find(schedule, sizes))
-        compare_orders(self.schedule, team)
-        modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
-        self._modules = modules
-        self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
-        self._homes.level(modules, self.schedule)
-        self._shard: Shard | None = None
-        self._output = ""
-        if self.schedule.vocabulary:
-            self._output, rows = take_rows(modules, self.schedule, team, loss_fn)
-            self._shard = Shard(team, rows)
-        self._gradients = Gradients(modules, self._homes)
-        self._told: set[int] = set()
-        self._wire = Wire(team)
-        self._clock = team.link.clock()
-        self._watch = self._watched()
-        self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
-        self._after_step: Callable[[], None] | None = None
-        """What :func:`debubble.torch.tune` does once, after a step."""
-        self._engine = self._made()
+        with met(timeout):
+            self._team = team = Team.of(group, device, timeout)
+            together(team, lambda: check_options(engine, scale_grads, loss_fn, sizes))
+            self._steps = self._optimizer_steps()
+            self.schedule = together(team, lambda: self._find(schedule, sizes))
+            compare_orders(self.schedule, team)
+            modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
+            self._modules = modules
+            self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
+            self._homes.level(modules, self.schedule)
+            self._shard: Shard | None = None
+            self._output = ""
+            if self.schedule.vocabulary:
+                self._output, rows = take_rows(modules, self.schedule, team, loss_fn)
+                self._shard = Shard(team, rows)
+            self._clock = team.link.clock()
+            self._gradients = Gradients(modules, self._homes)
+            self._told: set[int] = set()
+            self._wire = Wire(team)
+            self._watch = self._watched()
+            self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
+            self._after_step: Callable[[], None] | None = None
+            """What :func:`debubble.torch.tune` does once, after a step."""
+            self._engine = self._made()
 
     def step(
         self,
@@ -195,8 +189,7 @@ class Pipeline:
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
             self._watch.meet(self._team.link, "step")
-            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
-            self._feed.check_targets(batch)
+            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, True)
             self._gradients.start()
             found = self._engine.step(batch)
             self._watch.waits()
@@ -229,7 +222,7 @@ class Pipeline:
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
             self._watch.meet(self._team.link, "eval")
-            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+            batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, False)
             found: Forwarded = self._engine.forward(batch, return_outputs)
             tell_losses(losses, found.losses, batch)
             loss = self._mean(found.losses)
@@ -338,10 +331,18 @@ class Pipeline:
         return recorded(self.schedule, start * 1e3, end * 1e3, Costs(time_unit="ms"))
 
     def trace(self, path: str | Path) -> None:
-        """Write the latest step as a trace file for Perfetto; rank 0 does."""
-        times = self._recorded("trace").last(self._engine.plan.positions)
+        """Write the latest step as a trace file for Perfetto; rank 0 does.
+
+        See :mod:`debubble.interchange.run_trace` for what is in it.
+        """
+        recorded = self._recorded("trace")
+        hosts = self._team.link.gather(socket.gethostname())
         if self._team.rank == 0:
-            save_run_trace(self.schedule, {"measured": times}, path)
+            positions = self._engine.plan.positions
+            save_run_trace(
+                self.schedule, {"measured": recorded.last(positions)}, path, hosts=hosts,
+                transfers=recorded.transfers(positions),
+            )  # fmt: skip
 
     def _meet(self, call: str) -> None:
         with self._watch.step():
@@ -349,7 +350,7 @@ class Pipeline:
 
     def _recorded(self, call: str) -> Recorded:
         self._meet(call)
-        own = self._engine.recorder.times + self._clock
+        own = self._engine.recorder.on_clock(self._clock)
         return Recorded.of(self._engine.plan.lowered, self._team.link.gather(own))
 
     _pace: Sequence[float] = ()
@@ -391,12 +392,5 @@ class Pipeline:
         return watch
 
     def _mean(self, losses: Mapping[int, Tensor]) -> Tensor:
-        total = torch.zeros(2, dtype=torch.float64, device=self._team.wire)
-        if losses:
-            parts = [loss.to(total) for loss in losses.values()]
-            total[0], total[1] = torch.stack(parts).sum(), len(parts)
         self._watch.waits()
-        self._team.total(total)
-        # Without any loss, as of forwards without targets, there is no number to give.
-        mean = total[0] / self.schedule.iterations / (total[1] > 0)
-        return mean.to(self._team.device)
+        return mean_loss(losses, self._team) / self.schedule.iterations

@@ -278,7 +278,7 @@ def _bytes(part: Part, split: bool) -> dict[str, Any]:
     if split:
         rest = done.backward_input(gradients)
         del gradients
-        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.args])
+        sizes["kept_for_weight"] = saved.bytes([*rest.gradients, *done.inputs])
     return sizes
 
 

@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.actions import Kind
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import KINDS
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses
+from debubble.torch.losses import added_losses, single
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch, receive_policy
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
-from debubble.torch.stage import single
 from debubble.torch.tasks import sleep_until
 from debubble.torch.watch import State, Watch
 
@@ -64,6 +64,10 @@ class PyTorchEngine:
         self._watch, self._loss_fn = watch, setup.loss_fn
         self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
         self._units = range(schedule.microbatches)
+        self._coming: set[int] = set()
+        """Receives that are posted, and not over."""
+        self._free = 0
+        """When the latest action was over."""
         self._batch = Batch()
         self._signature: int | None = None
         self._stages = [
@@ -96,13 +100,33 @@ class PyTorchEngine:
         """Note when an action begins and ends; between actions PyTorch waits for transfers."""
         index = self._index[kind, stage, unit]
         self._watch.position, self._watch.state = index, State.RUNNING
+        self._received(Kind.RECV_F if kind == Kind.F else Kind.RECV_B, stage, unit)
         self.recorder.begin(index)
         end = time.perf_counter() + self._pace[index]
         yield
         if self._pace[index]:
             sleep_until(end, self._device)
         self.recorder.finish(index)
+        self._free = time.perf_counter_ns()
         self._watch.position, self._watch.state = index + 1, State.WAITING
+
+    def posts(self, kind: Kind, stage: int, unit: int) -> None:
+        """Note that a transfer is posted."""
+        index = self._index[kind, stage, unit]
+        if KINDS[kind].sends:
+            self.recorder.begin(index)
+            self.recorder.finish(index)
+        else:
+            self.recorder.posted[index] = time.perf_counter_ns()
+            self._coming.add(index)
+
+    def _received(self, kind: Kind, stage: int, unit: int) -> None:
+        """Note when what an action computes with was there: PyTorch waits for it just before."""
+        index = self._index.get((kind, stage, unit), -1)
+        if index in self._coming and self._device.type == "cpu":
+            self._coming.remove(index)
+            self.recorder.start[index] = max(self._free, self.recorder.posted[index])
+            self.recorder.end[index] = time.perf_counter_ns()
 
     def _run(self, run: Callable[..., Any], batch: Batch) -> dict[int, Tensor]:
         self._batch = batch
@@ -195,6 +219,22 @@ class _Stage(PipelineStage):
                 self._whole.remove(bwd_chunk_id)
             else:
                 super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        self._engine.posts(Kind.SEND_F, self.stage_index, fwd_chunk_id)
+        return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> Any:
+        self._engine.posts(Kind.RECV_F, self.stage_index, fwd_chunk_id)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        self._engine.posts(Kind.SEND_B, self.stage_index, bwd_chunk_id)
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> Any:
+        self._engine.posts(Kind.RECV_B, self.stage_index, bwd_chunk_id)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def _cannot_split(self, unit: int) -> bool:
         """Whether PyTorch's split fails: it finds weights from an input, and detaches outputs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import (
     Kind,
+    code_text,
     computes,
     kinds_of,
     microbatches_of,
@@ -22,6 +23,7 @@ from debubble.core.actions import (
 from debubble.core.costs import Costs
 from debubble.core.kinds import KINDS, SEND_KINDS
 from debubble.core.schedule import Schedule
+from debubble.interchange.run_trace import Transfer
 from debubble.torch.errors import RunError
 
 KEPT = 16
@@ -48,12 +50,15 @@ class Recorder:
     start, end
         Of the current step, in nanoseconds of this host's monotonic clock. A send starts and ends
         when it is posted; a receive starts when somebody waits for it, and ends when it is there.
+    posted
+        When receives were posted, likewise.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.start = [0] * count
         self.end = [0] * count
-        self._kept = np.zeros((KEPT, 2, count), dtype=np.int64)
+        self.posted = [0] * count
+        self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
         self._events = _Events(count) if device.type == "cuda" else None
         self.begin, self.finish = self._begin, self._finish
@@ -69,19 +74,24 @@ class Recorder:
     def close(self) -> None:
         """End a step."""
         place = self._kept[self.steps % KEPT]
-        place[0], place[1] = self.start, self.end
+        place[0], place[1], place[2] = self.start, self.end, self.posted
         self.steps += 1
         if self._events is not None:
             self._events.close(place)
 
     @property
     def times(self) -> Times:
-        """Start and end of the actions of the latest steps; shape ``(steps, 2, actions)``."""
+        """Start, end and post of the actions of the latest steps, ``(steps, 3, actions)``."""
         if self._events is not None:
             self._events.settle()
         count = min(self.steps, KEPT)
         order = (np.arange(count) + self.steps - count) % KEPT
         return self._kept[order]
+
+    def on_clock(self, offset: int) -> Times:
+        """:attr:`times` on another clock; what was not timed is 0."""
+        times = self.times
+        return np.where(times > 0, times + offset, 0)
 
 
 class _Events:
@@ -135,7 +145,7 @@ class Recorded(NamedTuple):
 
     schedule: Schedule
     times: Times
-    """Shape ``(steps, 2, actions)``."""
+    """Start, end, and when receives were posted; shape ``(steps, 3, actions)``."""
 
     @classmethod
     def of(cls, schedule: Schedule, parts: Iterable[Times]) -> Recorded:
@@ -154,11 +164,42 @@ class Recorded(NamedTuple):
 
     def last(self, positions: Times) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Start and end of some actions in the last step, in seconds from its first start on."""
-        chosen = self.times[-1][:, positions]
-        work = computes(kinds_of(self.schedule.actions[positions]))
-        zero = chosen[0, work].min()
-        start, end = (chosen - zero) / 1e9
+        start, end = (self.times[-1][:2, positions] - self._zero(positions)) / 1e9
         return start, end
+
+    def transfers(self, positions: Times) -> list[Transfer]:
+        """Messages of the last step, in seconds from the first start of these actions on."""
+        return transfers_of(self.schedule, self.times[-1], self._zero(positions))
+
+    def _zero(self, positions: Times) -> int:
+        work = positions[computes(kinds_of(self.schedule.actions[positions]))]
+        return int(self.times[-1][0, work].min())
+
+
+def transfers_of(schedule: Schedule, times: Times, zero: int) -> list[Transfer]:
+    """The messages of one step that were timed.
+
+    Parameters
+    ----------
+    schedule
+        With transfers.
+    times
+        Start, end and post of every action in nanoseconds, shape ``(3, actions)``.
+    zero
+        What the step begins at.
+    """
+    ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)).tolist()
+    start, end, posted = ((row - zero) / 1e9 for row in times)
+    return [
+        Transfer(
+            code_text(schedule.actions[send], schedule.slices), ranks[send],
+            float(start[send]), float(end[send]),
+            code_text(schedule.actions[receive], schedule.slices), ranks[receive],
+            float(posted[receive]), float(start[receive]), float(end[receive]),
+        )
+        for send, receive in _ends(schedule)
+        if times[0, send] and times[2, receive] and times[1, receive]
+    ]  # fmt: skip
 
 
 def makespans(recorded: Recorded, positions: Times) -> NDArray[np.float64]:
@@ -227,23 +268,27 @@ def _of_shards(
 
 def lag_of(recorded: Recorded) -> float | None:
     """Median time of a transfer that somebody waits for, in milliseconds; None without any."""
-    schedule, times = recorded
-    actions = schedule.actions
-    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-    sends = np.flatnonzero(np.isin(kind, SEND_KINDS))
-    place = {
-        (int(kind[p]), int(stage[p]), int(unit[p])): p for p in range(len(actions))
-        if KINDS[int(kind[p])].receives
-    }  # fmt: skip
+    times = recorded.times
     lags = []
-    for send in sends.tolist():
-        spec = KINDS[int(kind[send])]
-        assert spec.other_end is not None, "a send has another end"
-        receive = place.get((int(spec.other_end), int(stage[send]) + spec.away, int(unit[send])))
-        if receive is None:
-            continue
+    for send, receive in _ends(recorded.schedule):
         posted, waited, there = times[:, 0, send], times[:, 0, receive], times[:, 1, receive]
         lag = there - np.maximum(posted, waited)
         lags.append(lag[(posted > waited) & (lag > 0)])
     found = np.concatenate(lags) if lags else np.zeros(0)
     return float(np.median(found)) * MILLISECONDS if len(found) else None
+
+
+def _ends(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """Positions of every send and its receive."""
+    actions = schedule.actions
+    kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
+    place = {
+        (int(kind[p]), int(stage[p]), int(unit[p])): p for p in range(len(actions))
+        if KINDS[int(kind[p])].receives
+    }  # fmt: skip
+    for send in np.flatnonzero(np.isin(kind, SEND_KINDS)).tolist():
+        spec = KINDS[int(kind[send])]
+        assert spec.other_end is not None, "a send has another end"
+        receive = place.get((int(spec.other_end), int(stage[send]) + spec.away, int(unit[send])))
+        if receive is not None:
+            yield send, receive

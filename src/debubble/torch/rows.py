@@ -72,7 +72,14 @@ def take_rows(
     return name, rows
 
 
-def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) -> list[Any]:
+def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
+    """The output layer of the last stage, and what that calls it.
+
+    Raises
+    ------
+    ParameterError
+        When there is none, or it has fewer rows than there are ranks.
+    """
     name = next((name for name in LAYERS if isinstance(getattr(stage, name, None), nn.Linear)), "")
     if not name:
         raise ParameterError(
@@ -85,6 +92,11 @@ def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) ->
             f"the output layer has {layer.out_features} rows for {ranks} ranks; give it at least "
             "one per rank"
         )
+    return name, layer
+
+
+def _cut(stage: nn.Module, ranks: int, loss_fn: Callable[[Any, Any], Tensor]) -> list[Any]:
+    name, layer = output_layer(stage, ranks)
     _refuse_other_losses(layer, loss_fn)
     weights = layer.weight.detach().cpu().tensor_split(ranks)
     biases: Sequence[Any] = [None] * ranks

@@ -203,7 +203,10 @@ def _report(
     results: list[Any],
 ) -> RunReport:
     def measured(number: int) -> Measured:
-        return Measured.of(jobs[number].plan, [result[number]["times"] for result in results])
+        mine = [result[number] for result in results]
+        return Measured.of(
+            jobs[number].plan, [one["times"] for one in mine], [one["host"] for one in mine]
+        )
 
     verification = None
     if VERIFY in jobs:

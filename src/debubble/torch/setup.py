@@ -6,28 +6,39 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from debubble.analysis.check import check
 from debubble.core.actions import kinds_of
-from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.errors import (
+    DebubbleError,
+    ParameterError,
+    ScheduleError,
+    did_you_mean,
+)
 from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
 from debubble.interchange import files
 from debubble.interchange.named import make
+from debubble.torch.errors import RunError
 from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
 from debubble.torch.team import Team
 from debubble.torch.watch import reason
 
 Found = TypeVar("Found")
 
+ENGINES = ("auto", "torch", "debubble")
 SPLITS = ("auto", "keep", "fuse")
+SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False: "sum"}
+"""What gradients are of: the mean of the microbatches' losses, their sum, or the tokens' mean."""
 
 KEYWORDS = (
     "group", "engine", "shared", "scale_grads", "split", "timeout", "device",
@@ -166,6 +177,46 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
     return found
 
 
+@contextmanager
+def met(timeout: float) -> Iterator[None]:
+    """Say in the place of a connection's own words that not all ranks are there.
+
+    Raises
+    ------
+    RunError
+        When one is not.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        words = str(error)
+        if isinstance(error, DebubbleError) or not ("gloo" in words or "imeout" in words
+                or "imed out" in words):  # fmt: skip
+            raise
+        late = "imeout" in words or "imed out" in words
+        found = f"did not come within {timeout:g} s" if late else "failed, or ended"
+        raise RunError(
+            f"another rank {found} while this one made a Pipeline; its own output says why; all "
+            "ranks of the group make it together, and timeout= waits longer"
+        ) from None
+
+
+def check_options(engine: str, scale_grads: Any, loss_fn: Any, sizes: Iterable[str]) -> None:
+    """Refuse what no rank can run.
+
+    Raises
+    ------
+    ParameterError
+        With what to give.
+    """
+    if engine not in ENGINES:
+        raise ParameterError(f"engine is {engine!r}; {did_you_mean(str(engine), ENGINES)}")
+    if scale_grads not in tuple(SCALES):
+        raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
+    check_loss(loss_fn)
+    check_keywords(sizes)
+
+
 def check_keywords(names: Iterable[str]) -> None:
     """Refuse a slip in a keyword; options of schedules have names of their own.
 
@@ -237,6 +288,12 @@ def find_modules(
         if not isinstance(module, nn.Module):
             raise ParameterError(
                 f"stage {stage} is {type(module).__name__}; give a torch.nn.Module"
+            )
+        lazy = next((name for name, weight in module.named_parameters() if is_lazy(weight)), "")
+        if lazy:
+            raise ParameterError(
+                f"stage {stage} has {lazy} without a shape yet, as lazy modules have; call the "
+                "module once before, or give it its sizes"
             )
     if schedule.slices > 1:
         for stage in here:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.core.errors import ParameterError
 from debubble.core.kinds import Kind
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses
+from debubble.torch.losses import added_losses, single
 from debubble.torch.modules import custom_function, saving_seen, without_sync
 from debubble.torch.offload import Activations
 from debubble.torch.plan import Step
@@ -60,8 +60,11 @@ class Held:
     """A version of the weights that is not the module's own."""
     random: RandomState | None = None
     """That of the forward, for R."""
-    roots: list[Tensor] = field(default_factory=list)
-    """Outputs that carry gradients, or the loss on the last stage; empty before R."""
+    roots: list[GradientEdge | None] = field(default_factory=list)
+    """Where the gradients of outputs go in, None for those that depend on nothing; empty before R.
+
+    The outputs themselves are with who computes with them.
+    """
     losses: list[Tensor] = field(default_factory=list)
     """Auxiliary ones, and that of the last stage."""
     keys: list[Tensor] = field(default_factory=list)
@@ -71,12 +74,12 @@ class Held:
     leaves: list[Tensor] = field(default_factory=list)
     """Keys and values of earlier slices."""
     activations: Activations | None = None
-    rest: list[Branches] | None = None
-    """What I left for W."""
-    whole: tuple[list[Tensor], list[Tensor]] | None = None
-    """Roots and their gradients where I left all."""
     made: bool = False
     """Whether there is a graph."""
+
+
+Ends: TypeAlias = tuple[list[GradientEdge], list[Tensor]]
+"""Where a backward begins, and with which gradients."""
 
 
 class Stage:
@@ -126,6 +129,8 @@ class Stage:
         self._last = last
         self.splits, self.fuses, self._device, self._tell = splits, fuses, device, tell
         self.held: dict[int, Held] = {}
+        self._left: dict[int, list[Branches] | Ends] = {}
+        """What I left for W: branches, or the whole backward."""
         self.losses: dict[int, list[Tensor]] = {}
         self.outputs: dict[int, Any] | None = None
         """Where what the last stage returns is kept; None keeps nothing."""
@@ -140,6 +145,7 @@ class Stage:
         """Begin a step."""
         self.losses.clear()
         self.held.clear()
+        self._left.clear()
         self._memory.clear()
         self.trains = any(weight.requires_grad for weight in self.module.parameters())
 
@@ -195,30 +201,30 @@ class Stage:
             return self.backward(unit, gradients)
         held = self._of(unit)
         roots, seeds = self._ends(unit, held, gradients)
-        targets = [*held.inputs, *held.leaves]
-        if not targets or not roots:
-            held.whole = roots, seeds
+        del self.held[unit]
+        if not (held.inputs or held.leaves) or not roots:
+            self._left[unit] = roots, seeds
             return [_gradient(leaf, None) for leaf in held.inputs]
-        found_, held.rest = self._splitter.backward_input(roots, seeds, targets)
+        found, self._left[unit] = self._splitter.backward_input(
+            roots, seeds, held.inputs, held.leaves
+        )
         count = len(held.inputs)
-        for leaf, part in zip(held.leaves, found_[count:], strict=True):
+        for leaf, part in zip(held.leaves, found[count:], strict=True):
             if part is not None:
                 leaf.grad = part if leaf.grad is None else leaf.grad + part
-        held.roots, held.losses, held.keys = [], [], []
-        return [_gradient(*pair) for pair in zip(held.inputs, found_[:count], strict=True)]
+        return [_gradient(*pair) for pair in zip(held.inputs, found[:count], strict=True)]
 
     def backward_weight(self, unit: int) -> None:
         """W: what I left."""
         if self.fuses:
             return
-        held = self._of(unit)
-        if held.rest is None and held.whole is None:
+        if unit not in self._left:
             raise RunError("W comes before I")
-        del self.held[unit]
-        if held.rest is not None:
-            backward_weight(held.rest)
-        elif held.whole is not None and held.whole[0]:
-            torch.autograd.backward(*held.whole)
+        left = self._left.pop(unit)
+        if isinstance(left, list):
+            backward_weight(left)
+        elif left[0]:
+            torch.autograd.backward(*left)
 
     def activations(self, unit: int) -> Activations:
         """What OFFLOAD and RELOAD move."""
@@ -267,12 +273,13 @@ class Stage:
                 "stage, or a tuple, list or dict with some"
             )
         if graph:
-            held.roots = [] if handed is None else handed.carrying
+            carrying = [] if handed is None else handed.carrying
+            held.roots = [get_gradient_edge(t) if t.requires_grad else None for t in carrying]
             held.losses, held.keys, held.made = losses, keys, True
             held.inputs = inputs
             held.leaves = [leaf for parts in earlier for leaf in parts]
             if seen is not None:
-                self._decide(seen, [*held.roots, *losses])
+                self._decide(seen, [*carrying, *losses])
         if losses:
             self.losses[unit] = [loss.detach() for loss in losses]
         if self.slices > 1 and unit not in self._memory:
@@ -319,9 +326,7 @@ class Stage:
         first = unit - unit % self.slices
         return [self._memory[other] for other in range(first, unit)]
 
-    def _ends(
-        self, unit: int, held: Held, gradients: Sequence[Tensor] | None
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def _ends(self, unit: int, held: Held, gradients: Sequence[Tensor] | None) -> Ends:
         """Roots and their gradients; later slices have left theirs at keys and values."""
         if not held.made:
             raise RunError("there is no graph: R is missing, or a backward came before")
@@ -329,16 +334,16 @@ class Stage:
         # A sharded output layer has a gradient for a stage without weights, too.
         wanted = gradients if gradients and held.roots else ()
         for root, seed in zip(held.roots, wanted, strict=True):
-            if root.requires_grad:
+            if root is not None:
                 roots.append(root)
                 seeds.append(seed)
         for loss in held.losses:
             if loss.requires_grad:
-                roots.append(loss)
+                roots.append(get_gradient_edge(loss))
                 seeds.append(torch.full_like(loss, held.given.weight))
-        for root, leaf in zip(held.keys, self._memory.pop(unit, []), strict=True):
-            if leaf.grad is not None and root.requires_grad:
-                roots.append(root)
+        for key, leaf in zip(held.keys, self._memory.pop(unit, []), strict=True):
+            if leaf.grad is not None and key.requires_grad:
+                roots.append(get_gradient_edge(key))
                 seeds.append(leaf.grad)
         return roots, seeds
 
@@ -364,21 +369,6 @@ def _gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
 
 def _named(output: Any) -> str:
     return "None" if output is None else f"{type(output).__name__} without tensors"
-
-
-def single(loss: Any, output: Any) -> Tensor:
-    """The loss as a tensor without dimensions; one that gives no gradient is refused."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ParameterError(
-            f"loss_fn returned {what}; return one number, the mean over the microbatch"
-        )
-    if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
-        raise ParameterError(
-            "loss_fn returned a number that has no gradient; compute it from the output without "
-            "detach(), item() or no_grad()"
-        )
-    return loss.reshape(())
 
 
 def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:

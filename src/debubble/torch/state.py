@@ -41,6 +41,10 @@ def load_state(modules: Named, state: Mapping[str, Any]) -> None:
     ParameterError
         When one is missing, or has another shape.
     """
+    if not isinstance(state, Mapping):
+        raise ParameterError(
+            f"the state is {type(state).__name__}; give what state_dict() returned, or was saved"
+        )
     modules = list(modules)
     missing = [name for name in state_of(modules) if name not in state]
     if missing:

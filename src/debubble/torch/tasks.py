@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from debubble.core.actions import TRANSFER_KINDS
@@ -14,8 +16,6 @@ from debubble.torch.plan import Plan, Step
 
 FORWARD, BACKWARD = False, True
 """Which way something goes."""
-
-"""What there is without backwards."""
 
 BY_SHARD = (Of.LAST_STAGE, Of.EVERY_SHARD)
 BY_STEP = (Of.OWN_RANK, Of.EARLIER_RANKS, Of.EVERY_RANK)
@@ -64,6 +64,42 @@ def moves_of(program: Sequence[Step]) -> dict[int, Move]:
             back = way_of(step)
             key = (back, there if spec.sends else step.stage, step.unit)
             found[place] = Move(step, spec.sends, back, max(step.stage, there), key)
+    return found
+
+
+def taken_of(plan: Plan, rank: int) -> dict[Key, int]:
+    """Where a rank's program first computes with the result of another stage."""
+    found: dict[Key, int] = {}
+    for place, step in enumerate(plan.programs[rank]):
+        for need in KINDS[step.kind].needs:
+            if need.through is not None and need.when(plan.lowered):
+                found.setdefault((need.stage > 0, step.stage, step.unit), place)
+    return found
+
+
+def answered_of(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
+    """What a rank knows when a receive is over: its peer computed with what was sent before.
+
+    Returns
+    -------
+    dict
+        By place of the receive: the peer, and how many sends to it are over for certain.
+    """
+    moves = moves_of(plan.programs[rank])
+    found = {}
+    for peer in {move.step.peer for move in moves.values()}:
+        taken = taken_of(plan, peer)
+        sent = {move.key: place for place, move in moves_of(plan.programs[peer]).items()
+                if move.sends and move.step.peer == rank}  # fmt: skip
+        to_peer = [m.key for m in moves.values() if m.sends and m.step.peer == peer]
+        used = [taken.get(key, len(plan.programs[peer])) for key in to_peer]
+        ends = sorted((end, count) for count, end in enumerate(used, 1))
+        # Between two ranks messages arrive in order: with a later one all before it are over.
+        counts = np.maximum.accumulate([0, *(count for _, count in ends)]).tolist()
+        for place, move in moves.items():
+            if not move.sends and move.step.peer == peer and move.key in sent:
+                before = bisect_left(ends, (sent[move.key], 0))
+                found[place] = peer, counts[before]
     return found
 
 

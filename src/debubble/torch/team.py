@@ -181,6 +181,8 @@ class Team:
             device = torch.device(device)
         except (RuntimeError, TypeError):
             raise ParameterError(f"device is {device!r}; give 'cpu', 'cuda:0', …") from None
+        if device.type not in ("cpu", "cuda"):
+            raise ParameterError(f"device is '{device}'; pipelines run on 'cpu' and 'cuda'")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ParameterError(
                 f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"

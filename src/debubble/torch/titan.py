@@ -20,7 +20,7 @@ from torch.distributed.pipelining import PipelineStage
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import load
-from debubble.interchange.launchers import TORCHTITAN, check_cut
+from debubble.interchange.layouts import TORCHTITAN, check_cut
 from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible
 from debubble.torch.pytorch_runtime import PyTorchRuntime
 

@@ -58,7 +58,10 @@ class Wire:
         """Forms that were learned in earlier steps."""
         self._new: dict[Boundary, Spec] = {}
         """Forms of this step."""
-        self._sending: list[tuple[Any, Any]] = []
+        self._sending: dict[int, deque[tuple[list[Any], list[Tensor]]]] = {}
+        """By peer: what is under way, oldest first."""
+        self._gone: dict[int, int] = {}
+        """By peer: how many messages of this step are not."""
         self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
 
     def check(self, boundary: Boundary, spec: Spec) -> None:
@@ -95,14 +98,19 @@ class Wire:
         """
         operations: list[tuple[bool, Tensor, int]] = []
         """Whether it is a send, the tensor, the peer."""
+        begun: list[tuple[list[Any], int, int]] = []
+        """Where works go; begin and end of their operations."""
         for step, boundary, tensors, back in sends:
             parts = [tensor.detach().to(self.team.wire).contiguous() for tensor in tensors]
+            works: list[Any] = []
             if back or boundary in self.specs:
+                begun.append((works, len(operations), len(operations) + len(parts)))
                 operations += [(True, part, step.peer) for part in parts]
             else:
-                self._tell(step, boundary, parts)
+                parts = self._told(step, boundary, parts)
+                works += [self.team.link.send(part, step.peer, Tag.FORMS) for part in parts]
+            self._sending.setdefault(step.peer, deque()).append((works, parts))
         arrivals = []
-        begins = []
         for step, boundary, back in receives:
             spec = self._spec(boundary) if back else self.specs.get(boundary)
             arrival = Arrival(step, spec)
@@ -111,12 +119,29 @@ class Wire:
             else:
                 leaves = [leaf for leaf in spec.tensors if leaf.carries or not back]
                 arrival.tensors = self._buffers(leaves)
-                begins.append((arrival, len(operations)))
+                end = len(operations) + len(arrival.tensors)
+                begun.append((arrival.works, len(operations), end))
                 operations += [(False, part, step.peer) for part in arrival.tensors]
             arrivals.append(arrival)
         if operations:
-            self._start(operations, begins)
+            self._start(operations, begun)
         return arrivals
+
+    def answered(self, peer: int, count: int) -> None:
+        """A rank has got so many messages of this step: they are kept no longer."""
+        gone = self._gone.get(peer, 0)
+        sending = self._sending.get(peer)
+        while sending and gone < count:
+            works, _ = sending[0]
+            if self.team.wire.type == "cpu":
+                for work in works:
+                    work.wait(self.team.timeout)
+            elif not all(work.is_completed() for work in works):
+                # Beside them may be receives that are still to come.
+                break
+            sending.popleft()
+            gone += 1
+        self._gone[peer] = gone
 
     def receive(self, arrival: Arrival) -> list[Tensor]:
         """Wait for tensors."""
@@ -130,9 +155,12 @@ class Wire:
 
     def finish(self) -> None:
         """Wait until everything is sent; what was learned is known from now on."""
-        for work, _ in self._sending:
-            work.wait(self.team.timeout)
+        for sending in self._sending.values():
+            for works, _ in sending:
+                for work in works:
+                    work.wait(self.team.timeout)
         self._sending.clear()
+        self._gone.clear()
         if self._new:
             self.specs |= self._new
             self._new = {}
@@ -149,34 +177,26 @@ class Wire:
         return [torch.empty(leaf.shape, dtype=leaf.dtype, device=wire) for leaf in leaves]
 
     def _start(
-        self, operations: list[tuple[bool, Tensor, int]], begins: list[tuple[Arrival, int]]
+        self, operations: list[tuple[bool, Tensor, int]], begun: list[tuple[list[Any], int, int]]
     ) -> None:
         if self.team.wire.type != "cpu":
             group = self.team.group
             calls = {True: dist.isend, False: dist.irecv}
-            works: list[Any] = dist.batch_isend_irecv(
+            one: list[Any] = dist.batch_isend_irecv(
                 [dist.P2POp(calls[sends], part, group=group, group_peer=peer)
                  for sends, part, peer in operations]
             )  # fmt: skip
-            for arrival, _ in begins:
-                arrival.works = works
-            self._sending += [(work, operations) for work in works]
+            for works, _, _ in begun:
+                works += one
             return
-        works = []
         call = {True: self.team.link.send, False: self.team.link.begin}
-        for sends, part, peer in operations:
-            works.append(call[sends](part, peer, Tag.TENSORS))
-            if sends:
-                self._sending.append((works[-1], part))
-        for arrival, begin in begins:
-            arrival.works = works[begin : begin + len(arrival.tensors)]
+        found = [call[sends](part, peer, Tag.TENSORS) for sends, part, peer in operations]
+        for works, begin, end in begun:
+            works += found[begin:end]
 
-    def _tell(self, step: Step, boundary: Boundary, parts: Sequence[Tensor]) -> None:
-        """Send tensors whose form the peer does not know yet, through the control group."""
-        told = [*packed((str(step), self._new[boundary])), *(part.to("cpu") for part in parts)]
-        for part in told:
-            work = self.team.link.send(part, step.peer, Tag.FORMS)
-            self._sending.append((work, part))
+    def _told(self, step: Step, boundary: Boundary, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors with their form, which the peer does not know yet: for the control group."""
+        return [*packed((str(step), self._new[boundary])), *(part.to("cpu") for part in parts)]
 
     def _drain(self, wanted: Arrival) -> None:
         """Take what a peer told, up to the wanted."""

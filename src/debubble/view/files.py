@@ -20,6 +20,13 @@ _OPTIONS = {
 }
 """Options each format takes."""
 
+METADATA: dict[str, dict[str, str | None]] = {
+    ".png": {"Software": "debubble"},
+    ".svg": {"Creator": "debubble", "Date": None},
+    ".pdf": {"Creator": "debubble", "CreationDate": None},
+}
+"""Without the date and the version of the drawing library, equal pictures are equal files."""
+
 
 def save(
     timelines: Sequence[Timeline],
@@ -74,14 +81,8 @@ def _picture(timelines: list[Timeline], ending: str, dpi: float = 0, **options: 
     from debubble.view.figure import figure, render
     from debubble.view.panel import DPI
 
-    # Without the date and the version of the drawing library, equal pictures are equal files.
-    metadata: dict[str, dict[str, str | None]] = {
-        ".png": {"Software": "debubble"},
-        ".svg": {"Creator": "debubble", "Date": None},
-        ".pdf": {"Creator": "debubble", "CreationDate": None},
-    }
     return render(
-        figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=metadata[ending]
+        figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=METADATA[ending]
     )
 
 

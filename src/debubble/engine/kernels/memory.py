@@ -6,7 +6,7 @@ from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE
 from debubble.engine.jit import Array, kernel
 
 
-@kernel(writes=("peak", "left"))
+@kernel(writes=("peak", "left", "fullest"))
 def peak_memory(
     actions: Array,
     offsets: Array,
@@ -18,8 +18,9 @@ def peak_memory(
     at_end: Array,
     peak: Array,
     left: Array,
+    fullest: Array,
 ) -> None:
-    """Largest memory of every rank, and what is left at its end.
+    """Largest memory of every rank, where it is first held, and what is left at its end.
 
     ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends. Actions of
     one rank do not run at the same time, except those of a group, so that the order alone
@@ -30,6 +31,7 @@ def peak_memory(
         held = 0.0
         most = 0.0
         later = 0.0
+        fullest[rank] = -1
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[position]
             place = (action >> STAGE_SHIFT) & STAGE_MASK
@@ -46,6 +48,7 @@ def peak_memory(
             if (action >> PAIR_SHIFT) & 1 == 0:
                 if held > most:
                     most = held
+                    fullest[rank] = position
                 held += later
                 later = 0.0
         peak[rank] = most

@@ -1,0 +1,226 @@
+"""``debubble plan``: degrees, schedule, layer split, step time, memory and flags for a model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from debubble.analysis.layout import line_width, wrap
+from debubble.cli.app import command
+from debubble.cli.options import AsJson
+from debubble.cli.output import print_json
+from debubble.cli.progress import overwritten_line
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.text import read_number
+
+if TYPE_CHECKING:
+    from debubble.planner.degrees import Fixed
+    from debubble.planner.plan import Asked
+    from debubble.planner.search import Found
+
+RECOMPUTES = ("none", "selective", "full")
+
+EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
+
+Count = Annotated[str | None, typer.Option(metavar="N", help="Hold it fixed.")]
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a model, its config.json, or a YAML file.", show_default=False
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="h100, mi300x, …, or a YAML file.")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="N", help="How many.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="N", help="Sequences per optimizer step.")
+    ] = None,
+    seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens per sequence.")] = None,
+    tp: Count = None,
+    cp: Count = None,
+    ep: Count = None,
+    dp: Count = None,
+    pp: Count = None,
+    chunks: Count = None,
+    microbatch_size: Count = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="One schedule, or several: 1f1b,zb-v.")
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option(metavar="HOW", help="none, selective or full.")
+    ] = None,
+    zero: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0-3", help="What replicas split: optimizer (1), gradients (2), weights (3)."
+        ),
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16 or fp16.")] = "bf16",
+    framework: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Only what megatron, torchtitan or automodel can run."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="LIMIT", help="Memory per GPU, such as 72GB.")
+    ] = None,
+    imbalance: Annotated[
+        str, typer.Option(metavar="X", help="Tokens of the busiest experts over the mean.")
+    ] = "1",
+    calibrate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Measured steps, a log, or a profile.")
+    ] = None,
+    why: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Why not this? The best plan with it, beside."),
+    ] = None,
+    top: Annotated[str, typer.Option(metavar="K", help="Plans to show.")] = "5",
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Predict every published row of a file instead."),
+    ] = None,
+    as_json: AsJson = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Report (.html) or costs (.yaml)."),
+    ] = None,
+) -> None:
+    """Plan the training of a model on a number of GPUs.
+
+    Chooses tensor, context, expert, data and pipeline degrees, microbatch size, schedule, layer
+    split and recompute, within the memory of every GPU; says what a step takes, where the time
+    goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
+    """
+    from debubble.planner import report
+    from debubble.planner.ask import whole
+    from debubble.planner.degrees import groups
+    from debubble.planner.search import search
+    from debubble.planner.why import why_data, why_not, why_text
+
+    if rows is not None:
+        _print_rows(rows, as_json)
+        return
+    asked = _asked(
+        {"MODEL": model, "--gpu": gpu, "--gpus": gpus, "--batch": batch, "--seq": seq},
+        precision, memory, imbalance,
+    )  # fmt: skip
+    given = {
+        "tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp, "chunks": chunks,
+        "microbatch_size": microbatch_size, "schedule": schedule, "recompute": recompute,
+        "zero": zero,
+    }  # fmt: skip
+    fixed = _fixed(given, framework)
+    others = [(text, _with(given, text, framework)) for text in why or []]
+    count = whole("--top", top, 1000)
+
+    def found_with(held: Fixed, count: int) -> Found:
+        with overwritten_line() as line:
+            candidates = groups(asked.model, asked.cluster, asked.training, held)
+            return search(asked, candidates, count, _Progress(line))
+
+    found = found_with(fixed, count)
+    best = found.plans[0] if found.plans else None
+    answers = [why_not(asked, best, text, partial(found_with, held, 1)) for text, held in others]
+    if as_json:
+        data = report.data(asked, found)
+        print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
+    else:
+        print(report.text(asked, found, line_width()))
+        for answer in answers:
+            print("\n".join(wrap(why_text(answer), line_width(), 2)))
+    sys.stdout.flush()
+    if best is None:
+        raise typer.Exit(1)
+
+
+def _asked(
+    texts: dict[str, str | None], precision: str, memory: str | None, imbalance: str
+) -> Asked:
+    """The question, whose five parts have to be given."""
+    from debubble.planner.ask import ask, whole
+
+    for name, text in texts.items():
+        if text is None:
+            raise ParameterError(f"{name} is missing; for instance: {EXAMPLE}")
+    model, gpu, *numbers = (str(text) for text in texts.values())
+    names = list(texts)[2:]
+    gpus, batch, sequence = (whole(*pair) for pair in zip(names, numbers, strict=True))
+    return ask(
+        model, gpu, gpus, batch, sequence,
+        precision=precision, memory=memory, imbalance=read_number(imbalance),
+    )  # fmt: skip
+
+
+def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
+    """What is held fixed."""
+    from debubble.planner.ask import whole
+    from debubble.planner.degrees import Fixed
+
+    held: dict[str, Any] = {"framework": framework}
+    for name, text in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if text is None:
+            continue
+        if name == "schedule":
+            held["schedules"] = tuple(part.strip() for part in text.split(","))
+        elif name == "recompute":
+            if text not in RECOMPUTES:
+                raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, RECOMPUTES)}")
+            held[name] = text
+        else:
+            held[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
+    return Fixed(**held)
+
+
+def _with(given: dict[str, str | None], text: str, framework: str | None) -> Fixed:
+    """What is held fixed when one thing more is."""
+    key, equals, value = text.partition("=")
+    name = key.strip().replace("-", "_")
+    if not equals or name not in given:
+        hint = did_you_mean(name, list(given))
+        raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
+    return _fixed(given | {name: value.strip()}, framework)
+
+
+class _Progress:
+    """A line with how far the search is and the best so far, a few times per second."""
+
+    def __init__(self, line: Callable[[str], None]) -> None:
+        self.line, self.began, self.next = line, time.monotonic(), 0.0
+
+    def __call__(self, found: Found) -> None:
+        now = time.monotonic() - self.began
+        if now < self.next:
+            return
+        self.next = now + 0.1
+        best = f"best {found.plans[0].step_time:.4g} s" if found.plans else "none fits yet"
+        self.line(
+            f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
+            f"{best}"
+        )
+
+
+def _print_rows(path: str, as_json: bool) -> None:
+    from debubble.planner.rows import run_rows
+
+    found = run_rows(path)
+    if as_json:
+        print_json({"rows": found})
+
+
+app = command(
+    plan,
+    [
+        "plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192",
+        "plan llama-3.1-70b --gpu h100 --gpus 64 --batch 128 --seq 8192 --framework megatron",
+        "plan config.json --gpu mi300x --gpus 256 --batch 1024 --seq 4096 --why pp=16",
+    ],
+)

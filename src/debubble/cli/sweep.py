@@ -1,0 +1,245 @@
+"""``debubble sweep``: one command at every point of a grid, and what came out."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from debubble.cli import INTERRUPTED
+from debubble.cli.app import command
+from debubble.cli.errors import BAD_INPUT
+from debubble.cli.options import AsJson, whole
+from debubble.cli.output import check_writable, note, print_json
+from debubble.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from debubble.planner.sweeps import Progress, Results, Spec
+
+MOST_ERRORS = 3
+"""Different errors that are shown in the end."""
+
+
+def sweep(
+    source: Annotated[
+        str, typer.Argument(metavar="SPEC|RESULTS", help="Spec (.yaml, .json, .toml) or .sqlite.")
+    ],
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Results: .sqlite. Pictures: .png, …"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the spec and print its size.")
+    ] = False,
+    jobs: Annotated[
+        str | None, typer.Option("--jobs", "-j", metavar="N", help="Workers; all unless given.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="processes (the default), dask or ray.")
+    ] = "processes",
+    address: Annotated[
+        str | None, typer.Option(metavar="URL", help="Cluster; else one on this computer.")
+    ] = None,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Add to the results of another spec.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute points that failed again.")
+    ] = False,
+    to: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write results as .csv or .parquet.")
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="x=… y=… [by=…]",
+            help="Draw a result against an option, a line for each value of a third; "
+            "NAME=VALUE draws only such points.",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the picture.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate, compare or optimize over grids of options, here or on a cluster.
+
+    Results are kept as they come: whatever ends a sweep, the same command goes on behind it. Given
+    a file of results, say what is in it, write it as a table, or draw it.
+    """
+    from debubble.planner.sweeps.store import ENDINGS
+
+    if source.lower().endswith(ENDINGS):
+        running = {"--dry-run": dry_run, "--jobs": jobs, "--address": address, "--extend": extend,
+                   "--retry-failed": retry_failed}  # fmt: skip
+        _refuse(running, f"'{source}' has results; {{}} is for a spec such as sweep.yaml")
+        _look(source, output, to, plot, title, as_json)
+        return
+    _refuse({"--to": to, "--plot": plot, "--title": title}, "{} is for a file of results")
+    from debubble.planner.sweeps import read_spec
+
+    spec = read_spec(source)
+    if output is None and not dry_run:
+        raise ParameterError("results need a file; give -o, such as -o results.sqlite")
+    if dry_run:
+        _dry_run(spec, source, as_json)
+        return
+    assert output is not None
+    check_writable(output)
+    options = {"jobs": None if jobs is None else whole("--jobs", jobs), "backend": backend,
+               "address": address, "extend": extend, "retry_failed": retry_failed}  # fmt: skip
+    _run(spec, source, output, options, as_json)
+
+
+def _refuse(options: dict[str, Any], message: str) -> None:
+    for flag, value in options.items():
+        if value:
+            raise ParameterError(message.format(flag))
+
+
+def _dry_run(spec: Spec, source: str, as_json: bool) -> None:
+    size = sum(1 for _ in spec.points())
+    if as_json:
+        print_json({"spec": source, "command": spec.command, "points": size})
+        return
+    print(spec.describe())
+    if size != spec.size:
+        print(f"{size:,} of them are different")
+    for point, _ in zip(spec.points(), range(3), strict=False):
+        print("  " + ", ".join(f"{key}={value}" for key, value in point.options.items()))
+    if size > 3:
+        print("  …")
+
+
+def _run(spec: Spec, source: str, output: str, options: dict[str, Any], as_json: bool) -> None:
+    from debubble.planner.sweeps import Results, run
+    from debubble.planner.sweeps.backends import has_joblib
+
+    alone = options["backend"] == "processes" and options["jobs"] is None and not has_joblib()
+    last: list[Progress] = []
+    try:
+        with _bar(spec.command) as show:
+
+            def progress(found: Progress) -> None:
+                if not last:
+                    before = f", {found.done:,} of them done before" if found.done else ""
+                    note(f"{spec.describe()}{before}")
+                    if alone:
+                        note("without joblib they are computed one by one; "
+                             "pip install 'debubble[sweep]'")  # fmt: skip
+                last[:] = [found]
+                show(found)
+
+            end = run(spec, output, progress=progress, **options)
+    except KeyboardInterrupt:
+        kept = f"{last[0].done:,} of {last[0].total:,} points are" if last else "nothing new is"
+        again = ["debubble", "sweep", source, "-o", output]
+        note(f"interrupted; {kept} in {output}. To go on: {shlex.join(again)}")
+        raise typer.Exit(INTERRUPTED) from None
+    results = Results.read(output)
+    if as_json:
+        print_json(_data(results) | {"computed": end.here, "seconds": end.seconds})
+    else:
+        speed = f", {end.here / end.seconds:,.0f} a second" if end.here and end.seconds else ""
+        print(f"{end.here:,} points computed in {end.seconds:.1f} s{speed}; {_kept(results)}")
+        _print_errors(results)
+    if end.here and results.failed == results.points:
+        sys.stdout.flush()
+        note("debubble: every point failed")
+        raise typer.Exit(BAD_INPUT)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda found: None  # noqa: ARG005 - nobody looks
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    bar = rich.Progress(
+        rich.TextColumn(name, markup=False), rich.BarColumn(30), rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[more]}"), rich.TimeElapsedColumn(), rich.TextColumn("left"),
+        rich.TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(name, total=None, more="")
+
+        def show(found: Progress) -> None:
+            speed = found.here / found.seconds if found.seconds else 0.0
+            more = f"{speed:,.3g}/s" + (f", {found.failed:,} failed" if found.failed else "")
+            bar.update(task, completed=found.done, total=found.total, more=more)
+
+        yield show
+
+
+def _look(
+    source: str,
+    output: str | None,
+    to: str | None,
+    plot: str | None,
+    title: str | None,
+    as_json: bool,
+) -> None:
+    """What is in a file of results: as numbers, a table, or a picture."""
+    from debubble.planner.sweeps import Results
+
+    if plot is None:
+        _refuse({"-o": output, "--title": title}, "{} is for pictures; add --plot x=ranks y=…")
+    elif output is None:
+        raise ParameterError("a picture needs a file; give -o, such as -o sweep.png")
+    if to is not None:
+        check_writable(to)
+    results = Results.read(source)
+    if to is not None:
+        results.save(to)
+        note(f"wrote {results.rows:,} rows to {to}")
+    if plot is not None and output is not None:
+        from debubble.view.sweep import Chart, save
+
+        check_writable(output)
+        save(Chart.read(results, plot, title), output)
+        note(f"wrote {output}")
+    if as_json:
+        print_json(_data(results))
+    elif to is None and plot is None:
+        print(_kept(results))
+        _print_errors(results)
+        print(f"options: {', '.join(results.options)}")
+        print(f"results: {', '.join(c for c in results.columns if c not in results.options)}")
+
+
+def _kept(results: Results) -> str:
+    failed = f", {results.failed:,} of them with errors" if results.failed else ""
+    rows = f" in {results.rows:,} rows" if results.rows != results.points else ""
+    return f"{results.path} has {results.points:,} points{rows}{failed}"
+
+
+def _print_errors(results: Results) -> None:
+    for text, count in results.errors(MOST_ERRORS):
+        print(f"  {count:,} × {text.splitlines()[0]}")
+
+
+def _data(results: Results) -> dict[str, Any]:
+    return {
+        "file": str(Path(results.path)), "command": results.command, "spec": results.spec,
+        "points": results.points, "rows": results.rows, "failed": results.failed,
+        "errors": [{"error": text, "rows": count} for text, count in results.errors()],
+        "columns": list(results.columns),
+    }  # fmt: skip
+
+
+app = command(
+    sweep,
+    [
+        "sweep examples/sweeps/microbatches.yaml --dry-run",
+        "sweep examples/sweeps/microbatches.yaml -o results.sqlite",
+        "sweep results.sqlite --to results.csv",
+        "sweep results.sqlite --plot x=microbatches y=bubble_ratio by=schedule -o sweep.png",
+    ],
+    several=("--plot",),
+)

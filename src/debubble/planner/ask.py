@@ -1,0 +1,89 @@
+"""What is to be planned, read from texts."""
+
+from __future__ import annotations
+
+import re
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.units import factor
+from debubble.interchange.text import read_number
+from debubble.planner.calibrate import shipped_factors
+from debubble.planner.candidate import Training
+from debubble.planner.cluster import Cluster, find_gpu
+from debubble.planner.model_files import read_model
+from debubble.planner.plan import Asked
+
+PRECISIONS = ("bf16", "fp16")
+LARGEST = 10_000_000
+"""Most GPUs, sequences or tokens that a plan is made for."""
+
+
+def ask(
+    model: str,
+    gpu: str,
+    gpus: int,
+    batch: int,
+    sequence: int,
+    *,
+    precision: str = "bf16",
+    memory: str | None = None,
+    imbalance: float = 1.0,
+) -> Asked:
+    """A question from names, files and numbers.
+
+    Parameters
+    ----------
+    model, gpu
+        Names, or files, see :func:`debubble.planner.model_files.read_model` and
+        :func:`debubble.planner.cluster.find_gpu`.
+    gpus, batch, sequence
+        Number of GPUs, sequences per step, tokens per sequence.
+    precision
+        ``"bf16"`` or ``"fp16"``.
+    memory
+        Memory of one GPU, such as ``"72GB"``; the default is all that it has.
+    imbalance
+        Tokens of the busiest experts over the mean.
+
+    Raises
+    ------
+    DebubbleError
+        When a value cannot be used; the message names it, the limit and what can.
+    """
+    if precision not in PRECISIONS:
+        raise ParameterError(f"precision is '{precision}'; {did_you_mean(precision, PRECISIONS)}")
+    if not 1 <= imbalance <= 1000:
+        raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")
+    found = find_gpu(gpu)
+    limit = found.memory if memory is None else read_bytes(memory)
+    training = Training(batch, sequence, precision=precision, imbalance=imbalance)
+    return Asked(read_model(model), Cluster(found, gpus), training, shipped_factors(), limit)
+
+
+def read_bytes(text: str) -> float:
+    """An amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
+
+    Examples
+    --------
+    >>> read_bytes("72GB"), read_bytes("1.5 KiB")
+    (72000000000.0, 1536.0)
+    """
+    parts = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", text)
+    size = read_number(parts[1]) * factor(parts[2] or "bytes", "bytes") if parts else 0.0
+    if not 0 < size < 1e18:
+        raise ParameterError(f"memory is '{text}'; give an amount of one GPU, such as 72GB")
+    return size
+
+
+def whole(name: str, text: str, most: int = LARGEST, least: int = 1) -> int:
+    """A whole number in a text.
+
+    Raises
+    ------
+    ParameterError
+        When it is none, or out of range.
+    """
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
+    if not least <= number <= most:
+        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
+    return number

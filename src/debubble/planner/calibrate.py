@@ -1,0 +1,191 @@
+"""Efficiencies: the share of modelled kernel speed that training reaches, from measured steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from debubble.core.errors import ParameterError
+from debubble.planner.gpus import Gpu
+
+if TYPE_CHECKING:
+    from debubble.planner.candidate import Candidate, Training
+    from debubble.planner.cluster import Cluster
+    from debubble.planner.model import Model
+
+DEFAULT = 0.86
+"""Efficiency of a GPU without any measured step."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One efficiency: of a GPU, tensor-parallel degree, precision and software.
+
+    `source` names the step it is from, of so many `gpus` and `seconds`; `experts` says whether the
+    model has a mixture of experts, `measured` whether the user gave the step.
+    """
+
+    gpu: str
+    tp: int
+    precision: str
+    efficiency: float
+    runtime: str = "megatron"
+    source: str = ""
+    gpus: int = 0
+    seconds: float = 0.0
+    experts: bool = False
+    measured: bool = False
+
+    @property
+    def key(self) -> tuple[str, int, str, str, bool]:
+        """What it counts for."""
+        return self.gpu, self.tp, self.precision, self.runtime, self.experts
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Efficiencies, of which the nearest to what is asked for counts."""
+
+    table: tuple[Factor, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.table)
+
+    def __hash__(self) -> int:
+        # Results are looked up by it many times.
+        return self._hash
+
+    def efficiency(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Share of the modelled speed of kernels that training reaches.
+
+        A measured step of the same GPU and software counts for other degrees, too: published
+        efficiencies say how they differ from its own degree's.
+        """
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return DEFAULT
+        if not found.measured or found.tp == tp:
+            return found.efficiency
+        rest = Factors(tuple(item for item in self.table if not item.measured))
+        here = rest.efficiency(gpu, tp, training, experts=experts)
+        there = rest.efficiency(gpu, found.tp, training, experts=experts)
+        return found.efficiency * here / there
+
+    def error(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> float:
+        """Relative error of a step's time that 9 of 10 published steps stay within."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if experts:
+            return ERRORS["experts"]
+        if (
+            found is None
+            or found.gpu != gpu.name
+            or _bits(found.precision) != _bits(training.precision)
+        ):
+            return ERRORS["other"]
+        if not found.measured:
+            return ERRORS["shipped"]
+        return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
+
+    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
+        """The factor that counts for a GPU: its own or, without any, one of its generation.
+
+        Then that of models with experts, or without; of the same precision (16 bits, 8 or 4), the
+        same software, one that the user measured, one of the same precision to the letter, and of
+        the nearest degree.
+        """
+        own = [item for item in self.table if item.gpu == gpu]
+        own = own or [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        bits = _bits(training.precision)
+
+        def distance(item: Factor) -> tuple[int, ...]:
+            degrees = abs(item.tp.bit_length() - tp.bit_length())
+            return (
+                item.experts != experts, _bits(item.precision) != bits,
+                item.runtime != training.runtime, not item.measured,
+                item.precision != training.precision, degrees, item.tp,
+            )  # fmt: skip
+
+        return min(own, key=distance, default=None)
+
+
+ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, "experts": 0.41}
+"""90th percentiles of the relative error, by where the efficiency is from: see
+``docs/planner-truth.md``."""
+
+
+def _bits(precision: str) -> str:
+    return "".join(filter(str.isdigit, precision))
+
+
+def _generation(gpu: str) -> str:
+    """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
+    return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])
+
+
+def shipped_factors() -> Factors:
+    """Efficiencies of published steps."""
+    from debubble.planner.factors import SHIPPED
+
+    return Factors(SHIPPED)
+
+
+def calibrated(
+    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
+    seconds: float,
+) -> Factors:  # fmt: skip
+    """Factors with the efficiency that a measured step says for its GPU, degree and precision.
+
+    Raises
+    ------
+    ParameterError
+        When no efficiency explains the time.
+    """
+    from debubble.planner.step import step_time
+
+    def step(value: float) -> float:
+        known = with_measured(factors, model, cluster, training, candidate, value, seconds)
+        return step_time(model, cluster, training, candidate, known).seconds
+
+    low, high = LIMITS
+    if not step(high) <= seconds <= step(low):
+        raise ParameterError(
+            f"{seconds:g} s is no time of this plan: between {step(high):.3g} s and {step(low):.3g}"
+            f" s are possible; check the configuration it was measured with"
+        )
+    # Nearly all time goes with 1 / efficiency, so a secant in it meets the time in few steps.
+    slow, fast = 1 / low, 1 / high
+    a, b, at_a, at_b = slow, fast, step(low), step(high)
+    for _ in range(30):
+        middle = b + (seconds - at_b) * (a - b) / (at_a - at_b)
+        at = step(1 / middle)
+        if abs(at - seconds) <= 1e-6 * seconds:
+            break
+        if at > seconds:
+            a, at_a = middle, at
+        else:
+            b, at_b = middle, at
+    return with_measured(factors, model, cluster, training, candidate, 1 / middle, seconds)
+
+
+def with_measured(
+    factors: Factors, model: Model, cluster: Cluster, training: Training, candidate: Candidate,
+    efficiency: float, seconds: float = 0.0,
+) -> Factors:  # fmt: skip
+    """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
+    new = Factor(
+        cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
+        "measured", cluster.gpus, seconds, has_experts(model), measured=True,
+    )  # fmt: skip
+    rest = (item for item in factors.table if not item.measured or item.key != new.key)
+    return replace(factors, table=(*rest, new))
+
+
+def has_experts(model: Model) -> bool:
+    """Whether any layer has a mixture of experts."""
+    return any(layer.experts is not None for layer in model.layers)
+
+
+LIMITS = (0.1, 1.6)
+"""Efficiencies within which a measured step can be explained."""

@@ -1,0 +1,210 @@
+"""Files that turn modelled times into measured ones: steps, a log of Megatron, or a profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from statistics import median
+from typing import Any
+
+from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.interchange import cost_syntax
+from debubble.interchange.cost_files import CostFile, parse_costs
+from debubble.interchange.text import read_text
+from debubble.planner.calibrate import Factors, calibrated, with_measured
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.cluster import Cluster
+from debubble.planner.layer_times import layer_times
+from debubble.planner.model import Model
+from debubble.planner.row_plans import read_row, spread
+from debubble.planner.rows import read_rows
+
+MAX_BYTES = 16 << 20
+"""Most bytes of a file."""
+LOG_LINE = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
+BATCH = re.compile(r"global batch size:\s*(\d+)")
+WARM_UP = 3
+"""Iterations of a log that are left out where it has more than twice as many."""
+
+DEGREES = tuple(item.name for item in fields(Degrees))
+STEP_KEYS = (
+    *DEGREES, "microbatch_size", "schedule", "layers", "recompute", "zero", "gpus", "batch",
+    "sequence", "precision", "seconds", "log",
+)  # fmt: skip
+"""Keys of one step in a YAML file."""
+
+
+def calibrate_from(
+    path: str, factors: Factors, model: Model, cluster: Cluster, training: Training,
+    candidate: Candidate | None = None,
+) -> Factors:  # fmt: skip
+    """Efficiencies that a file of measurements says.
+
+    Parameters
+    ----------
+    path
+        * ``.yaml`` or ``.json`` with ``steps``, a list of mappings such as ``{tp: 4, pp: 4,
+          chunks: 5, cp: 2, gpus: 64, batch: 128, microbatch_size: 1, seconds: 14.66}``; ``log`` may
+          hold a line of Megatron in place of ``seconds``. What a step leaves out is the command's.
+        * The same endings with ``times``: a cost file such as ``debubble profile`` writes, of one
+          GPU of the candidate.
+        * ``.csv`` with the columns of :func:`~debubble.planner.rows.run_rows`.
+        * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
+    factors
+        What counts where the file says nothing.
+    model, cluster, training
+        What is planned.
+    candidate
+        How logs and profiles were run; not needed for the others.
+
+    Raises
+    ------
+    FormatError, ParameterError
+        With what is wrong in the file, or missing beside it.
+    """
+    if path.endswith(".csv"):
+        return _from_rows(path, factors)
+    text = read_text(path, MAX_BYTES)
+    if not path.endswith((".yaml", ".yml", ".json")):
+        seconds = log_seconds(text, path, training.batch)
+        run = _needed(candidate, path)
+        return calibrated(factors, model, cluster, training, run, seconds)
+    data = cost_syntax.parse(text, path)
+    if isinstance(data, Mapping) and "times" in data:
+        run = _needed(candidate, path)
+        return _from_profile(parse_costs(text, path), path, factors, model, cluster, training, run)
+    steps = data.get("steps") if isinstance(data, Mapping) else None
+    if not isinstance(steps, list) or not steps:
+        raise FormatError(f"{path}: give steps, a list of mappings with tp, pp, … and seconds")
+    for index, step in enumerate(steps):
+        where = f"{path}: steps[{index}]"
+        factors = _from_step(step, where, factors, model, cluster, training)
+    return factors
+
+
+def log_seconds(text: str, where: str, batch: int | None = None) -> float:
+    """Median seconds of the iterations in a log of Megatron, the first ones left out.
+
+    Raises
+    ------
+    FormatError
+        When there are none, or when they have another batch.
+    """
+    times = [float(found) / 1e3 for found in LOG_LINE.findall(text)]
+    if not times:
+        raise FormatError(f"{where}: no line 'elapsed time per iteration (ms): …'")
+    batches = {int(found) for found in BATCH.findall(text)}
+    if batch is not None and batches and batch not in batches:
+        raise FormatError(f"{where}: global batch size {max(batches)}; the plan has {batch}")
+    return median(times[WARM_UP:] if len(times) > 2 * WARM_UP else times)
+
+
+def _needed(candidate: Candidate | None, path: str) -> Candidate:
+    if candidate is None:
+        raise ParameterError(f"{path} says seconds, not how they came about; give --tp, --pp,"
+                             " --chunks, --microbatch-size and what else it ran with")  # fmt: skip
+    return candidate
+
+
+def _from_rows(path: str, factors: Factors) -> Factors:
+    found = False
+    for index, row in enumerate(read_rows(path)):
+        try:
+            plan = read_row(row)
+        except ValueError as error:
+            raise FormatError(f"{path}: row {index}: {error}") from None
+        if plan.seconds is None:
+            continue
+        factors, found = calibrated(
+            factors, plan.model, plan.cluster, plan.training, plan.candidate, plan.seconds
+        ), True  # fmt: skip
+    if not found:
+        raise FormatError(f"{path}: no row has a step_s")
+    return factors
+
+
+def _from_step(
+    step: Any, where: str, factors: Factors, model: Model, cluster: Cluster, training: Training
+) -> Factors:
+    if not isinstance(step, Mapping):
+        raise FormatError(f"{where}: {step!r}; give a mapping with tp, pp, … and seconds")
+    for key in step:
+        if key not in STEP_KEYS:
+            raise FormatError(f"{where}: unknown key '{key}'; {did_you_mean(str(key), STEP_KEYS)}")
+
+    def whole(key: str, default: int) -> int:
+        value = step.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise FormatError(f"{where}.{key}: {value!r}; give a whole number")
+        return value
+
+    numbers = {key: max(whole(key, 1), 1) for key in DEGREES if key != "dp"}
+    gpus = whole("gpus", cluster.gpus)
+    batch = whole("batch", training.batch)
+    training = replace(
+        training, batch=batch, sequence=whole("sequence", training.sequence),
+        precision=str(step.get("precision", training.precision)),
+    )  # fmt: skip
+    model_size = numbers["tp"] * numbers["cp"] * numbers["pp"]
+    dp = whole("dp", gpus // model_size)
+    if dp * model_size != gpus:
+        raise FormatError(f"{where}: tp x cp x pp is {model_size}, which does not divide {gpus}")
+    degrees = Degrees(**numbers, dp=dp)
+    micro = max(whole("microbatch_size", 1), 1)
+    if batch % (micro * dp):
+        raise FormatError(f"{where}: batch {batch} is no multiple of {micro} x dp {dp}")
+    default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
+    layers = tuple(step.get("layers", spread(len(model.layers), degrees.stages)))
+    candidate = Candidate(
+        degrees, micro, batch // (micro * dp), str(step.get("schedule", default)), layers,
+        str(step.get("recompute", "none")), whole("zero", 1),
+    )  # fmt: skip
+    if "log" in step:
+        seconds = log_seconds(str(step["log"]), where)
+    elif isinstance(step.get("seconds"), int | float) and step["seconds"] > 0:
+        seconds = float(step["seconds"])
+    else:
+        raise FormatError(f"{where}: give seconds, or log with a line of Megatron")
+    return calibrated(factors, model, replace(cluster, gpus=gpus), training, candidate, seconds)
+
+
+SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+"""Seconds of each unit of time that a cost file may name; profiles are in ms."""
+
+
+def _seconds(unit: str, path: str) -> float:
+    if unit not in SECONDS:
+        raise FormatError(
+            f"{path}: time_unit {unit!r}; give one of {', '.join(filter(None, SECONDS))}"
+        )
+    return SECONDS[unit]
+
+
+def _from_profile(
+    profile: CostFile, path: str, factors: Factors, model: Model, cluster: Cluster,
+    training: Training, candidate: Candidate,
+) -> Factors:  # fmt: skip
+    """The efficiency with which a layer takes as long as the median one of a profile."""
+    times = {kind: profile.layers.get(kind) for kind in "FIW"}
+    if any(not isinstance(value, list | tuple) or not value for value in times.values()):
+        raise FormatError(f"{path}: layers needs lists F, I and W; profile stages that are lists of"
+                          " layers")  # fmt: skip
+    scale = _seconds(profile.time_unit, path)
+    measured = sum(median(map(float, value or ())) for value in times.values()) * scale
+
+    def layer(value: float) -> float:
+        known = with_measured(factors, model, cluster, training, candidate, value)
+        found = [
+            layer_times(model, item, cluster, training, candidate, known)
+            for item in dict.fromkeys(model.layers)
+        ]
+        return median(times.F + times.I + times.W for times in found)
+
+    # A layer's time is a / efficiency + b, whatever communication b it has.
+    slow, fast = layer(0.5), layer(1.0)
+    kernels, rest = slow - fast, 2 * fast - slow
+    if measured <= rest:
+        raise FormatError(f"{path}: a layer takes {measured:.3g} s, less than its communication")
+    value = kernels / (measured - rest)
+    return with_measured(factors, model, cluster, training, candidate, value)

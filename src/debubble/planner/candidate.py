@@ -1,0 +1,160 @@
+"""What is asked for, and one way to run it: training, degrees, candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from debubble.core.errors import ParameterError
+
+RECOMPUTES = ("none", "selective", "full")
+RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a step computes and in which precision; the same for every candidate.
+
+    Parameters
+    ----------
+    batch
+        Sequences per optimizer step, over all replicas.
+    sequence
+        Tokens per sequence.
+    precision
+        ``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
+        ``"mxfp8"``, ``"nvfp4"``.
+    gradient_bytes
+        Bytes per parameter of the gradient buffer: 4, or 2.
+    moment_bytes
+        Bytes of each of Adam's two moments: 4, or 2.
+    flash
+        Whether attention stores no scores.
+    sequence_parallel
+        Whether tensor-parallel groups also split norms and residual stream over the sequence.
+    runtime
+        Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
+        FSDP2) or ``"debubble"``.
+    master_bytes
+        Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at once.
+    fused
+        Whether elementwise operations are fused into their neighbours. Where they run one by one,
+        gated parts store their activation function's output beside the product, and experts'
+        outputs are stored before they are weighed.
+    imbalance
+        Tokens of the busiest expert group over their mean, 1 for balanced experts.
+    overlap_tp
+        Whether tensor-parallel communication runs in pieces beside the products next to it.
+    overlap_dp
+        Whether gradients are reduced and weights gathered beside other work.
+    overlap_p2p
+        Whether activations are sent to the next stage beside other work.
+    """
+
+    batch: int
+    sequence: int
+    precision: str = "bf16"
+    gradient_bytes: int = 4
+    moment_bytes: int = 4
+    flash: bool = True
+    sequence_parallel: bool = True
+    runtime: str = "megatron"
+    master_bytes: int = 4
+    fused: bool = True
+    imbalance: float = 1.0
+    overlap_tp: bool = True
+    overlap_dp: bool = True
+    overlap_p2p: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per optimizer step."""
+        return self.batch * self.sequence
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Sizes of the groups that ranks are split into; their product without `ep` is the GPUs.
+
+    `tp` tensor, `cp` context, `ep` expert, `dp` data, `pp` pipeline parallelism; `chunks` stages
+    per pipeline rank. Experts are spread over ranks that attention uses for `tp`, `cp` and `dp`.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    pp: int = 1
+    chunks: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        """Copies of each expert, over which its gradients are summed."""
+        return max(self.tp * self.cp * self.dp // self.ep, 1)
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return self.pp * self.chunks
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a training on a number of GPUs.
+
+    Parameters
+    ----------
+    degrees
+        Sizes of the groups.
+    microbatch_size
+        Sequences per microbatch.
+    microbatches
+        Microbatches per replica and optimizer step.
+    schedule
+        A registered schedule's name; ``"1f1b"`` with one rank is plain gradient accumulation.
+    layers
+        Decoder layers of every stage, in stage order; 0 is allowed. The embedding is on the first
+        stage, head and multi-token prediction on the last.
+    recompute
+        ``"none"``, ``"selective"`` or ``"full"``, of every layer.
+    zero
+        0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas.
+    modules
+        What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
+        :func:`debubble.planner.activations.recompute_modules`.
+    """
+
+    degrees: Degrees
+    microbatch_size: int
+    microbatches: int
+    schedule: str
+    layers: tuple[int, ...]
+    recompute: str = "none"
+    zero: int = 1
+    modules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != self.degrees.stages:
+            raise ParameterError(
+                f"layers names {len(self.layers)} stages; pp {self.degrees.pp} with chunks"
+                f" {self.degrees.chunks} has {self.degrees.stages}"
+            )
+
+    @cached_property
+    def without_order(self) -> Candidate:
+        """The candidate as one layer sees it: without schedule, split and microbatches."""
+        one = replace(self.degrees, pp=1, chunks=1)
+        return replace(self, degrees=one, schedule="", layers=(0,), microbatches=1)
+
+    @cached_property
+    def first_layers(self) -> tuple[int, ...]:
+        """Number of the first layer of every stage, and last the number of layers."""
+        starts = [0]
+        for count in self.layers:
+            starts.append(starts[-1] + count)
+        return tuple(starts)

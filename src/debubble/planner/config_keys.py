@@ -1,0 +1,208 @@
+"""Reading the keys of a model's description, each with its type, and what unknown keys mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from debubble.core.errors import FormatError, did_you_mean
+from debubble.interchange.text import shown
+
+MOST = 1 << 24
+"""Largest width, number of heads, experts or tokens."""
+
+MOST_LAYERS = 10_000
+"""Most decoder layers."""
+
+LONGEST_NAME = 200
+
+HARMLESS = {
+    "about the file": (
+        "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id",
+        "model_type", "name", "num_labels", "problem_type", "quantization_config",
+        "task_specific_params", "torch_dtype", "transformers_version",
+    ),
+    "about generating text": (
+        "bos_token_id", "encoder_no_repeat_ngram_size", "eos_token_id", "max_length",
+        "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+        "num_return_sequences", "pad_token_id", "top_k", "top_p", "use_cache",
+    ),
+    "about positions that have no weights": (
+        "initial_context_length", "max_position_embeddings", "n_ctx",
+        "original_max_position_embeddings", "rope_interleave", "rope_parameters",
+        "rope_scaling", "rope_theta",
+    ),
+    "about numbers, not shapes": (
+        "activation_function", "attention_dropout", "aux_loss_alpha", "chunk_size_feed_forward",
+        "ep_size", "hidden_act", "initializer_range", "layer_norm_epsilon", "n_group",
+        "norm_topk_prob", "pretraining_tp", "rms_norm_eps", "routed_scaling_factor",
+        "router_aux_loss_coef", "scale_attn_by_inverse_layer_idx", "scoring_func", "seq_aux",
+        "swiglu_limit", "topk_group", "topk_method",
+    ),
+}  # fmt: skip
+"""Keys of a ``config.json`` that set no shape and are ignored, by what they are about."""
+
+_IGNORED = frozenset(key for keys in HARMLESS.values() for key in keys)
+
+_OF_SHAPES = re.compile(
+    r"(^|_)(n|nums?|dims?|sizes?|ranks?|widths?|heads?|layers?|hidden|experts?|bias|windows?|vocab|"
+    r"tied?|intermediate|shared|embeddings?|blocks?|groups?|vision|text|audio|encoder|cross|mlp|"
+    r"ffn?|norms?|freq|every|steps?|patterns?|mtp|latent|conv|state|ssm|mamba)(_|$)"
+)
+
+
+class Keys:
+    """The keys of one model's description; it knows which of them were read.
+
+    Parameters
+    ----------
+    values
+        What the file says.
+    name
+        Of the model or file, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str) -> None:
+        self.values = values
+        self.name = name
+        self.read: set[str] = set()
+
+    def take(self, key: str) -> Any:
+        """The value, None where there is none."""
+        self.read.add(key)
+        return self.values.get(key)
+
+    def optional(self, key: str, *, least: int = 1, most: int = MOST) -> int | None:
+        """A whole number, None where there is none."""
+        value = self.take(key)
+        if value is None:
+            return None
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not least <= value <= most:
+            raise FormatError(
+                f"{self.name} has {key} {shown(value)}; give a whole number from {least} to {most}"
+            )
+        return int(value)
+
+    def count(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST
+    ) -> int:
+        """A whole number, `default` where there is none.
+
+        Raises
+        ------
+        FormatError
+            When it is something else or out of bounds, or is needed and not there; the message
+            names the nearest key of the file that nobody reads.
+        """
+        value = self.optional(key, least=least, most=most)
+        if value is not None:
+            return value
+        if default is not None:
+            return default
+        others = [str(name) for name in self.values if name not in _IGNORED | self.read]
+        near = did_you_mean(key, others) if others else ""
+        hint = f"; {near}" if near.startswith("did you") else ""
+        raise FormatError(f"{self.name} has no key '{key}', a whole number from {least} up{hint}")
+
+    def either(self, key: str, other: str) -> int:
+        """A whole number that has two names."""
+        first, second = self.optional(key), self.optional(other)
+        if first is not None and second is not None and first != second:
+            raise FormatError(
+                f"{self.name} has {key} {first} and {other} {second}, two names of one number; "
+                "remove one"
+            )
+        return second or self.count(key)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A truth value."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise FormatError(f"{self.name} has {key} {shown(value)}; give true or false")
+        return value
+
+    def word(self, key: str, default: str) -> str:
+        """A text for display."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_NAME:
+            raise FormatError(f"{self.name} has {key} {shown(value)}; give a short text")
+        return value
+
+    def choice(self, key: str, choices: Sequence[str], default: str) -> str:
+        """One of several words."""
+        value = self.take(key)
+        if value is None:
+            return default
+        if value not in choices:
+            raise FormatError(
+                f"{self.name} has {key} {shown(value)}; {did_you_mean(value, choices)}"
+            )
+        return str(value)
+
+    def words(self, key: str, choices: Sequence[str], count: int) -> list[str] | None:
+        """One of several words for every layer, None where there are none."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != count:
+            size = f"{len(value)} entries" if isinstance(value, list) else shown(value)
+            raise FormatError(f"{self.name} has {key} with {size}; give {count}, one per layer")
+        for item in value:
+            if item not in choices:
+                hint = did_you_mean(item, choices)
+                raise FormatError(f"{self.name} has {shown(item)} in {key}; {hint}")
+        return value
+
+    def indices(self, key: str, count: int) -> frozenset[int]:
+        """Numbers of layers."""
+        value = self.take(key)
+        if value is None:
+            return frozenset()
+        items = value if isinstance(value, list) else [value]
+        for item in items:
+            if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < count:
+                raise FormatError(
+                    f"{self.name} has {shown(item)} in {key}; layers are 0 to {count - 1}"
+                )
+        return frozenset(items)
+
+    def positive(self, key: str, default: float) -> bool:
+        """Whether a number is above zero."""
+        value = self.take(key)
+        if value is None:
+            return default > 0
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            raise FormatError(f"{self.name} has {key} {shown(value)}; give a number from 0 up")
+        return value > 0
+
+    def ignore(self, *keys: str) -> None:
+        """Say of keys that they set no shape beside those that were read."""
+        self.read.update(keys)
+
+    def refuse_unknown(self) -> None:
+        """Refuse every key that was not read."""
+        for key in self.values:
+            if key not in self.read:
+                hint = did_you_mean(key, self.read)
+                raise FormatError(f"{self.name} has the unknown key {shown(key)}; {hint}")
+
+    def refuse_unknown_shapes(self, family: str) -> None:
+        """Refuse keys that nobody knows and that speak of shapes, and ignore all others.
+
+        A key that is null, false or zero is taken to switch something off.
+        """
+        for key, value in self.values.items():
+            if key in self.read or key in _IGNORED or not value:
+                continue
+            if _OF_SHAPES.search(str(key)):
+                hint = did_you_mean(key, self.read)
+                raise FormatError(
+                    f"{self.name} has {shown(key)}, which could change a shape and is not known "
+                    f"for {family}; {hint} Remove it if it changes none"
+                )

@@ -1,0 +1,252 @@
+"""Efficiencies that the package brings: each from one published step."""
+
+from __future__ import annotations
+
+from debubble.planner.calibrate import Factor
+
+SHIPPED: tuple[Factor, ...] = (
+    Factor("a100-80gb", 8, "fp16", 0.941, "megatron", "arXiv:2205.05198: GPT-530B", 280, 37.83),
+    Factor("a100-80gb", 1, "fp16", 0.941, "megatron", "arXiv:2401.10241: GPT-1.5B", 8, 1.525),
+    Factor("a100-80gb", 1, "bf16", 0.919, "torch", "llm-foundry benchmarking: MPT-30B", 8, 140.8),
+    Factor(
+        "a100-80gb",
+        4,
+        "fp16",
+        0.832,
+        "deepspeed",
+        "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
+        384,
+        110.48,
+    ),
+    Factor(
+        "a100-80gb",
+        8,
+        "fp16",
+        0.785,
+        "deepspeed",
+        "bigscience tr11-176B-ml 2022-02-21: GPT-181B",
+        384,
+        129.26,
+    ),
+    Factor(
+        "a100-80gb",
+        2,
+        "fp16",
+        0.831,
+        "deepspeed",
+        "bigscience tr11-176B-ml 2022-02-25: GPT-181B",
+        384,
+        112.5,
+    ),
+    Factor("a100-40gb", 1, "bf16", 0.839, "torch", "llm-foundry benchmarking: MPT-7B", 8, 26.72),
+    Factor(
+        "h100",
+        1,
+        "bf16",
+        0.907,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
+        64,
+        12.33,
+    ),
+    Factor(
+        "h100",
+        2,
+        "bf16",
+        0.856,
+        "megatron",
+        "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
+        64,
+        2.67,
+    ),
+    Factor(
+        "h100",
+        4,
+        "bf16",
+        0.872,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
+        256,
+        14.68,
+    ),
+    Factor(
+        "h100",
+        8,
+        "bf16",
+        0.865,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
+        512,
+        19.78,
+    ),
+    Factor("h100", 1, "bf16", 0.801, "torch", "llm-foundry benchmarking: MPT-13B", 128, 6.45),
+    Factor(
+        "h100",
+        1,
+        "fp8",
+        0.938,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_8B",
+        32,
+        9.43,
+    ),
+    Factor(
+        "h100",
+        2,
+        "fp8",
+        0.869,
+        "megatron",
+        "dgxc-benchmarking nemotron v25.04.02: Nemotron4-15B",
+        64,
+        1.98,
+    ),
+    Factor(
+        "h100",
+        4,
+        "fp8",
+        1.003,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3_70B",
+        1024,
+        10.08,
+    ),
+    Factor(
+        "h100",
+        8,
+        "fp8",
+        1.039,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.04.02: LLAMA3.1_405B",
+        1024,
+        12.42,
+    ),
+    Factor(
+        "h100-96gb-hbm2e",
+        8,
+        "bf16",
+        0.817,
+        "torch",
+        "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
+        256,
+        25.11,
+    ),
+    Factor(
+        "h100-96gb-hbm2e",
+        8,
+        "fp8",
+        0.932,
+        "torch",
+        "torchtitan asyncTP_llama3_h100_2025-06: LLAMA3_70B",
+        256,
+        17.39,
+    ),
+    Factor(
+        "h200", 1, "fp8", 0.76, "torch", "torchtitan llama3-8b_h200_202506: LLAMA3_8B", 64, 1.524
+    ),
+    Factor(
+        "gb200",
+        4,
+        "bf16",
+        0.736,
+        "megatron",
+        "dgxc-benchmarking llama3.1 v25.05.05: LLAMA3.1_405B",
+        128,
+        9.347,
+    ),
+    Factor("gb200", 1, "fp8", 0.79, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.16),
+    Factor(
+        "gb200", 4, "fp8", 0.823, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 60.09
+    ),
+    Factor(
+        "gb200",
+        4,
+        "mxfp8",
+        0.772,
+        "megatron",
+        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
+        256,
+        63.42,
+    ),
+    Factor(
+        "gb200", 4, "nvfp4", 0.76, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 45.39
+    ),
+    Factor("gb300", 4, "fp8", 1.079, "megatron", "Megatron-Bridge 26.06: LLAMA3.1_405B", 256, 46.9),
+    Factor(
+        "gb300", 2, "fp8", 1.03, "megatron", "Megatron-Bridge 26.02.01: LLAMA3.1_405B", 256, 48.0
+    ),
+    Factor(
+        "gb300", 1, "mxfp8", 1.196, "megatron", "Megatron-Bridge 26.02.01: LLAMA3_70B", 64, 6.83
+    ),
+    Factor(
+        "gb300",
+        2,
+        "mxfp8",
+        0.951,
+        "megatron",
+        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
+        256,
+        51.79,
+    ),
+    Factor(
+        "gb300",
+        4,
+        "nvfp4",
+        0.782,
+        "megatron",
+        "Megatron-Bridge 26.02.01: LLAMA3.1_405B",
+        256,
+        36.19,
+    ),
+    Factor("gb300", 1, "fp8", 0.942, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 3.49),
+    Factor("b200", 1, "fp8", 0.789, "megatron", "Megatron-Bridge 25.11: LLAMA3_8B", 8, 4.28),
+    Factor("b200", 4, "fp8", 0.769, "megatron", "Megatron-Bridge 25.11: LLAMA3.1_405B", 128, 6.197),
+    Factor(
+        "h100", 1, "bf16", 0.544, "megatron", "Megatron-Bridge 26.02: GPT OSS 120B", 64, 13.67, True
+    ),
+    Factor(
+        "gb200",
+        1,
+        "bf16",
+        0.674,
+        "megatron",
+        "dgxc-benchmarking llama4 v25.05.05: Llama4-Maverick-400B",
+        256,
+        7.859,
+        True,
+    ),
+    Factor(
+        "gb200",
+        1,
+        "mxfp8",
+        0.702,
+        "megatron",
+        "Megatron-Bridge 26.02: DeepSeekV3",
+        256,
+        16.57,
+        True,
+    ),
+    Factor(
+        "gb300", 1, "bf16", 0.839, "megatron", "Megatron-Bridge 25.11: DeepSeekV3", 256, 17.03, True
+    ),
+    Factor(
+        "gb300", 1, "mxfp8", 0.829, "megatron", "Megatron-Bridge 26.04: DeepSeekV3", 256, 13.2, True
+    ),
+    Factor(
+        "h100", 1, "fp8", 0.494, "megatron", "Megatron-Bridge 26.04: Qwen3_30B_a3B", 16, 29.45, True
+    ),
+    Factor(
+        "h100", 2, "fp8", 0.931, "megatron", "Megatron-Bridge 25.09: DeepSeekV3", 1024, 25.26, True
+    ),
+    Factor(
+        "b200",
+        1,
+        "mxfp8",
+        0.581,
+        "megatron",
+        "Megatron-Bridge 26.02.01: Qwen3_30B_a3B",
+        8,
+        9.82,
+        True,
+    ),
+)
+"""GPU, tensor-parallel degree, precision, efficiency, software, source and model, GPUs, seconds."""

@@ -1,0 +1,145 @@
+"""GPUs by short name: dense peaks, memory, links, and the rates that were measured on them.
+
+Peaks, memory and links are the makers' data sheets; best matrix products and bus bandwidths are
+those that Stas Bekman's *Machine Learning Engineering* collects (accelerators, MAMF and network
+benchmarks); rates of attention kernels are cuDNN's on DeepSeek-V3's shape (arXiv 2603.07685,
+Table 9) and FlashAttention-2's (arXiv 2307.08691; 35 % of H100's peak, arXiv 2407.08608).
+Everything is decimal and, for links, one direction of one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+TERA, GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as a process sees it.
+
+    Parameters
+    ----------
+    name
+        Short name.
+    bf16, fp8, fp4
+        Dense peak of matrix products in FLOP/s; 0 where it has none.
+    memory
+        Bytes of memory.
+    bandwidth
+        Bytes per second of that memory.
+    multiprocessors
+        Streaming multiprocessors or compute units: tiles of a product that run at once.
+    link
+        Bytes per second to all other GPUs of the node together.
+    nic
+        Bytes per second of its share of the node's network cards.
+    host
+        Bytes per second between it and its host.
+    node
+        GPUs that the fast links join.
+    peer
+        Bytes per second between two GPUs where no switch joins them; 0 with a switch.
+    gemm, gemm8
+        Share of `bf16` and of `fp8` that the best measured matrix product reaches.
+    attention
+        FLOP/s of a fused attention kernel's forward and backward, the executed ones.
+    portable
+        Share of those that FlashAttention-2 reaches, which PyTorch brings; the others are cuDNN's.
+    reduce, gather, exchange
+        Share of `link` that large all-reduces in the whole node, all-gathers and all-to-alls reach.
+    source
+        Where the numbers are from, when not from the table.
+    """
+
+    name: str
+    bf16: float
+    fp8: float
+    memory: float
+    bandwidth: float
+    multiprocessors: int
+    link: float
+    nic: float
+    host: float
+    node: int = 8
+    fp4: float = 0.0
+    peer: float = 0.0
+    gemm: float = 0.8
+    gemm8: float = 0.71
+    attention: tuple[float, float] = (553 * TERA, 422 * TERA)
+    portable: float = 1.0
+    reduce: float = 0.82
+    gather: float = 0.8
+    exchange: float = 0.71
+    source: str = field(default="", compare=False)
+
+    def peak(self, precision: str) -> float:
+        """Dense peak in FLOP/s of matrix products whose inputs have a precision."""
+        if precision == "fp4" and self.fp4:
+            return self.fp4
+        return self.fp8 if precision in ("fp8", "fp4") and self.fp8 else self.bf16
+
+
+def _gpu(
+    name: str, bf16: float, fp8: float, memory: float, bandwidth: float, sms: int, link: float,
+    nic: float, host: float, **more: float | int | str | tuple[float, float],
+) -> Gpu:  # fmt: skip
+    """A GPU from the units that tables print: TFLOP/s, GB, TB/s and GB/s."""
+    fp4, peer = float(more.pop("fp4", 0.0)), float(more.pop("peer", 0.0))  # type: ignore[arg-type]
+    return Gpu(
+        name, bf16 * TERA, fp8 * TERA, memory * GIGA, bandwidth * TERA, sms, link * GIGA,
+        nic * GIGA, host * GIGA, fp4=fp4 * TERA, peer=peer * GIGA, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+_A100 = _gpu(
+    "a100-80gb", 312, 0, 80, 2.0, 108, 300, 25, 31, gemm=0.87, attention=(190 * TERA, 160 * TERA),
+    reduce=0.77, gather=0.77, exchange=0.7,
+)  # fmt: skip
+_H100 = _gpu("h100", 989, 1979, 80, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63)
+_B200 = _gpu(
+    "b200", 2250, 4500, 180, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76, reduce=0.85,
+    gather=0.76, attention=(1324 * TERA, 1083 * TERA),
+)  # fmt: skip
+_GB200 = replace(
+    _B200, name="gb200", bf16=2500 * TERA, fp8=5000 * TERA, fp4=10000 * TERA, memory=186 * GIGA,
+    host=450 * GIGA, node=72, gemm=0.73, gemm8=0.72,
+)  # fmt: skip
+_MI300X = _gpu(
+    "mi300x", 1300, 2610, 192, 5.3, 304, 448, 50, 63, peer=64, gemm=0.51, gemm8=0.45,
+    attention=(400 * TERA, 280 * TERA), source="fp8 product and attention rates are assumed",
+)  # fmt: skip
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        replace(_A100, name="a100-40gb", memory=40 * GIGA, bandwidth=1.555 * TERA),
+        _A100,
+        _H100,
+        replace(
+            _H100, name="h100-96gb-hbm2e", memory=96 * GIGA, bandwidth=2.4 * TERA, gemm=0.65,
+            gemm8=0.58, source="500 W part of torchtitan's benchmarks; products scaled by power",
+        ),
+        replace(_H100, name="h200", memory=141 * GIGA, bandwidth=4.8 * TERA, gemm8=0.735),
+        replace(
+            _H100, name="h800", link=200 * GIGA, reduce=0.82,
+            source="DeepSeek-V3, arXiv 2412.19437: 160 of 200 GB/s are reached",
+        ),
+        _B200,
+        replace(_B200, name="b300", memory=288 * GIGA, nic=100 * GIGA, fp4=14000 * TERA),
+        _GB200,
+        replace(_GB200, name="gb300", memory=288 * GIGA, nic=100 * GIGA, fp4=15000 * TERA),
+        _gpu(
+            "mi250x", 191.5, 0, 64, 1.64, 110, 200, 12.5, 31, peer=50, gemm=0.7,
+            attention=(60 * TERA, 50 * TERA), source="one of its two dies, which processes see as"
+            " a GPU; best product and attention rates are assumed",
+        ),
+        _MI300X,
+        replace(
+            _MI300X, name="mi355x", bf16=2500 * TERA, fp8=5000 * TERA, memory=288 * GIGA,
+            bandwidth=8.0 * TERA, multiprocessors=256, link=535 * GIGA, peer=76.5 * GIGA, gemm=0.63,
+            gemm8=0.55, attention=(900 * TERA, 650 * TERA),
+        ),
+    )
+}  # fmt: skip
+"""Every GPU by its short name."""

@@ -1,0 +1,265 @@
+"""The answer to what was asked: plans as plain data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from debubble.analysis.layout import Column, text_table, wrap
+from debubble.core.units import number, percent
+from debubble.planner.candidate import Candidate
+from debubble.planner.flops import flops_per_token
+from debubble.planner.memory import RankMemory
+from debubble.planner.plan import CAUSES, Asked, Plan, relative_error, speed, tied
+from debubble.planner.search import Found
+
+GB = 1e9
+
+SHORT = {
+    "compute": "compute", "recompute": "recompute", "tp": "tensor-parallel links",
+    "cp": "context-parallel links", "ep": "expert links", "dp": "gathered weights",
+    "imbalance": "uneven ranks", "bubble": "bubble", "gradients": "gradient sums",
+    "optimizer": "optimizer", "weights": "new weights",
+}  # fmt: skip
+"""Causes of :data:`debubble.planner.plan.CAUSES` in a few words."""
+
+
+def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, in seconds and bytes."""
+    candidate, degrees = plan.candidate, plan.candidate.degrees
+    fast = speed(asked, plan.step_time)
+    return {
+        "degrees": {
+            name: getattr(degrees, name) for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
+        },
+        "microbatch_size": candidate.microbatch_size,
+        "microbatches": candidate.microbatches,
+        "schedule": candidate.schedule,
+        "layers": list(candidate.layers),
+        "recompute": candidate.recompute,
+        "zero": candidate.zero,
+        "step_time": plan.step_time,
+        "step_time_error": relative_error(asked, plan) * plan.step_time,
+        "tokens_per_second": fast.tokens_per_second,
+        "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
+        "mfu": fast.mfu,
+        "bubble_ratio": plan.bubble_ratio,
+        "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
+        "memory": [_memory_data(rank) for rank in plan.memory],
+        "fits": plan.fits,
+    }
+
+
+def _memory_data(rank: RankMemory) -> dict[str, Any]:
+    parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
+    return {
+        "rank": rank.rank,
+        "peak": rank.peak,
+        **{name: getattr(rank, name) for name in parts},
+        "at": {"action": rank.at.action, "time": rank.at.time},
+    }
+
+
+def data(asked: Asked, found: Found) -> dict[str, Any]:
+    """The whole answer as plain data."""
+    return {
+        "model": model_data(asked),
+        "plans": [plan_data(asked, plan) for plan in found.plans],
+        "near": [plan_data(asked, plan) for plan in found.near],
+        "considered": found.considered,
+        "simulated": found.simulated,
+        "left_out": dict(found.left_out),
+        "interrupted": found.interrupted,
+    }
+
+
+def model_data(asked: Asked) -> dict[str, Any]:
+    """The model as plain data."""
+    model = asked.model
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "flops_per_token": flops_per_token(model, asked.training.sequence),
+    }
+
+
+def degrees_text(candidate: Candidate) -> str:
+    """Degrees above one, in words."""
+    degrees = candidate.degrees
+    found = [
+        f"{name} {getattr(degrees, name)}"
+        for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
+        if getattr(degrees, name) > 1
+    ]
+    return ", ".join(found) or "no parallelism"
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 14 × 8, 7"``."""
+    runs: list[list[int]] = []
+    for count in layers:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    if len(runs) == 1:
+        return str(runs[0][0])
+    return ", ".join(str(count) if times == 1 else f"{times} × {count}" for count, times in runs)
+
+
+def seconds(value: float) -> str:
+    """A time with three digits and its unit."""
+    if abs(value) >= 1 or value == 0:
+        return f"{value:,.3g} s" if abs(value) < 1000 else f"{value:,.0f} s"
+    return f"{value * 1e3:.3g} ms"
+
+
+def gigabytes(value: float) -> str:
+    """An amount of memory in decimal gigabytes."""
+    return f"{value / GB:.1f} GB"
+
+
+def difference(best: Plan, other: Plan, most: int = 2) -> str:
+    """Why a plan is slower: the causes that cost most more than in the best, in seconds."""
+    found = {name: other.causes[name] - best.causes[name] for name in CAUSES}
+    worse = sorted((name for name in found if found[name] > 0), key=lambda name: -found[name])
+    total = other.step_time - best.step_time
+    named = [name for name in worse[:most] if found[name] > 0.02 * max(total, 1e-12)]
+    return ", ".join(f"{SHORT[name]} +{seconds(found[name])}" for name in named)
+
+
+def excess(plan: Plan) -> str:
+    """By how much a plan does not fit."""
+    rank = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
+    more = plan.peaks[rank] - plan.limit
+    return f"rank {rank} needs {gigabytes(plan.peaks[rank])}, {gigabytes(more)} too much"
+
+
+def text(asked: Asked, found: Found, width: int) -> str:
+    """The whole answer for a terminal."""
+    lines = [*wrap(_question(asked), width, 2), ""]
+    if found.plans:
+        lines += [*_best(asked, found.plans[0], width), ""]
+        lines += _table(asked, found, width)
+    else:
+        lines += wrap(_nothing(asked, found), width, 2)
+    lines += ["", *_buys(found, width), *_left_out(found, width)]
+    return "\n".join(lines).rstrip()
+
+
+def _question(asked: Asked) -> str:
+    model, cluster, training = asked.model, asked.cluster, asked.training
+    active = model.active_parameters
+    size = f"{model.parameters / 1e9:.4g} B parameters"
+    if active != model.parameters:
+        size += f" ({active / 1e9:.4g} B active)"
+    return (
+        f"{model.name}: {size}, {len(model.layers)} layers, on {cluster.gpus:,} × "
+        f"{cluster.gpu.name} with {gigabytes(asked.limit)}; a step is {training.batch:,} sequences"
+        f" of {training.sequence:,} tokens in {training.precision}"
+    )
+
+
+def _best(asked: Asked, plan: Plan, width: int) -> list[str]:
+    candidate = plan.candidate
+    fast, error = speed(asked, plan.step_time), relative_error(asked, plan) * plan.step_time
+    whole = (
+        f"{seconds(plan.step_time)} ± {seconds(error)} per step, "
+        f"{number(fast.tokens_per_second, 4)} tokens/s, MFU {percent(fast.mfu['causal'])} "
+        f"({percent(fast.mfu['full'])} counting attention in full)"
+    )
+    parts = sorted(plan.causes, key=lambda name: -plan.causes[name])
+    spent = ", ".join(
+        f"{SHORT[name]} {seconds(plan.causes[name])}"
+        for name in parts
+        if plan.causes[name] > 0.001 * plan.step_time
+    )
+    fullest = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
+    lines = [
+        whole,
+        f"{degrees_text(candidate)}; {candidate.schedule} with {candidate.microbatches} "
+        f"microbatches of {candidate.microbatch_size}; recompute {candidate.recompute}; "
+        f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
+        f"time: {spent}",
+        f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
+        f"{gigabytes(plan.limit)}",
+    ]
+    return [line for entry in lines for line in wrap(entry, width, 2)]
+
+
+def _table(asked: Asked, found: Found, width: int) -> list[str]:
+    best = found.plans[0]
+    rows = [*found.plans, *(plan for plan in found.near if plan.step_time < best.step_time)]
+    rows.sort(key=lambda plan: plan.step_time)
+
+    def why(plan: Plan) -> str:
+        if not plan.fits:
+            return excess(plan)
+        if plan is best:
+            return "the fastest that fits"
+        tie = "a tie: " if tied(asked, best, plan) else ""
+        return tie + (difference(best, plan) or "the same")
+
+    def degree(name: str) -> Column:
+        return Column((name,), tuple(str(getattr(p.candidate.degrees, name)) for p in rows))
+
+    columns = [
+        Column(("schedule",), tuple(p.candidate.schedule for p in rows), left=True),
+        *(degree(name) for name in ("tp", "cp", "ep", "dp", "pp") if _varies(rows, name)),
+        Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
+        Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
+        Column(("recompute",), tuple(p.candidate.recompute for p in rows), rank=2, left=True),
+        Column(("ZeRO",), tuple(str(p.candidate.zero) for p in rows), rank=3),
+        Column(("step",), tuple(seconds(p.step_time) for p in rows)),
+        Column(("peak",), tuple(gigabytes(max(p.peaks)) for p in rows)),
+        Column(("why",), tuple(why(p) for p in rows), rank=1, left=True),
+    ]
+    blocks, _ = text_table(columns, width)
+    return [line for block in blocks for line in block]
+
+
+def _varies(rows: Sequence[Plan], name: str) -> bool:
+    return any(getattr(plan.candidate.degrees, name) > 1 for plan in rows)
+
+
+def _nothing(asked: Asked, found: Found) -> str:
+    if found.near:
+        least = min(found.near, key=lambda plan: max(plan.peaks))
+        return (
+            f"no plan fits into {gigabytes(asked.limit)}; the nearest, "
+            f"{degrees_text(least.candidate)} with recompute {least.candidate.recompute}, needs "
+            f"{gigabytes(max(least.peaks))}: take more GPUs, or GPUs with more memory"
+        )
+    return (
+        f"no plan fits into {gigabytes(asked.limit)}: weights, gradients and optimizer states alone"
+        " are larger; take more GPUs, or GPUs with more memory"
+    )
+
+
+def _buys(found: Found, width: int) -> list[str]:
+    """What more memory would buy: ever faster plans that do not fit."""
+    if not found.plans:
+        return []
+    best, lines = found.plans[0].step_time, []
+    for plan in sorted(found.near, key=lambda plan: max(plan.peaks)):
+        if plan.step_time < best:
+            more = max(plan.peaks) - plan.limit
+            lines += wrap(
+                f"{gigabytes(more)} more per GPU would buy {seconds(best - plan.step_time)} "
+                f"per step: {degrees_text(plan.candidate)}, {plan.candidate.schedule}, "
+                f"recompute {plan.candidate.recompute}",
+                width, 2,
+            )  # fmt: skip
+            break
+    return lines
+
+
+def _left_out(found: Found, width: int) -> list[str]:
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+    line = f"{found.considered:,} plans considered, {found.simulated:,} simulated"
+    if counts:
+        line += f"; left out: {counts}"
+    if found.interrupted:
+        line += "; stopped before the end: others may be better"
+    return wrap(line, width, 2)

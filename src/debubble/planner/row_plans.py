@@ -1,0 +1,237 @@
+"""Rows of published measurements as models, trainings and candidates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from debubble.core.errors import did_you_mean
+from debubble.planner.activations import EVERY_SECOND
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.cluster import Cluster
+from debubble.planner.gpus import GPUS, Gpu
+from debubble.planner.layer_bytes import RECOMPUTE_MODULES
+from debubble.planner.model import Model
+from debubble.planner.row_models import VOCABULARY, row_model
+
+NUMBERS = (
+    "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "experts", "topk", "gpus", "tp",
+    "pp", "vp", "cp", "ep", "dp", "micro_batch", "global_batch",
+)  # fmt: skip
+"""Columns with whole numbers."""
+
+LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
+"""Limits of a row: of any number, of layers, and of the schedule's actions."""
+
+SCHEDULES = {
+    "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "interleaved": "interleaved-1f1b",
+}  # fmt: skip
+"""Names that rows have for registered schedules. ZB-1p has ZB-H1's times in all published cases."""
+
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+"""Schedules with two stages on every rank."""
+
+NETWORKS = {"bigscience": 6.25e9}
+"""Network per GPU in bytes per second where a source's cluster differs from the usual one of its
+GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
+
+FLASH_YEAR = 2023
+"""First year of sources whose attention stores no scores, where they train in bf16."""
+
+BEFORE_OVERLAP = ("v100", "a100")
+"""GPUs whose published pipelines ran with software that overlapped no communication."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What a row ran, and what was measured; None where a row has no figure.
+
+    `assumed` names what the row does not say.
+    """
+
+    model: Model
+    cluster: Cluster
+    training: Training
+    candidate: Candidate
+    seconds: float | None
+    memory: float | None
+    assumed: tuple[str, ...] = field(default=())
+
+
+def read_row(row: Mapping[str, str]) -> RowPlan:
+    """The plan of a row.
+
+    Raises
+    ------
+    ValueError
+        With the reason why the row cannot be predicted.
+    """
+    numbers = {key: _whole(row.get(key), key) for key in NUMBERS}
+    assumed: list[str] = []
+
+    def get(key: str, default: int | None) -> int:
+        value = numbers[key]
+        if value is None and default is None:
+            raise ValueError(f"{key} not given")
+        if value is None:
+            assumed.append(f"{key} {default}")
+        return int(value if value is not None else default or 0)
+
+    if (numbers["layers"] or 0) > MOST_LAYERS:
+        raise ValueError(f"{numbers['layers']} layers; at most {MOST_LAYERS} are predicted")
+    model = row_model(row.get("model") or "", numbers)
+    if numbers["vocab"] is None:
+        assumed.append(f"vocab {VOCABULARY}")
+    gpu = _gpu(row)
+    gpus, sequence, batch = get("gpus", None), get("seq", None), get("global_batch", None)
+    pp = get("pp", None)
+    name = re.sub(r"\s*\(.*", "", row.get("schedule") or "").strip().lower()
+    interleaved = name.startswith("interleaved")
+    unsaid = not name and (row.get("gpu") or "").lower().startswith(BEFORE_OVERLAP) is False
+    two = 2 if interleaved or unsaid or name in TWO_CHUNKS else 1
+    if two == 2 and pp > 1 and numbers["vp"] is None:
+        each = max(len(model.layers) // pp, 1)
+        two = next((v for v in range(2, each + 1) if each % v == 0), 2)
+    chunks = get("vp", two) if pp > 1 else 1
+    tp, cp = get("tp", None), get("cp", 1)
+    dp = get("dp", max(gpus // (tp * cp * pp), 1))
+    degrees = Degrees(tp, cp, get("ep", 1), dp, pp, chunks)
+    if degrees.gpus != gpus:
+        raise ValueError(f"degrees make {degrees.gpus} GPUs, the row has {gpus}")
+    micro = get("micro_batch", 1)
+    if batch % (micro * dp):
+        raise ValueError(f"batch {batch} is no multiple of {micro} x dp {dp}")
+    if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
+        raise ValueError(f"batch {batch} makes more than {MOST_ACTIONS:,} actions")
+    schedule = SCHEDULES.get(name, name) or "1f1b"
+    if schedule in ("1f1b", "interleaved-1f1b"):
+        schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
+    recompute = _recompute(row.get("recompute") or "")
+    candidate = Candidate(
+        degrees, micro, batch // (micro * dp), schedule,
+        spread(len(model.layers), degrees.stages), recompute, _zero(row.get("zero") or ""),
+        _modules(row.get("recompute") or ""),
+    )  # fmt: skip
+    training = _training(row, batch, sequence, candidate)
+    return RowPlan(
+        model, Cluster(gpu, gpus), training, candidate, _measured(row.get("step_s")),
+        _scaled(_measured(row.get("mem_gb")), 1e9), tuple(assumed),
+    )  # fmt: skip
+
+
+def spread(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage as frameworks spread them by default.
+
+    Evenly; else with embedding and head counted as a layer each; else the first stages get more.
+    """
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    each, rest = divmod(layers + 2, stages)
+    if rest == 0 and stages > 1:
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    each, rest = divmod(layers, stages)
+    return tuple(each + (stage < rest) for stage in range(stages))
+
+
+def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Candidate) -> Training:
+    """The training of a row; its year says what the software of the time could."""
+    source, recompute = row.get("source") or "", row.get("recompute") or ""
+    year, old = _year(source), (row.get("gpu") or "").lower().startswith(BEFORE_OVERLAP)
+    modern = not old or (row.get("notes") or "").startswith("MegaScale")
+    split = "+SP" in recompute or (modern and "no SP" not in recompute)
+    precision = (row.get("precision") or "bf16").lower()
+    half = "fp16" in precision
+    full = "fp32 grad" in precision or not half
+    return Training(
+        batch, sequence, _precision(precision), gradient_bytes=4 if full else 2,
+        flash=candidate.zero >= 3 or (year >= FLASH_YEAR and not half), sequence_parallel=split,
+        overlap_tp=modern and "vanilla TP" not in (row.get("notes") or ""),
+        overlap_dp=modern or candidate.zero >= 3,
+        overlap_p2p=modern or "1f1b" not in candidate.schedule, runtime=_runtime(row),
+    )  # fmt: skip
+
+
+def _runtime(row: Mapping[str, str]) -> str:
+    """The software of a row, by its schedule, its model, its way to shard and its source."""
+    text = {key: (row.get(key) or "").lower() for key in ("schedule", "model", "zero", "source")}
+    if "deepspeed" in text["schedule"] or "mt-nlg" in text["model"]:
+        return "deepspeed"
+    sharded = "fsdp" in text["zero"] and "megatron" not in text["source"]
+    return "torch" if sharded or "torchtitan" in text["source"] else "megatron"
+
+
+def _precision(text: str) -> str:
+    """The first precision that is part of a row's text: ``"fp8-cs"`` is fp8."""
+    found = (name for name in ("nvfp4", "mxfp8", "fp8", "bf16", "fp16") if name in text)
+    precision = next(found, None)
+    if precision is None:
+        raise ValueError(f"precision {text!r} is not modelled")
+    return "mxfp8" if "fp8-mx" in text else precision
+
+
+def _year(source: str) -> int:
+    """The year of a source, from its arXiv number or from a year in it; else a recent one."""
+    if match := re.search(r"arXiv:(\d\d)\d\d\.", source):
+        return 2000 + int(match[1])
+    years = [int(year) for year in re.findall(r"\b(20[12]\d)\b", source)]
+    return min(years, default=2025)
+
+
+def _gpu(row: Mapping[str, str]) -> Gpu:
+    text = (row.get("gpu") or "").lower()
+    known = [name for name in GPUS if text.startswith(name)]
+    if not known:
+        raise ValueError(f"unknown GPU {row.get('gpu')!r}; {did_you_mean(text, GPUS)}")
+    gpu = GPUS[max(known, key=len)]
+    source = (row.get("source") or "").lower()
+    network = next((rate for key, rate in NETWORKS.items() if key in source), None)
+    return gpu if network is None else replace(gpu, nic=network)
+
+
+def _recompute(text: str) -> str:
+    if text.startswith("full"):
+        return "full"
+    return "none" if text in ("", "none") else "selective"
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    """Modules that a row computes again: those it names, by Megatron-LM's names."""
+    if "(op)" in text:
+        return (EVERY_SECOND,)
+    names = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
+    found = (names.get(word.strip(), word.strip()) for word in text.split(","))
+    return tuple(name for name in found if name in RECOMPUTE_MODULES)
+
+
+def _zero(text: str) -> int:
+    """The stage that a row's text begins with, 3 for FSDP, 1 where it says nothing."""
+    if match := re.match(r"\s*([0-3])", text):
+        return int(match[1])
+    return 1
+
+
+def _whole(text: str | None, key: str) -> int | None:
+    """A whole number; None for empty cells and for words such as NA."""
+    text = (text or "").strip()
+    if not text or not re.match(r"[\d.]", text):
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{key} {text!r} is no number") from None
+    if not 1 <= number <= LARGEST or number != int(number):
+        raise ValueError(f"{key} {text!r} is no whole number from 1 to {LARGEST:,}")
+    return int(number)
+
+
+def _measured(text: str | None) -> float | None:
+    try:
+        number = float(text or "nan")
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

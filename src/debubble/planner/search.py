@@ -1,0 +1,216 @@
+"""The best plans among all candidates, and what proves that none that was left out is better."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.activations import stage_activation
+from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.degrees import Group, Order, Setting
+from debubble.planner.memory import margin
+from debubble.planner.plan import Asked, Plan, evaluate, measured
+from debubble.planner.stage_costs import stage_times
+from debubble.planner.state import stage_state
+
+Progress = Callable[["Found"], None]
+"""Is told, now and then, what has been found so far."""
+
+
+@dataclass
+class Found:
+    """What a search has found.
+
+    Parameters
+    ----------
+    plans
+        The best plans that fit, fastest first.
+    near
+        The fastest plans that do not fit.
+    considered
+        Number of candidates that were decided on.
+    simulated
+        How many of them ran in the engine.
+    left_out
+        How many were left out, by reason.
+    interrupted
+        Whether the search was stopped; then other candidates may be better.
+    """
+
+    top: int
+    plans: list[Plan] = field(default_factory=list)
+    near: list[Plan] = field(default_factory=list)
+    considered: int = 0
+    simulated: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def slowest_kept(self) -> float:
+        """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
+        return self.plans[-1].step_time if len(self.plans) >= self.top else math.inf
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """Count candidates that were left out."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + count
+        self.considered += count
+
+    def take(self, plan: Plan) -> None:
+        """Keep a plan if it is among the best."""
+        self.considered += 1
+        self.simulated += 1
+        kept = self.plans if plan.fits else self.near
+        alike = next((one for one in kept if _alike(one) == _alike(plan)), None)
+        if alike is not None and _rank(alike) <= _rank(plan):
+            self._leave(plan)
+            return
+        if alike is not None:
+            kept.remove(alike)
+            self._leave(alike)
+        kept.append(plan)
+        kept.sort(key=_rank)
+        if len(kept) > self.top:
+            self._leave(kept.pop())
+
+    def _leave(self, plan: Plan) -> None:
+        reason = SLOWER if plan.fits else TOO_LARGE
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+
+def _alike(plan: Plan) -> tuple[Degrees, int, str]:
+    """Of plans with the same, only the best is kept: they differ in what they store alone."""
+    candidate = plan.candidate
+    return candidate.degrees, candidate.microbatch_size, candidate.schedule
+
+
+def _rank(plan: Plan) -> tuple[float, float]:
+    """Faster first; of equally fast plans the one that needs less memory."""
+    return float(f"{plan.step_time:.6g}"), max(plan.peaks)
+
+
+SLOWER = "simulated, and slower"
+TOO_LARGE = "simulated, and too large for the memory"
+NO_ROOM = "weights and optimizer states alone are too large"
+BOUND = "cannot be faster, whatever the schedule and the layer split"
+NO_ORDER = "no order of the schedule for these sizes and this memory"
+"""Reasons for which candidates are left out."""
+
+
+@dataclass(frozen=True, order=True)
+class Batch:
+    """Candidates of one group with one setting: the same work in the same bytes of weights.
+
+    `bound` is a time in seconds that none of them is faster than.
+    """
+
+    bound: float
+    number: int
+    group: Group = field(compare=False)
+    setting: Setting = field(compare=False)
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        """Orders that go with the setting."""
+        settings = self.group.settings
+        return [order for order in self.group.orders if self.setting in settings[order[0]]]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """The candidates."""
+        group = self.group
+        for schedule, chunks, layers in self.orders:
+            yield Candidate(
+                replace(group.degrees, chunks=chunks), group.microbatch_size, group.microbatches,
+                schedule, layers, *self.setting,
+            )  # fmt: skip
+
+
+def search(
+    asked: Asked,
+    groups: Iterable[Group],
+    top: int = 10,
+    progress: Progress | None = None,
+) -> Found:
+    """The fastest plans that fit, out of all candidates of `groups`.
+
+    Candidates that differ only in schedule, chunks and layer split do the same work with the same
+    weights. That gives one bound for all of them, the lowest of which come first; when the next
+    bound is above the slowest plan to be kept, no candidate that is left can be among the best.
+    Ctrl-C ends the search with the best so far.
+    """
+    found = Found(top)
+    tell = progress or _silent
+    batches: list[Batch] = []
+    try:
+        for group in groups:
+            batches += _bounded(asked, group, len(batches), found)
+            tell(found)
+        heapq.heapify(batches)
+        while batches and batches[0].bound < found.slowest_kept:
+            for candidate in heapq.heappop(batches).candidates():
+                _try(asked, candidate, found)
+                tell(found)
+        found.leave_out(BOUND, sum(len(rest.orders) for rest in batches))
+    except KeyboardInterrupt:
+        found.interrupted = True
+    return found
+
+
+def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
+    """The batches of a group with their bounds, without those that have no room."""
+    for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
+        alone = _on_one_rank(asked, group, setting)
+        batch = Batch(least_time(asked, alone, group.degrees.pp), number, group, setting)
+        if least_memory(asked, alone, group.degrees.pp) > asked.limit:
+            found.leave_out(NO_ROOM, len(batch.orders))
+        else:
+            number += 1
+            yield batch
+
+
+def _try(asked: Asked, candidate: Candidate, found: Found) -> None:
+    try:
+        plan = evaluate(asked, candidate)
+        if plan.fits and plan.step_time < found.slowest_kept:
+            plan = measured(asked, plan)
+    except DebubbleError:
+        found.leave_out(NO_ORDER)
+    else:
+        found.take(plan)
+
+
+def _silent(found: Found) -> None:
+    """Tell nobody."""
+
+
+def _on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
+    """A candidate with all layers on one stage, in the same groups otherwise."""
+    return Candidate(
+        replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
+        (len(asked.model.layers),), *setting,
+    )  # fmt: skip
+
+
+def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
+
+    Some rank does at least the average of all work; nothing else is counted.
+    """
+    (whole,) = stage_times(
+        asked.model, asked.cluster, asked.training, alone, asked.factors
+    )  # fmt: skip
+    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
+
+
+def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Bytes below which the fullest of `pp` ranks does not get.
+
+    The average over ranks of what stays all the time and of one microbatch's activations, all of
+    which are there when its first backward starts; and the margin.
+    """
+    state = stage_state(asked.model, asked.training, alone, 0)
+    stored = stage_activation(asked.model, asked.training, alone, 0).stored
+    return (state.total + stored) / pp + margin(asked.training)

@@ -1,0 +1,137 @@
+"""Costs of every stage from the times and bytes of its layers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+from debubble.core.costs import Costs
+from debubble.planner.calibrate import Factors
+from debubble.planner.candidate import Candidate, Training
+from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import LAUNCH, memory_time
+from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
+from debubble.planner.layer_work import Product, Times, product_times, tokens_of
+from debubble.planner.links import all_gather, all_reduce, group_of, send
+from debubble.planner.model import Model
+from debubble.planner.state import padded_vocabulary
+
+
+def stage_costs(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> Costs:
+    """Costs in seconds and bytes of one microbatch on every stage.
+
+    What recompute adds is in I and in B. The embedding is in the first stage's numbers, head and
+    multi-token prediction in the last one's.
+    """
+    times = stage_times(model, cluster, training, candidate, factors)
+    p2p = transfer(model, cluster, training, candidate)
+    if not training.overlap_p2p:
+        # A rank sends and receives at once after every pass, and waits for both.
+        busy = p2p if isinstance(p2p, float) else max(map(max, p2p))
+        times = [stage + Times(busy, busy) for stage in times]
+        p2p = 0.0
+    return Costs(
+        F=tuple(stage.F for stage in times),
+        I=tuple(stage.I for stage in times),
+        W=tuple(stage.W for stage in times),
+        p2p=p2p,
+        time_unit="s", memory_unit="bytes",
+    )  # fmt: skip
+
+
+def stage_times(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> list[Times]:
+    """F, I with recompute, and W of every stage."""
+    sums, first, last = _sums(model, cluster, training, candidate.without_order, factors)
+    stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
+    stages[0] += first
+    stages[-1] += last
+    return stages
+
+
+@lru_cache(maxsize=16384)
+def _sums(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> tuple[tuple[Times, ...], Times, Times]:
+    """Times of the first n layers, for every n; of the embedding; and of the head."""
+    one = {}
+    for layer in dict.fromkeys(model.layers):
+        found = layer_times(model, layer, cluster, training, candidate, factors)
+        one[layer] = _with_recompute(found)
+    sums = accumulate((one[layer] for layer in model.layers), initial=Times())
+    first = embedding_times(model, cluster, training, candidate)
+    return tuple(sums), first, head_times(model, cluster, training, candidate, factors)
+
+
+def _with_recompute(times: LayerTimes) -> Times:
+    return Times(times.F, times.I + times.R, times.W)
+
+
+LOGITS_FORWARD, LOGITS_BACKWARD = 20, 10
+"""Bytes moved per logit by the loss in fp32, partly fused: cast, maximum, exponent, sum; and its
+gradient."""
+
+
+def embedding_times(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate
+) -> Times:
+    """Look-up, its sum over the tensor-parallel group, and the scattered gradient."""
+    gpu, tokens = cluster.gpu, tokens_of(training, candidate)
+    size = 2 * tokens * model.hidden
+    group = group_of(cluster, candidate.degrees, "tp")
+    gather = all_gather if training.sequence_parallel else all_reduce
+    shared = gather(gpu, group, size)
+    return Times(
+        memory_time(gpu, 2 * size) + shared + LAUNCH, shared, memory_time(gpu, 5 * size) + LAUNCH
+    )
+
+
+def head_times(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> Times:
+    """Last norm, head and loss; and multi-token prediction, each with a layer and a head more."""
+    gpu, degrees = cluster.gpu, candidate.degrees
+    tokens = tokens_of(training, candidate)
+    slow = 1 / factors.efficiency(
+        gpu, degrees.tp, training, experts=model.layers[-1].experts is not None
+    )
+    vocabulary = padded_vocabulary(model, training, degrees.tp) // degrees.tp
+    logits = tokens * vocabulary
+    head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
+    head += Times(
+        memory_time(gpu, LOGITS_FORWARD * logits), memory_time(gpu, LOGITS_BACKWARD * logits)
+    )
+    head = head * slow
+    group = group_of(cluster, degrees, "tp")
+    if group.size > 1:
+        shared = all_gather(gpu, group, 2 * tokens * model.hidden)
+        shared *= EXPOSED if training.overlap_tp else 1.0
+        head += Times(shared, shared)
+    if not model.mtp:
+        return head
+    layer = layer_times(model, model.layers[-1], cluster, training, candidate, factors)
+    joined = product_times(
+        gpu, training, Product(tokens, model.hidden, 2 * model.hidden)
+    )  # fmt: skip
+    return head + (_with_recompute(layer) + joined * slow + head) * model.mtp
+
+
+def transfer(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate
+) -> float | tuple[tuple[float, ...], ...]:
+    """Seconds between neighbouring ranks: one number, or a matrix where only some share a node."""
+    degrees, gpu = candidate.degrees, cluster.gpu
+    if degrees.pp == 1:
+        return 0.0
+    size = 2 * tokens_of(training, candidate) * model.hidden / degrees.tp
+    inside, between = send(gpu, size, inside=True), send(gpu, size, inside=False)
+    node, stride = gpu.node, degrees.gpus // degrees.pp
+    if stride * degrees.pp <= node:
+        return inside
+    if stride >= node:
+        return between
+    nodes = [rank * stride // node for rank in range(degrees.pp)]
+    return tuple(tuple(inside if a == b else between for b in nodes) for a in nodes)

@@ -1,0 +1,54 @@
+"""One step of a candidate: its costs, its simulated pipeline and its ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from debubble.core.costs import Costs
+from debubble.engine.timeline import Timeline, simulate
+from debubble.planner.calibrate import Factors
+from debubble.planner.candidate import Candidate, Training
+from debubble.planner.cluster import Cluster
+from debubble.planner.model import Model
+from debubble.planner.stage_costs import stage_costs
+from debubble.planner.step_ends import StepEnds, step_ends
+from debubble.schedules import registry
+
+
+@dataclass(frozen=True)
+class Step:
+    """A simulated step."""
+
+    seconds: float
+    timeline: Timeline
+    ends: StepEnds
+
+
+def step_time(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> Step:
+    """Seconds of one optimizer step, from the engine's timeline and what comes after it."""
+    degrees = candidate.degrees
+    costs = stage_costs(model, cluster, training, candidate, factors)
+    schedule = registry.make(
+        candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches, costs=costs,
+        chunks=degrees.chunks if degrees.chunks > 1 else None,
+    )  # fmt: skip
+    timeline = simulate(schedule, costs)
+    backward = backward_times(costs)
+    ends = step_ends(model, cluster, training, candidate, backward, schedule.placement)
+    return Step(total(timeline, ends), timeline, ends)
+
+
+def total(timeline: Timeline, ends: StepEnds) -> float:
+    """Seconds of a step: until the last rank has its gradients, then optimizer and weights."""
+    last = timeline.end[timeline.schedule.offsets[1:] - 1].tolist()
+    ready = max(end + wait for end, wait in zip(last, ends.gradients, strict=True))
+    return float(ready + max(ends.optimizer) + max(ends.weights))
+
+
+def backward_times(costs: Costs) -> tuple[float, ...]:
+    """Seconds of one full backward on every stage of costs that :func:`stage_costs` made."""
+    assert isinstance(costs.I, tuple)
+    assert isinstance(costs.W, tuple)
+    return tuple(i + w for i, w in zip(costs.I, costs.W, strict=True))

@@ -1,0 +1,107 @@
+"""What a step does beside its pipeline: gradients over replicas, optimizer, weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from debubble.core.placement import Placement
+from debubble.planner.candidate import Candidate, Training
+from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import memory_time
+from debubble.planner.gpus import Gpu
+from debubble.planner.links import END_NETWORK, NETWORK, all_gather, all_reduce, group_of
+from debubble.planner.model import Model
+from debubble.planner.state import StageParameters, stage_parameters
+
+GRADIENT_BYTES = 20
+"""Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
+written to clip it, read by Adam, and set to zero."""
+WEIGHT_BYTES = 14
+"""The same for weights: the fp32 weight read and written, read again and written in 16 bits."""
+SCALED_BYTES = 14
+"""What fp16 adds: gradients are copied to fp32, checked and divided by the loss's scale."""
+
+
+@dataclass(frozen=True)
+class StepEnds:
+    """Seconds of every rank that nothing hides.
+
+    Parameters
+    ----------
+    gradients
+        From the end of a rank's last action until its gradients are summed over the replicas.
+    optimizer
+        The optimizer step.
+    weights
+        Gathering the new weights, before the next step's first forward.
+    """
+
+    gradients: tuple[float, ...]
+    optimizer: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+def step_ends(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate,
+    backward: tuple[float, ...], placement: Placement,
+) -> StepEnds:  # fmt: skip
+    """The ends of a step on every rank.
+
+    Gradients that are reduced beside other work show what takes longer than the backward of the
+    rank's last stage, and at least one layer's. Without overlap everything shows.
+
+    Parameters
+    ----------
+    model, cluster, training, candidate
+        What runs.
+    backward
+        Seconds of one microbatch's backward on every stage, beside which gradients are reduced.
+    placement
+        Which rank has which stages.
+    """
+    degrees, gpu = candidate.degrees, cluster.gpu
+    if not training.overlap_dp:
+        gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
+    shards, experts = group_of(cluster, degrees, "shards"), group_of(cluster, degrees, "expert_dp")
+    split = candidate.zero >= 1
+    reduce = all_gather if split else all_reduce
+    gradients, optimizer, weights = [], [], []
+    for rank in range(degrees.pp):
+        here = [stage for row in placement.table for stage, home in enumerate(row) if home == rank]
+        own = [stage_parameters(model, training, candidate, stage) for stage in here]
+        reduced = [
+            reduce(gpu, shards, training.gradient_bytes * part.dense)
+            + reduce(gpu, experts, training.gradient_bytes * part.experts)
+            for part in own
+        ]
+        gathered = [
+            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts)
+            for part in own
+        ]
+        # The stage that comes first in the model ends the step and begins the next.
+        last = min(range(len(here)), key=here.__getitem__)
+        layers = max(candidate.layers[here[last]], 1)
+        if candidate.zero >= 3:
+            gradients.append(reduced[last] / layers)
+            weights.append(gathered[last] / layers)
+        elif training.overlap_dp:
+            beside = backward[here[last]]
+            gradients.append(max(reduced[last] - beside, reduced[last] / layers))
+            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
+        else:
+            gradients.append(sum(reduced))
+            weights.append(sum(gathered) * split)
+        optimizer.append(_optimizer(gpu, training, own, (shards.size, experts.size), split=split))
+    return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))
+
+
+def _optimizer(
+    gpu: Gpu, training: Training, own: list[StageParameters], shards: tuple[int, int],
+    *, split: bool,
+) -> float:  # fmt: skip
+    """Seconds in which the optimizer reads and writes this rank's share of all states."""
+    dense, routed = sum(part.dense for part in own), sum(part.experts for part in own)
+    share = dense / shards[0] + routed / shards[1] if split else dense + routed
+    moved = WEIGHT_BYTES + 4 * training.moment_bytes + GRADIENT_BYTES
+    moved += SCALED_BYTES * (training.precision == "fp16")
+    return memory_time(gpu, moved * share)

@@ -1,0 +1,178 @@
+"""What a sweep can run: one entry of :data:`COMMANDS` each.
+
+An entry is a pure function from the values of its parameters to rows of results. Nothing else knows
+the commands: spec files, batches, files of results and pictures follow from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from debubble.core.costs import Costs
+from debubble.core.embedding_and_head import PARTS
+from debubble.core.errors import ScheduleError
+from debubble.lowering.chain import LOWERINGS, lower, split
+from debubble.planner.sweeps.parameters import (
+    COSTS,
+    SCHEDULE,
+    SCHEDULES,
+    SIMULATION,
+    SIZES,
+    Parameter,
+    number,
+    one_of,
+    whole,
+)
+
+Options: TypeAlias = Mapping[str, Any]
+"""Values by dotted name, as read; names of cost files are replaced by what is in them."""
+
+Row: TypeAlias = dict[str, Any]
+"""Results by name: numbers and texts; ``error`` where there are none, and why."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A computation that a sweep repeats.
+
+    Parameters
+    ----------
+    run
+        Rows of one point; raises :class:`~debubble.DebubbleError` where there are none.
+    parameters
+        Its parameters. ``"costs.*"`` is for all names that begin like this.
+    required
+        Parameters that must be given.
+    brief
+        Whether a point takes milliseconds, so that few points need no other processes.
+    """
+
+    run: Callable[[Options], list[Row]]
+    parameters: Mapping[str, Parameter]
+    required: tuple[str, ...] = ()
+    brief: bool = True
+
+
+def family(options: Options, prefix: str) -> dict[str, Any]:
+    """The options whose dotted names begin with a prefix, by the rest of their names.
+
+    Examples
+    --------
+    >>> family({"ranks": 4, "costs.F": 1.0, "costs.head.F": 2.0}, "costs")
+    {'F': 1.0, 'head.F': 2.0}
+    """
+    start = f"{prefix}."
+    return {key[len(start) :]: value for key, value in options.items() if key.startswith(start)}
+
+
+def costs_of(options: Options, default: Costs | None = None) -> tuple[Costs, Options]:
+    """The costs that options give, and the options with the sizes and limit of their cost file."""
+    file, changes = options.get("costs"), family(options, "costs")
+    if file is None and not changes:
+        return default or Costs(), options
+    costs = Costs() if file is None else file.costs
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        part, _, key = name.partition(".")
+        if part in PARTS and key:
+            found[part] = {**(found.get(part) or getattr(costs, part) or {}), key: value}
+        else:
+            found[name] = value
+    if file is not None:
+        given = {key: getattr(file, key) for key in SIZES} | {"memory": file.memory_limit}
+        options = {**{key: value for key, value in given.items() if value is not None}, **options}
+    return replace(costs, **found), options
+
+
+def simulate(options: Options) -> list[Row]:
+    """One simulation: every measure that reports and comparisons have."""
+    from debubble.analysis.check import check
+    from debubble.analysis.measures import MEASURES
+    from debubble.analysis.results import keeps
+    from debubble.engine.timeline import simulate as run
+    from debubble.interchange.files import is_foreign, resolve
+
+    costs, filled = costs_of(options)
+    name, memory = options["schedule"], filled.get("memory")
+    mode = filled.get("p2p_mode", "overlapped")
+    wanted = {row.name: filled.get(row.name) for row in LOWERINGS}
+    early, late = split(wanted)
+    foreign = is_foreign(name)
+    schedule = resolve(
+        name,
+        **{key: options.get(key) for key in (*SIZES, "iterations", "sync")},
+        defaults={key: filled.get(key) for key in SIZES},
+        costs=costs,
+        memory=memory,
+        storage=None if foreign else early,
+        **family(options, "options"),
+    )
+    rest = wanted if foreign else late
+    schedule = lower(schedule, **rest, costs=costs, memory=memory, p2p_mode=mode)
+    if foreign:
+        report = check(schedule, p2p_mode=mode)
+        if not report.ok:
+            raise ScheduleError(f"its order is wrong: {report.problems[0]}")
+    timeline = run(schedule, costs, mode)
+    measures = {m.key: m.one(timeline) for m in MEASURES if m.reported or m.compared}
+    sizes = {"chunks": schedule.chunks, "stages": schedule.stages}
+    return [sizes | measures | {"fits": keeps(timeline, memory)}]
+
+
+SHARED = ("ranks", "microbatches", "chunks", "memory", "iterations", "sync", "p2p_mode")
+"""Parameters that comparisons take by these names."""
+
+
+def compare(options: Options) -> list[Row]:
+    """One comparison: a row for each schedule, best first, then those that cannot be made."""
+    from debubble.analysis.compare import DEFAULT_COSTS
+    from debubble.interchange.named import compare as run
+
+    costs, filled = costs_of(options, DEFAULT_COSTS)
+    given = {key: filled[key] for key in (*SHARED, *(row.name for row in LOWERINGS))
+             if key in filled}  # fmt: skip
+    result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
+    rows: list[Row] = [
+        {"schedule": row.name, "place": place, "ratio": row.ratio, "fits": row.fits,
+         "chunks": row.schedule.chunks, "stages": row.schedule.stages, **row.values}
+        for place, row in enumerate(result.rows, 1)
+    ]  # fmt: skip
+    return rows + [{"schedule": name, "error": reason} for name, reason in result.skipped]
+
+
+def optimize(options: Options) -> list[Row]:
+    """One search for the fastest order, with its bound."""
+    from debubble.optimize.search import optimize as run
+
+    costs, filled = costs_of(options)
+    own = (*SIZES, "memory", "p2p_mode", *_SEARCH)
+    given = {key: filled[key] for key in own if key in filled}
+    result = run(costs=costs, published=False, **{"workers": 1} | given)
+    return [
+        {"makespan": result.makespan, "lower_bound": result.lower_bound, "gap": result.gap,
+         "status": result.status, "found_by": result.found_by,
+         "bubble_ratio": result.timeline.bubble_ratio,
+         "peak_activation": float(result.timeline.peak_activation.max())}
+    ]  # fmt: skip
+
+
+_SEARCH: Mapping[str, Parameter] = {
+    "layers": whole(1 << 16),
+    "placement": one_of(("any", "loop", "wave")),
+    "backward": one_of(("free", "split", "fused")),
+    "recompute": one_of(("none", "full", "free")),
+    "offload": one_of(("none", "free")),
+    "time_limit": number(),
+    "effort": number(),
+    "seed": whole(999_999_999, 0),
+    "workers": whole(256),
+}
+
+COMMANDS: dict[str, Command] = {
+    "simulate": Command(simulate, {"schedule": SCHEDULE, **SIMULATION}, ("schedule",)),
+    "compare": Command(compare, {"schedules": SCHEDULES, **SIMULATION}, ("schedules",)),
+    "optimize": Command(optimize, {**SIZES, **COSTS, **_SEARCH}, brief=False),
+}
+"""Every command by name."""

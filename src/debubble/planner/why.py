@@ -1,0 +1,87 @@
+"""Why not otherwise: the best plan with one thing held fixed, beside the best of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.plan import Asked, Plan, tied
+from debubble.planner.report import (
+    degrees_text,
+    difference,
+    excess,
+    gigabytes,
+    plan_data,
+    seconds,
+)
+from debubble.planner.search import Found
+
+
+@dataclass(frozen=True)
+class Why:
+    """An answer to "why not this?".
+
+    Parameters
+    ----------
+    asked_for
+        What was held fixed, such as ``"pp=16"``.
+    plan
+        The best plan with it, None where there is none.
+    reason
+        Why it is not the best, in words.
+    """
+
+    asked_for: str
+    plan: Plan | None
+    reason: str
+
+
+def why_not(asked: Asked, best: Plan | None, asked_for: str, again: Callable[[], Found]) -> Why:
+    """The best plan under one more condition, and what it loses by.
+
+    Parameters
+    ----------
+    asked, best
+        The question, and the best plan without the condition.
+    asked_for
+        The condition.
+    again
+        The search with the condition.
+    """
+    try:
+        found = again()
+    except DebubbleError as error:
+        return Why(asked_for, None, str(error))
+    if not found.plans:
+        if not found.near:
+            return Why(asked_for, None, "no plan with it has room for weights and optimizer states")
+        nearest = min(found.near, key=lambda plan: max(plan.peaks))
+        return Why(asked_for, nearest, f"it does not fit: {excess(nearest)}")
+    plan = found.plans[0]
+    if best is None or plan.candidate == best.candidate:
+        return Why(asked_for, plan, "the best plan has it")
+    lost = plan.step_time - best.step_time
+    causes = difference(best, plan)
+    tie = "a tie within the error, " if tied(asked, best, plan) else ""
+    slower = f"{seconds(lost)} slower" if lost > 0 else "as fast"
+    return Why(asked_for, plan, f"{tie}{slower}{f': {causes}' if causes else ''}")
+
+
+def why_text(why: Why) -> str:
+    """An answer in a line."""
+    if why.plan is None:
+        return f"{why.asked_for}: {why.reason}"
+    candidate = why.plan.candidate
+    return (
+        f"{why.asked_for}: {seconds(why.plan.step_time)} with {degrees_text(candidate)}, "
+        f"{candidate.schedule}, microbatch size {candidate.microbatch_size}, recompute "
+        f"{candidate.recompute}, {gigabytes(max(why.plan.peaks))}; {why.reason}"
+    )
+
+
+def why_data(asked: Asked, why: Why) -> dict[str, Any]:
+    """An answer as plain data."""
+    plan = None if why.plan is None else plan_data(asked, why.plan)
+    return {"asked": why.asked_for, "reason": why.reason, "plan": plan}

@@ -1,0 +1,177 @@
+"""The chart of a sweep with matplotlib, in the look of the other pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from debubble.core.units import number
+from debubble.view.colors import FAINT, IDLE, INK
+from debubble.view.figure import LINE, style
+from debubble.view.legend import add_legend, legend_height
+from debubble.view.options import FigureOptions
+from debubble.view.text import phrases, sizes_of, text_width, wrapped
+
+if TYPE_CHECKING:
+    from debubble.view.sweep import Chart, Line
+
+WIDTH, HEIGHT = 7.0, 3.4
+"""Inches of the figure, and of its axes without title, legend and notes."""
+
+COLORS = ("#0b72b5", "#c4501b", "#12806a", "#8e4fa8", "#b58900", "#5aa9e6", "#8e1c1b", "#5d6675")
+MARKERS = "os^Dv<P>Xph*"
+"""Signs of the lines, which tell them apart where colours do not."""
+
+MOST_TICKS = 12
+MOST_MARKS = 40
+"""Places of a line up to which each has its sign."""
+
+
+def figure(chart: Chart) -> Figure:
+    """Draw a chart: medians as lines, least to greatest as areas, or single values as dots."""
+    sizes = sizes_of(FigureOptions(), WIDTH)
+    with style():
+        handles = [(_handle(index, chart), line.name) for index, line in enumerate(chart.lines)]
+        found = handles if chart.by else []
+        least, greatest = _span(chart)
+        numbers = max(text_width(_tick(chart, end), sizes.text) for end in (least, greatest, 0.0))
+        left, right = numbers + 2.2 * sizes.text / 72 + 0.1, 0.2
+        whole = WIDTH - left - right
+        heading = wrapped(chart.title, sizes.title, whole, bold=True)
+        notes = phrases(list(chart.notes), sizes.small, whole)
+        head = 0.1 + len(heading) * sizes.title * LINE / 72
+        top = head + (legend_height(found, sizes.text, whole) + 0.06 if found else 0.02)
+        tilted = _tilted(chart, whole, sizes.text)
+        labels = 0.7 * max((text_width(t, sizes.text) for t in chart.texts), default=0)
+        below = (labels if tilted else 0.16) + 0.3
+        foot = below + len(notes) * sizes.small * LINE / 72 + 0.12
+        total = HEIGHT + top + foot
+        drawing = Figure(figsize=(WIDTH, total), dpi=100, facecolor="white")
+        ax = drawing.add_axes((left / WIDTH, foot / total, whole / WIDTH, HEIGHT / total))
+        _decorate(ax, chart, sizes.text, tilted)
+        for index, line in enumerate(chart.lines):
+            _add_line(ax, chart, line, index)
+        _limits(ax, chart)
+        title = f"{chart.by.replace('_', ' ')}: " if found else ""
+        if found:
+            first, *rest = found
+            add_legend(
+                drawing, [(first[0], title + first[1]), *rest], sizes.text, whole,
+                loc="upper left", borderaxespad=0,
+                bbox_to_anchor=(left / WIDTH, 1 - head / total),
+            )  # fmt: skip
+        drawing.text(
+            left / WIDTH, 1 - 0.08 / total, "\n".join(heading), fontsize=sizes.title,
+            fontweight="bold", color=INK, va="top", parse_math=False, linespacing=LINE,
+        )  # fmt: skip
+        drawing.text(
+            left / WIDTH, 0.07 / total, "\n".join(notes), fontsize=sizes.small, color=FAINT,
+            va="bottom", parse_math=False, linespacing=LINE,
+        )  # fmt: skip
+    return drawing
+
+
+def _look(index: int) -> tuple[str, str, Literal["-", "--"]]:
+    """Colour, sign and dashes of a line."""
+    dashes: Literal["-", "--"] = "-" if index < len(COLORS) else "--"
+    return COLORS[index % len(COLORS)], MARKERS[index], dashes
+
+
+def _handle(index: int, chart: Chart) -> Line2D:
+    color, marker, dashes = _look(index)
+    return Line2D(
+        [], [], color=color, marker=marker, markersize=4,
+        linestyle="none" if chart.scattered or chart.texts else dashes, linewidth=1.5,
+    )  # fmt: skip
+
+
+def _add_line(ax: Axes, chart: Chart, line: Line, index: int) -> None:
+    color, marker, dashes = _look(index)
+    if chart.scattered:
+        x = np.repeat(line.x, [len(values) for values in line.y])
+        y = np.concatenate(line.y)
+        ax.plot(x, y, linestyle="none", marker=marker, markersize=2.6, color=color, alpha=0.6,
+                markeredgewidth=0, rasterized=len(x) > 20_000)  # fmt: skip
+        return
+    least, greatest = [v[0] for v in line.y], [v[-1] for v in line.y]
+    if chart.texts:
+        # Side by side, so that none hides another.
+        shift = 0.5 * ((index + 0.5) / len(chart.lines) - 0.5)
+        x = np.asarray(line.x) + shift
+        ax.vlines(x, least, greatest, color=color, linewidth=3, alpha=0.3)
+        ax.plot(x, line.middle, linestyle="none", marker=marker, markersize=4.5, color=color)
+        return
+    if chart.spread:
+        ax.fill_between(line.x, least, greatest, color=color, alpha=0.14, linewidth=0)
+    ax.plot(
+        line.x, line.middle, color=color, linestyle=dashes, linewidth=1.5,
+        marker=marker if len(line.x) <= MOST_MARKS else "", markersize=4, zorder=3,
+    )  # fmt: skip
+
+
+def _decorate(ax: Axes, chart: Chart, size: float, tilted: bool) -> None:
+    """Axes, their labels and scales."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        ax.spines[side].set_color(FAINT)
+    ax.tick_params(labelsize=size, colors=FAINT, labelcolor=INK, length=3)
+    ax.grid(axis="y", color=IDLE, linewidth=1)
+    ax.set_axisbelow(True)
+    ax.set_xlabel(chart.x.replace("_", " "), fontsize=size, color=INK, parse_math=False)
+    ax.set_ylabel(chart.y.replace("_", " "), fontsize=size, color=INK, parse_math=False)
+    ax.yaxis.set_major_locator(MaxNLocator(7, integer=chart.whole, steps=[1, 2, 2.5, 5, 10]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(chart, value)))
+    places = sorted({place for line in chart.lines for place in line.x})
+    if chart.texts:
+        ax.set_xticks(range(len(chart.texts)), chart.texts)
+        if tilted:
+            ax.tick_params(axis="x", labelrotation=35)
+            for label in ax.get_xticklabels():
+                label.set_horizontalalignment("right")
+        ax.set_xlim(-0.6, len(chart.texts) - 0.4)
+        return
+    if _in_ratios(places):
+        ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    if len(places) <= MOST_TICKS:
+        ax.xaxis.set_major_locator(FixedLocator(places))
+        ax.xaxis.set_minor_locator(NullLocator())
+
+
+def _limits(ax: Axes, chart: Chart) -> None:
+    """Let the axis begin at zero where that costs little room."""
+    least, greatest = _span(chart)
+    if 0 <= least <= 0.5 * greatest:
+        ax.set_ylim(0, 1.05 * greatest)
+
+
+def _span(chart: Chart) -> tuple[float, float]:
+    """The smallest and the largest value."""
+    least = min(at[0] for line in chart.lines for at in line.y)
+    return least, max(at[-1] for line in chart.lines for at in line.y)
+
+
+def _tick(chart: Chart, value: float) -> str:
+    """A number beside the axis."""
+    return f"{100 * value:.4g} %" if chart.share else number(value)
+
+
+def _tilted(chart: Chart, width: float, size: float) -> bool:
+    """Whether texts below the axis have no room side by side."""
+    room = width / max(1, len(chart.texts))
+    return any(text_width(text, size) > 0.9 * room for text in chart.texts)
+
+
+def _in_ratios(places: list[float]) -> bool:
+    """Whether places grow by ratios rather than by differences."""
+    if len(places) < 3 or places[0] <= 0 or places[-1] < 6 * places[0]:
+        return False
+    steps = np.diff(places)
+    ratios = np.diff(np.log(places))
+    return bool(np.std(ratios) / np.mean(ratios) < np.std(steps) / np.mean(steps))

@@ -1,0 +1,89 @@
+"""Models and cases that tests of rules, flags and degrees share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.planner.candidate import Candidate, Degrees, Training
+from debubble.planner.degrees import Fixed, groups
+from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
+from debubble.planner.orders import first_cut
+from debubble.planner.rules import Case
+
+
+@dataclass(frozen=True)
+class OneGpu:
+    """What degrees look at in a GPU."""
+
+    node: int = 8
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """A cluster of which only the number of GPUs counts."""
+
+    gpus: int
+    gpu: OneGpu = OneGpu()
+
+
+def dense(layers: int = 32, kv_heads: int = 8, **fields: Any) -> Model:
+    """Llama-3.1-8B's shape."""
+    layer = Layer(Attention(32, kv_heads, 128), Mlp(14336))
+    return Model("dense", 4096, (layer,) * layers, 128256, **fields)
+
+
+def mixture(layers: int = 24, **fields: Any) -> Model:
+    """Mixtral's shape, with fewer layers."""
+    layer = Layer(Attention(32, 8, 128), Experts(8, 2, 14336))
+    return Model("mixture", 4096, (layer,) * layers, 32000, **fields)
+
+
+def latent(layers: int = 61) -> Model:
+    """DeepSeek-V3: three dense layers, then experts; one layer of multi-token prediction."""
+    attention = LatentAttention(128, 1536, 512, 128, 64, 128)
+    experts = Experts(256, 8, 2048, shared_width=2048, router_bias=True)
+    first = (Layer(attention, Mlp(18432)),) * 3
+    return Model("latent", 7168, first + (Layer(attention, experts),) * (layers - 3), 129280, mtp=1)
+
+
+def case(
+    model: Model,
+    schedule: str = "1f1b",
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    pp: int = 1,
+    chunks: int = 1,
+    b: int = 1,
+    m: int = 8,
+    recompute: str = "none",
+    zero: int = 1,
+    layers: tuple[int, ...] = (),
+    **training: Any,
+) -> Case:
+    """A case whose batch and GPUs fit its degrees; `training` changes what is trained."""
+    degrees = Degrees(tp, cp, ep, dp, pp, chunks)
+    cut = layers or first_cut(len(model.layers), degrees.stages, model.mtp)
+    own = Candidate(degrees, b, m, schedule, cut, recompute, zero)
+    asked = {"batch": dp * b * m, "sequence": 8192} | training
+    return Case(model, degrees.gpus, Training(**asked), own)
+
+
+SEARCHES = [(dense(30), 64, 128), (dense(32, 4), 96, 96), (mixture(), 64, 64), (latent(), 256, 512)]
+
+
+def sampled(framework: str, each: int) -> list[Case]:
+    """Some plans of every search for a framework, the same ones every time."""
+    some, found = random.Random(7), []
+    for model, gpus, batch in SEARCHES:
+        cluster: Any = Gpus(gpus)
+        training = Training(batch, 4096)
+        held = list(groups(model, cluster, training, Fixed(framework=framework)))
+        for group in some.sample(held, min(each, len(held))):
+            one = some.choice(list(group.candidates()))
+            found.append(Case(model, gpus, training, one))
+    return found

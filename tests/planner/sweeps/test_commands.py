@@ -1,0 +1,121 @@
+"""What is computed at a point is what the commands themselves compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.planner.sweeps import spec_of
+from debubble.planner.sweeps.commands import COMMANDS, simulate
+from debubble.planner.sweeps.work import compute
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def rows_of(command: str, options: dict[str, Any], folder: Path = EXAMPLES) -> list[dict[str, Any]]:
+    """Rows of the only point of a sweep."""
+    first, *rest = options
+    data = {
+        "command": command, "grid": {first: [options[first]]},
+        "options": {name: options[name] for name in rest},
+    }  # fmt: skip
+    spec = spec_of(data, folder)
+    (result,) = compute(spec.command, spec.files, list(spec.points()))
+    return result.rows
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v", "interleaved-1f1b"])
+def test_a_simulation_is_that_of_the_library(name: str) -> None:
+    costs = db.Costs(F=1, I=1.25, W=0.75, p2p=0.1, head={"F": 0.5, "B": 1.0})
+    given = {"F": 1, "I": 1.25, "W": 0.75, "p2p": 0.1, "head": {"F": 0.5, "B": 1}}
+    options = {"schedule": name, "ranks": 4, "microbatches": 8, "costs": given, "memory": 3}
+    (row,) = rows_of("simulate", options)
+    wanted = db.simulate(db.make(name, ranks=4, microbatches=8, costs=costs, memory=3), costs)
+    assert row["makespan"] == wanted.makespan
+    assert row["bubble_ratio"] == wanted.bubble_ratio
+    assert row["peak_activation"] == max(wanted.peak_activation)
+    assert row["fits"] == (max(wanted.peak_activation) <= 3)
+    assert row["chunks"] == wanted.schedule.chunks
+
+
+def test_lowerings_modes_and_options_apply() -> None:
+    options = {
+        "schedule": "vpp", "ranks": 4, "microbatches": 8, "chunks": 2, "options.group_size": 4,
+        "recompute": "full", "iterations": 2, "sync": "local", "p2p_mode": "channel",
+        "costs": {"p2p": 0.5},
+    }  # fmt: skip
+    (row,) = rows_of("simulate", options)
+    costs = db.Costs(p2p=0.5)
+    schedule = db.make(
+        "vpp", ranks=4, microbatches=8, chunks=2, group_size=4, recompute="full", iterations=2,
+        sync="local", costs=costs,
+    )  # fmt: skip
+    assert row["makespan"] == db.simulate(schedule, costs, p2p_mode="channel").makespan
+
+
+def test_a_cost_file_has_sizes_and_limit_and_costs_beside_it_count() -> None:
+    path = "zero-bubble/gpt-6.2b-m24.yaml"
+    (plain,) = rows_of("simulate", {"schedule": "1f1b", "costs": path})
+    (slow,) = rows_of("simulate", {"schedule": "1f1b", "costs": path, "costs.p2p": 5})
+    assert plain["stages"] == 8
+    assert slow["makespan"] > plain["makespan"]
+
+
+def test_schedules_of_files_are_simulated_and_checked(tmp_path: Path) -> None:
+    order = db.make("zb-h1", ranks=2, microbatches=4)
+    order.save(tmp_path / "own.csv")
+    (row,) = rows_of("simulate", {"schedule": "own.csv"}, tmp_path)
+    assert row["makespan"] == db.simulate(order).makespan
+    (row,) = rows_of("simulate", {"schedule": "schedule.py:order", "ranks": 4, "microbatches": 8})
+    assert row["makespan"] > 0
+
+
+def test_a_comparison_has_a_row_for_each_schedule() -> None:
+    options = {"schedules": ["1f1b", "gpipe", "dualpipe"], "ranks": 3, "microbatches": 6}
+    rows = rows_of("compare", {**options, "memory": 4})
+    wanted = db.compare(["1f1b", "gpipe", "dualpipe"], ranks=3, microbatches=6, memory=4)
+    assert [row["schedule"] for row in rows] == ["1f1b", "gpipe", "dualpipe"]
+    assert [row.get("makespan") for row in rows] == [*(r.makespan for r in wanted.rows), None]
+    assert [row.get("place") for row in rows] == [1, 2, None]
+    assert rows[2]["error"].startswith("'dualpipe' needs an even number of ranks")
+
+
+@pytest.mark.slow
+def test_a_search_has_its_bound() -> None:
+    options = {"ranks": 2, "microbatches": 2, "memory": 2, "costs": {"F": 1, "I": 1, "W": 1}}
+    (row,) = rows_of("optimize", options)
+    assert row["lower_bound"] <= row["makespan"] <= 9
+    assert row["status"] == "optimal"
+
+
+def test_an_error_of_a_point_is_its_result() -> None:
+    (row,) = rows_of("simulate", {"schedule": "1f1b", "ranks": 4, "microbatches": 8, "chunks": 2})
+    assert "chunks" in row["error"]
+    (row,) = rows_of("simulate", {"schedule": "1f1b", "ranks": 4})
+    assert row["error"].startswith("'1f1b' needs microbatches")
+
+
+def test_a_bug_at_a_point_is_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(options: Any) -> Any:
+        raise TypeError("no")
+
+    command = COMMANDS["simulate"]
+    monkeypatch.setitem(COMMANDS, "simulate", type(command)(broken, command.parameters))
+    (row,) = rows_of("simulate", {"schedule": "1f1b"})
+    assert row == {"error": "internal error: TypeError: no"}
+
+
+def test_a_command_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = COMMANDS["simulate"]
+    parameters = {"ranks": command.parameters["ranks"]}
+    monkeypatch.setitem(
+        COMMANDS,
+        "double",
+        type(command)(lambda options: [{"twice": 2 * options["ranks"]}], parameters),
+    )
+    assert rows_of("double", {"ranks": 4}) == [{"twice": 8}]
+    assert "schedule" not in parameters
+    assert simulate is COMMANDS["simulate"].run

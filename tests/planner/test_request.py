@@ -1,0 +1,111 @@
+"""Bad requests get the value, the limit, and what works instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import debubble as db
+from debubble.planner.candidate import Training
+from debubble.planner.degrees import Fixed, candidates
+from debubble.planner.model import Model
+from debubble.planner.request import check_request
+from tests.planner.cases import Gpus, dense, latent, mixture
+
+
+def check(model: Model, gpus: int, batch: int, sequence: int = 8192, **fixed: Any) -> None:
+    cluster: Any = Gpus(gpus)
+    check_request(model, cluster, Training(batch, sequence), Fixed(**fixed))
+
+
+def test_what_can_be_met_is_taken() -> None:
+    check(dense(), 64, 128)
+    check(dense(), 64, 128, tp=8, pp=4, schedules=("zbv",), recompute="full", zero=1)
+    check(dense(), 64, 128, layers=(7, 9, 8, 8), framework="megatron")
+    check(mixture(), 64, 128, ep=8, framework="torchtitan")
+    check(latent(), 2048, 4096, pp=16, ep=64, framework="megatron")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch", "fixed", "message"),
+    [
+        (dense(), 64, 128, {"tp": 3}, "tp 3 does not divide 64 GPUs; the nearest that works is "
+         "tp 4"),
+        (dense(), 96, 96, {"tp": 3}, "tp 3 does not divide 32 heads; the nearest that works is "
+         "tp 4"),
+        (dense(), 64, 128, {"tp": 8, "pp": 16}, "tp 8 × pp 16 = 128 does not divide 64 GPUs; the "
+         "nearest that work are tp 4, or pp 8, or 128 GPUs"),
+        (dense(), 64, 128, {"tp": 4, "cp": 1, "dp": 4, "pp": 2}, "tp 4 × cp 1 × dp 4 × pp 2 are 32 "
+         "GPUs of 64; the nearest that work are tp 8, or cp 2, or dp 8, or pp 4"),
+        (dense(), 64, 100, {"dp": 8}, "dp 8 does not divide a batch of 100; the nearest that work "
+         "are dp 4, or a batch of 104"),
+        (dense(), 64, 128, {"microbatch_size": 5}, "microbatch size 5 does not divide a batch of "
+         "128; the nearest that work are microbatch size 4"),
+        (dense(), 64, 128, {"dp": 4, "microbatch_size": 64}, "dp 4 × microbatch size 64 = 256 does "
+         "not divide a batch of 128; the nearest that work are microbatch size 32, or dp 2"),
+        (dense(), 64, 128, {"pp": 64}, "pp 64 makes 64 stages of 32 layers; embedding and head can "
+         "be stages of their own, so that 34 are the most; the nearest that works is pp 32"),
+        (dense(), 64, 128, {"pp": 16, "chunks": 3}, "pp 16 × chunks 3 makes 48 stages"),
+        (dense(), 64, 128, {"ep": 4}, "ep 4, and the model has no experts; the nearest that works "
+         "is ep 1"),
+        (mixture(), 64, 128, {"ep": 3}, "ep 3 does not divide 8 experts; the nearest that works is "
+         "ep 4"),
+        (dense(), 64, 128, {"schedules": ("zb",)}, "unknown schedule 'zb'; did you mean"),
+        (dense(), 64, 128, {"schedules": ("dualpipe",)}, "'dualpipe' is not for plans: it holds "
+         "two copies of the model; did you mean 'dualpipe-v'"),
+        (dense(), 64, 128, {"schedules": ("zb-v",), "framework": "megatron"}, "no plan has a batch "
+         "of 128 on 64 GPUs with schedule zb-v, framework megatron; the nearest that work are "
+         "schedule 1f1b, or any framework"),
+        (dense(), 64, 128, {"schedules": ("1f1b",), "chunks": 2}, "no plan has a batch of 128 on "
+         "64 GPUs with chunks 2, schedule 1f1b; the nearest that work are chunks 1, or schedule "
+         "interleaved-1f1b"),
+        (dense(), 64, 128, {"recompute": "ful"}, "recompute is 'ful'; did you mean 'full'?"),
+        (dense(), 64, 128, {"zero": 5}, "zero is 5; it goes from 0 to 3; the nearest is 3"),
+        (dense(), 64, 128, {"tp": 0}, "tp is 0; it is at least 1"),
+        (dense(), 64, 128, {"framework": "x"}, "unknown framework 'x'; known: automodel, megatron"),
+        (dense(), 64, 0, {}, "batch is 0; it is at least 1"),
+        (dense(), 64, 128, {"layers": (8, 8, 8, 9)}, "layers 8/8/8/9 are 33, and the model has 32; "
+         "the nearest that works is layers 8/8/8/8"),
+        (dense(), 64, 128, {"layers": (8, 8, 8, 8), "pp": 8}, "layers names 4 stages, which are "
+         "not pp 8 × chunks any; the nearest that work are pp 4, or any layers"),
+        (dense(), 64, 128, {"tp": 16, "framework": "torchtitan"}, "tp 16 does not divide 8 heads "
+         "of keys and values; the nearest that works is tp 8"),
+        (dense(tied=True), 64, 128, {"pp": 4, "framework": "torchtitan"}, "tied embeddings with "
+         "pp 4; the nearest that works is pp 1"),
+        (latent(), 2048, 4096, {"pp": 16, "framework": "torchtitan"}, "1 layers of multi-token "
+         "prediction with pp 16 and cp 1; the nearest that works is MTP layers 0"),
+        (dense(), 64, 16, {"pp": 8, "dp": 8, "schedules": ("dualpipe-v",)}, "no plan has a batch "
+         "of 16 on 64 GPUs with dp 8, pp 8, schedule dualpipe-v; the nearest that work are dp 1"),
+        (dense(), 1000, 1024, {}, "no plan has a batch of 1024 on 1000 GPUs; the nearest that work "
+         "are a batch of 1025, or 992 GPUs"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_is_refused(
+    model: Model, gpus: int, batch: int, fixed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(db.ParameterError) as caught:
+        check(model, gpus, batch, **fixed)
+    text = str(caught.value)
+    assert text.startswith(message)
+    assert "\n" not in text
+
+
+def test_sequences_and_precisions_are_checked() -> None:
+    with pytest.raises(db.ParameterError, match="the nearest that works is a sequence of 8192"):
+        check(dense(), 64, 128, 8191, cp=2)
+    cluster: Any = Gpus(8)
+    with pytest.raises(db.ParameterError, match=r"precision is 'fp8'; did you mean|known"):
+        check_request(dense(), cluster, Training(8, 64, precision="fp8"), Fixed())
+
+
+def test_every_offer_of_a_number_works() -> None:
+    cluster: Any = Gpus(48)
+    for name, value in (("tp", 7), ("pp", 5), ("dp", 9), ("cp", 32), ("microbatch_size", 11)):
+        with pytest.raises(db.ParameterError) as caught:
+            check(dense(), 48, 96, **{name: value})
+        said = name.replace("_", " ")
+        [offer] = re.findall(rf"nearest that work[s are i]* {said} ([0-9]+)", str(caught.value))
+        fixed = Fixed(**{name: int(offer)})
+        assert next(candidates(dense(), cluster, Training(96, 8192), fixed), None)

@@ -1,0 +1,45 @@
+"""Releases of other programs, downloaded as wheels and unpacked, without what they depend on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.missing import missing
+
+SECONDS = 120
+
+
+def folder_of(request: pytest.FixtureRequest, name: str) -> Path:
+    """Where a wheel is kept from one run of the tests to the next."""
+    kept = request.config.cache
+    if kept:
+        return Path(kept.mkdir(name))
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    return factory.mktemp(name)
+
+
+def fetch(folder: Path, name: str, version: str, *options: str) -> Path:
+    """The wheel's content in a folder, downloaded when it is not there.
+
+    `options` are of ``pip download``, for a wheel of another Python.
+    """
+    content = folder / f"{name}-{version}"
+    if content.exists():
+        return content
+    words = ["-m", "pip", "download", f"{name}=={version}", "--no-deps", "--dest", str(folder)]
+    try:
+        subprocess.run(
+            [sys.executable, *words, *options],
+            check=True, capture_output=True, timeout=SECONDS, text=True,
+        )  # fmt: skip
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        missing(f"{name} {version} cannot be downloaded: {error}")
+    [wheel] = folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(content)
+    return content
