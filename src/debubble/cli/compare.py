@@ -12,7 +12,7 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.errors import BAD_INPUT
-from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, whole, with_setup
+from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, takes, whole, with_setup
 from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
@@ -28,8 +28,7 @@ def compare(
     picture: Picture,
     as_json: AsJson = False,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help=".html, .png, .svg, .pdf or .txt."),
+        str | None, takes("FILE", ".html, .png, .svg, .pdf or .txt.", "--output", "-o")
     ] = None,
 ) -> None:
     """Find the fastest schedule within memory.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson
+from debubble.cli.options import AsJson, takes
 from debubble.cli.output import note, print_json
 from debubble.core.errors import ParameterError
 
@@ -23,9 +23,7 @@ def costs(
     init: Annotated[
         bool, typer.Option("--init", help="Print a commented cost file to fill in.")
     ] = False,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="With --init, where to.")
-    ] = None,
+    output: Annotated[str | None, takes("FILE", "With --init, where to.", "--output", "-o")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a cost file, start a new one, or list its keys.

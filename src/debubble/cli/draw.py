@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from debubble.cli.app import command
-from debubble.cli.options import Late, ScheduleNames, Setup, with_setup
+from debubble.cli.options import Late, ScheduleNames, Setup, takes, with_setup
 from debubble.cli.output import note
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import phases
@@ -23,8 +21,7 @@ def draw(
     setup: Setup,
     picture: Picture,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help=".png, .svg, .pdf, .html or .txt."),
+        str | None, takes("FILE", ".png, .svg, .pdf, .html or .txt.", "--output", "-o")
     ] = None,
     late: Late = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import ScheduleName, Setup, with_setup
+from debubble.cli.options import ScheduleName, Setup, takes, with_setup
 from debubble.cli.output import check_writable, note
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
@@ -30,9 +30,9 @@ STANDARD_OUTPUT = "-"
 def export(
     schedule: ScheduleName,
     setup: Setup,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help=f"{', '.join(FORMATS)}.")],
+    to: Annotated[str, takes("FORMAT", f"{', '.join(FORMATS)}.")],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Where to; '-' prints it.")
+        str, takes("FILE", "Where to; '-' prints it.", "--output", "-o")
     ] = STANDARD_OUTPUT,
     waits: Annotated[
         bool,
@@ -43,8 +43,7 @@ def export(
         typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
     cut: Annotated[
-        str | None,
-        typer.Option(metavar="N/N/…", help="Layers of every stage, for the flags: 3/4/4/3."),
+        str | None, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")
     ] = None,
 ) -> None:
     """Write files for other programs.

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Setup, count, with_setup
+from debubble.cli.options import AsJson, Inputs, Setup, count, takes, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
@@ -31,39 +31,24 @@ def optimize(
     setup: Setup,
     layers: Annotated[
         str | None,
-        typer.Option(
-            metavar="N",
-            help="Cut N equal layers into the stages as is fastest; costs are of an even cut.",
-        ),
+        takes("N", "Cut N equal layers into the stages as is fastest; costs are of an even cut."),
     ] = None,
     placement: Annotated[
-        str,
-        typer.Option(
-            metavar="SHAPE",
-            help="wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.",
-        ),
+        str, takes("SHAPE", "wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.")
     ] = "any",
-    backward: Annotated[
-        str, typer.Option(metavar="HOW", help="split, fused, or free: whichever is faster.")
-    ] = "free",
+    backward: Annotated[str, takes("HOW", "split, fused, or free: whichever is faster.")] = "free",
     time_limit: Annotated[
-        str | None,
-        typer.Option(metavar="S", help="Seconds to use; without it, a fixed amount of work."),
+        str | None, takes("S", "Seconds to use; without it, a fixed amount of work.")
     ] = None,
-    effort: Annotated[
-        str, typer.Option(metavar="X", help="Multiplies the fixed amount of work.")
-    ] = "1",
-    seed: Annotated[str, typer.Option(metavar="N", help="Seed of everything random.")] = "0",
-    workers: Annotated[str, typer.Option(metavar="N", help="Threads.")] = "2",
+    effort: Annotated[str, takes("X", "Multiplies the fixed amount of work.")] = "1",
+    seed: Annotated[str, takes("N", "Seed of everything random.")] = "0",
+    workers: Annotated[str, takes("N", "Threads.")] = "2",
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Neither read nor keep results on disk.")
     ] = False,
     as_json: AsJson = False,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Schedule (.json, .csv) or picture (.png, …)."
-        ),
+        str | None, takes("FILE", "Schedule (.json, .csv) or picture (.png, …).", "--output", "-o")
     ] = None,
 ) -> None:
     """Find the fastest schedule within the memory of every rank.

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _MODES = get_args(P2PMode)
 
+
+def takes(metavar: str, help: str, *flags: str) -> Any:
+    """An option that takes a text; its flag is its name unless others are given."""
+    return typer.Option(*flags, metavar=metavar, help=help)
+
+
 ScheduleName = Annotated[
     str,
     typer.Argument(
@@ -57,75 +63,61 @@ class Setup:
     Numbers are text here, so that messages about them are debubble's own.
     """
 
-    ranks: Annotated[
-        str | None, typer.Option("--ranks", "-p", metavar="N", help="Pipeline ranks.")
-    ] = None
+    ranks: Annotated[str | None, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
     microbatches: Annotated[
-        str | None,
-        typer.Option("--microbatches", "-m", metavar="N", help="Microbatches per iteration."),
+        str | None, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
     ] = None
     chunks: Annotated[
-        str | None,
-        typer.Option("--chunks", "-v", metavar="N", help="Stages per rank, where there is choice."),
+        str | None, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
     ] = None
     times: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIMES",
-            help="Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
+        takes(
+            "TIMES",
+            "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
         ),
     ] = None
     rank_times: Annotated[
-        str | None,
-        typer.Option(metavar="TIMES", help="Costs per rank, divided by each schedule's chunks."),
+        str | None, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
     ] = None
     costs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Cost file: .yaml, .json or .toml; may set -p, -m, -v."),
+        str | None, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
     ] = None
     runtime: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Whose split backward: any (the default), or torch, whose stage 0 does it in W.",
+        takes(
+            "NAME", "Whose split backward: any (the default), or torch, whose stage 0 does it in W."
         ),
     ] = None
     p2p_mode: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODE",
-            help=f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or "
-            f"{_MODES[-1]}.",
+        takes(
+            "MODE",
+            f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or {_MODES[-1]}.",
         ),
     ] = None
     iterations: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Training steps in a row, with an optimizer step each."),
+        str | None, takes("N", "Training steps in a row, with an optimizer step each.")
     ] = None
     sync: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="What an optimizer step waits for: global, local or post-validation.",
-        ),
+        takes("RULE", "What an optimizer step waits for: global, local or post-validation."),
     ] = None
     memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIMIT",
-            help="Memory per rank, in activation units, the cost file's unit, or one of bytes: "
+        takes(
+            "LIMIT",
+            "Memory per rank, in activation units, the cost file's unit, or one of bytes: "
             "80GB; one for each: 4/4/3/3.",
         ),
     ] = None
     lowering: Mapping[str, str | None] = field(default_factory=dict)
     """The texts of :data:`debubble.lowering.chain.LOWERINGS`, an option each."""
     option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Option of the schedule; may be repeated."),
+        list[str] | None, takes("KEY=VALUE", "Option of the schedule; may be repeated.")
     ] = None
     group_size: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Microbatches per group of interleaved schedules."),
+        str | None, takes("N", "Microbatches per group of interleaved schedules.")
     ] = None
 
     def read(self, limits: str = "") -> Inputs:
@@ -401,4 +393,4 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(lowering: Lowering) -> Any:
-    return Annotated[str | None, typer.Option(metavar=lowering.metavar, help=lowering.help)]
+    return Annotated[str | None, takes(lowering.metavar, lowering.help)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, whole
+from debubble.cli.options import AsJson, takes, whole
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
 from debubble.cli.pytorch import require_torch
@@ -22,40 +22,25 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def profile(
     model: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL",
-            help="file.py:function, or config.json of Hugging Face (random weights).",
-        ),
+        str, takes("MODEL", "file.py:function, or config.json of Hugging Face (random weights).")
     ],
-    ranks: Annotated[str, typer.Option("--ranks", "-p", metavar="N", help="Pipeline ranks.")],
-    chunks: Annotated[
-        str, typer.Option("--chunks", "-v", metavar="N", help="Stages per rank.")
-    ] = "1",
+    ranks: Annotated[str, takes("N", "Pipeline ranks.", "--ranks", "-p")],
+    chunks: Annotated[str, takes("N", "Stages per rank.", "--chunks", "-v")] = "1",
     microbatches: Annotated[
-        str | None,
-        typer.Option("--microbatches", "-m", metavar="N", help="For the file: per iteration."),
+        str | None, takes("N", "For the file: per iteration.", "--microbatches", "-m")
     ] = None,
-    steps: Annotated[
-        str, typer.Option(metavar="N", help="How often everything is measured.")
-    ] = "20",
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
-    rows: Annotated[
-        str, typer.Option(metavar="N", help="With a config.json: sequences of a microbatch.")
-    ] = "1",
+    steps: Annotated[str, takes("N", "How often everything is measured.")] = "20",
+    device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
+    rows: Annotated[str, takes("N", "With a config.json: sequences of a microbatch.")] = "1",
     tokens: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="With a config.json: tokens of a sequence; at most 1024."),
+        str | None, takes("N", "With a config.json: tokens of a sequence; at most 1024.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With a config.json: bfloat16, float32, …")
-    ] = None,
+    dtype: Annotated[str | None, takes("NAME", "With a config.json: bfloat16, float32, …")] = None,
     no_layers: Annotated[
         bool, typer.Option("--no-layers", help="Leave the layers of stages out.")
     ] = False,
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The cost file: .yaml or .json."),
+        str | None, takes("FILE", "The cost file: .yaml or .json.", "--output", "-o")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, count, with_setup
+from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, count, takes, with_setup
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
 from debubble.cli.pytorch import require_torch
@@ -26,40 +26,28 @@ NOT_EQUAL = 1
 def run(
     schedule: ScheduleName,
     setup: Setup,
-    model: Annotated[
-        str, typer.Option(metavar="MODEL", help="gpt-tiny, mlp or file.py:function.")
-    ] = "gpt-tiny",
-    steps: Annotated[
-        str, typer.Option(metavar="N", help="Steps to measure; 0 only verifies.")
-    ] = "5",
+    model: Annotated[str, takes("MODEL", "gpt-tiny, mlp or file.py:function.")] = "gpt-tiny",
+    steps: Annotated[str, takes("N", "Steps to measure; 0 only verifies.")] = "5",
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Only measure: a large model takes long to verify.")
     ] = False,
     sleep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MS", help="Actions sleep their cost, the shortest of them MS milliseconds."
-        ),
+        str | None, takes("MS", "Actions sleep their cost, the shortest of them MS milliseconds.")
     ] = None,
     runtime: Annotated[
-        str, typer.Option(metavar="NAME", help="torch, debubble, or auto: torch where it can.")
+        str, takes("NAME", "torch, debubble, or auto: torch where it can.")
     ] = "auto",
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
-    timeout: Annotated[
-        str, typer.Option(metavar="S", help="End the run when nothing moves for S seconds.")
-    ] = "60",
+    device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
+    timeout: Annotated[str, takes("S", "End the run when nothing moves for S seconds.")] = "60",
     trace: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write predicted and measured times: .json or .json.gz."),
+        str | None, takes("FILE", "Write predicted and measured times: .json or .json.gz.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="NAME", help="To measure in: float32, bfloat16 or float16.")
+        str, takes("NAME", "To measure in: float32, bfloat16 or float16.")
     ] = "float32",
     costs_out: Annotated[
         str | None,
-        typer.Option(
-            "--costs-out", metavar="FILE", help="Write measured times for --costs: .yaml or .json."
-        ),
+        takes("FILE", "Write measured times for --costs: .yaml or .json.", "--costs-out"),
     ] = None,
     unchecked: Annotated[
         bool, typer.Option("--unchecked", help="Run also what 'debubble check' finds fault with.")

@@ -6,10 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, with_setup
+from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
@@ -33,10 +32,7 @@ def simulate(
     as_json: AsJson = False,
     actions: Annotated[
         str | None,
-        typer.Option(
-            metavar="[FILE]",
-            help="Start and end of every action: to the terminal, or a .csv or .json file.",
-        ),
+        takes("[FILE]", "Start and end of every action: to the terminal, or a .csv or .json file."),
     ] = None,
     late: Late = False,
 ) -> None:
