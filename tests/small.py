@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import debubble as db
@@ -14,9 +15,14 @@ RANKS = 4
 
 def smallest(entry: Entry, **options: Any) -> Schedule:
     """The schedule for four ranks with the fewest microbatches from five up that it accepts."""
+    return _smallest(entry.name, **options)
+
+
+@cache
+def _smallest(name: str, **options: Any) -> Schedule:
     for microbatches in range(5, 33):
         try:
-            return db.make(entry.name, ranks=RANKS, microbatches=microbatches, **options)
+            return db.make(name, ranks=RANKS, microbatches=microbatches, **options)
         except ParameterError:
             continue
-    raise AssertionError(f"{entry.name} accepts no number of microbatches")
+    raise AssertionError(f"{name} accepts no number of microbatches")

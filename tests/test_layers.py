@@ -54,14 +54,25 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    """All imports and strings of a module; of the latter none that documents something."""
+    tree = tree_of(module)
+    left_out = docstrings(tree)
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Constant) and id(node) not in left_out
+    )
+
+
 def named_by(module: str, running: bool = False) -> Iterator[tuple[int, str]]:
     """Every module of the package that a module names, with the line: imports and strings.
 
     Those that a program names while it is `running`, or also those of types alone.
     """
-    tree = tree_of(module)
-    left_out = docstrings(tree) | (typing_only(tree) if running else set())
-    for node in ast.walk(tree):
+    left_out = typing_only(tree_of(module)) if running else set()
+    for node in nodes_of(module):
         if id(node) in left_out:
             continue
         if isinstance(node, ast.ImportFrom):
@@ -116,7 +127,7 @@ def test_what_is_private_is_imported_in_its_own_package_only() -> None:
     imported = [
         (module, *private_to(f"{node.module}.{alias.name}"))
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("debubble")
         for alias in node.names
     ]

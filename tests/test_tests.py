@@ -16,6 +16,7 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 ASSERTING = {
     "raises", "warns", "assert_allclose", "assert_array_equal", "assert_close",
     "assert_explained",  # engine/test_explain.py
+    "assert_as_alone",  # torch/test_train_examples.py
     "in_ranks",  # torch/world.py: what ranks assert fails the test
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py

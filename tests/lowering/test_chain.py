@@ -34,32 +34,55 @@ chain.LOWERINGS.append(
 """
 
 
-def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", DUMMY + code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+COMMANDS = """
+import io, json, shlex
+from contextlib import redirect_stderr, redirect_stdout
+from debubble.cli import main
+
+found = []
+for line in sys.argv[1:]:
+    sys.argv = ["debubble", *shlex.split(line)]
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    found.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(found))
+"""
 
 
-def debubble(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run("from debubble.cli import main\nmain()", *arguments)
+def run(code: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", DUMMY + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("command", ["simulate", "compare", "check", "export", "draw", "run"])
-def test_every_command_with_schedules_has_the_flag(command: str) -> None:
-    words = " ".join(debubble(command, "--help").stdout.split())
-    assert "--stamp COLOUR Stamp it red or blue." in words
+def debubble(*lines: str) -> Any:
+    """Exit code, output and errors of some command lines, one after the other in one process."""
+    return json.loads(run(COMMANDS, *lines))
 
 
+@pytest.mark.processes
+def test_every_command_with_schedules_has_the_flag() -> None:
+    names = ("simulate", "compare", "check", "export", "draw", "run")
+    for name, (_, out, _) in zip(names, debubble(*(f"{n} --help" for n in names)), strict=True):
+        assert "--stamp COLOUR Stamp it red or blue." in " ".join(out.split()), name
+
+
+@pytest.mark.processes
 def test_flags_and_json_have_it() -> None:
-    sizes = ("-p", 2, "-m", 4)
-    found = json.loads(debubble("simulate", "1f1b", *sizes, "--stamp", "red", "--json").stdout)
-    assert found["options"] == {"stamp": "red"}
-    refused = debubble("compare", "1f1b", *sizes, "--stamp", "green")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr == "debubble: --stamp is 'green'; give red or blue\n"
-    refused = debubble("optimize", *sizes, "--stamp", "red")
-    assert refused.stderr == "debubble: --stamp is for published schedules; leave it out\n"
+    simulated, compared, optimized = debubble(
+        "simulate 1f1b -p 2 -m 4 --stamp red --json",
+        "compare 1f1b -p 2 -m 4 --stamp green",
+        "optimize -p 2 -m 4 --stamp red",
+    )
+    assert json.loads(simulated[1])["options"] == {"stamp": "red"}
+    assert compared == [2, "", "debubble: --stamp is 'green'; give red or blue\n"]
+    assert optimized[2] == "debubble: --stamp is for published schedules; leave it out\n"
 
 
+@pytest.mark.processes
 def test_comparisons_and_the_playground_have_it() -> None:
     found = run("""
 import debubble as db
@@ -71,7 +94,7 @@ state = State.model_validate({"schedules": [{"name": "1f1b"}], "stamp": "red"})
 print(state.lowering["stamp"])
 print(choices()[-1])
 """)
-    *lines, control = found.stdout.splitlines()
+    *lines, control = found.splitlines()
     assert lines == ["{'stamp': 'blue'}", "{'stamp': 'blue'}", "red"]
     assert ast.literal_eval(control) == {
         "name": "stamp", "label": "colour", "hint": "Ink.", "needs": None,

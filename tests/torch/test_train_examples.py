@@ -16,6 +16,7 @@ import torch
 
 import debubble as db
 from debubble.torch.from_config import from_config
+from tests.torch.world import in_ranks
 
 pytest.importorskip("transformers", reason="trains models of transformers")
 
@@ -52,9 +53,34 @@ def torchrun(script: str, *words: object) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(
-    ("model", "schedule"), [("gpt2", "dualpipe-v"), ("llama", "zb-v"), ("qwen3-moe", "best.csv")]
-)
+def forked(scripts: Any, model: str, schedule: str) -> Any:
+    """Losses and parameters as the script has them on ranks that import nothing anew."""
+    args = options(schedule=schedule, chunks=None, engine="auto")
+
+    def work(_: int) -> Any:
+        # The world is there, and goes when the rank does.
+        for name in ("init_process_group", "destroy_process_group"):
+            setattr(scripts.dist, name, lambda *_: None)
+        return scripts.in_pipeline(scripts.build(model, torch.float64), args)
+
+    return in_ranks(RANKS, work)[0]
+
+
+def options(**more: Any) -> Namespace:
+    return Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0, **more)
+
+
+def assert_as_alone(scripts: Any, model: str, losses: Any, state: Any) -> None:
+    """What a pipeline found is what the model without one does."""
+    expected, parameters = scripts.without_pipeline(scripts.build(model, torch.float64), options())
+    assert expected[-1] < expected[0]
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-9)
+    assert state.keys() == parameters.keys()
+    for name, value in parameters.items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize(("model", "schedule"), [("llama", "zb-v"), ("qwen3-moe", "best.csv")])
 def test_a_pipeline_trains_as_the_model_alone(
     scripts: Any, model: str, schedule: str, tmp_path: Path
 ) -> None:
@@ -63,21 +89,17 @@ def test_a_pipeline_trains_as_the_model_alone(
         db.optimize(
             ranks=RANKS, chunks=2, microbatches=MICROBATCHES, effort=0.01, cache=False
         ).schedule.save(schedule)
-    words = ("--model", model, "--steps", STEPS, "--microbatches", MICROBATCHES, "--clip", 1.0)
+    assert_as_alone(scripts, model, *forked(scripts, model, schedule))
+
+
+def test_torchrun_trains_as_the_model_alone(scripts: Any, tmp_path: Path) -> None:
     saved = tmp_path / "run.pt"
     torchrun(
-        "train.py", "--schedule", schedule, *words, "--dtype", "float64", "--save", saved
+        "train.py", "--schedule", "dualpipe-v", "--model", "gpt2", "--steps", STEPS,
+        "--microbatches", MICROBATCHES, "--clip", 1.0, "--dtype", "float64", "--save", saved,
     )  # fmt: skip
     found = torch.load(saved)
-    alone = scripts.build(model, torch.float64)
-    losses, state = scripts.without_pipeline(
-        alone, Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3)
-    )
-    assert losses[-1] < losses[0]
-    torch.testing.assert_close(found["losses"], losses, rtol=0, atol=1e-9)
-    assert found["state"].keys() == state.keys()
-    for name, value in state.items():
-        torch.testing.assert_close(found["state"][name], value, rtol=0, atol=1e-9, msg=name)
+    assert_as_alone(scripts, "gpt2", found["losses"], found["state"])
 
 
 def test_pytorch_trains_with_our_order(tmp_path: Path) -> None:
