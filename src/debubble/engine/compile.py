@@ -88,15 +88,18 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
     if rare:
         # Beside an action two joins; passes of the output layer have as many.
         size += 2 * count
-    elif explicit or spec.one_by_one:
+    elif explicit or mode != "overlapped":
         size += count
     costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
     costs += (count if grouped else 0) + (6 * places if rare else 0)
-    first, second = np.zeros((2, size), dtype=np.uint32)
+    # One block: of several, malloc gives those back to the system that it is asked for next time.
     few = 1 + TIMED_KINDS * places + ranks + costs <= _FEW_COSTS
-    lag, cost = np.zeros((2, size), dtype=np.uint16 if few else np.uint32)
-    node = _zeros(count)
-    sent = _zeros(0 if mode == "overlapped" else count)
+    block = np.zeros((4 if few else 5, size), dtype=np.uint32)
+    first, second, third = block[:3]
+    indices: NDArray[Any] = block[3:].view(np.uint16 if few else np.uint32)
+    lag, cost = indices.reshape(2, size)
+    node = third[:count].view(np.int32)
+    sent = third[count : count if mode == "overlapped" else 2 * count].view(np.int32)
     dynamic = np.zeros((3, costs), dtype=np.int32)
     next_action = np.zeros(ranks, dtype=np.int64)
     state = np.zeros(layout.STATES, dtype=np.int64)

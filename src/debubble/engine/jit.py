@@ -113,6 +113,18 @@ def helper(function: F) -> F:
     return function
 
 
+def _as_unsigned(number: int) -> Any:
+    return np.uint64(number)
+
+
+def unsigned(number: int) -> int:
+    """A number that is not negative, as an index: compiled code does not look at its sign."""
+    return number
+
+
+setattr(unsigned, HELPER, _as_unsigned)
+
+
 def _linked(
     function: Callable[..., Any], found: dict[Any, Any], **options: Any
 ) -> types.FunctionType:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from debubble.engine.jit import Array, helper
+from debubble.engine.jit import Array, helper, unsigned
 
 # Outcomes, in state[OUTCOME].
 (
@@ -130,38 +130,38 @@ class Results(NamedTuple):
 @helper
 def link_cost(link: int, sizes: Sizes, rare: Rare, state: Array) -> int:
     """Cost index of a directed pair of ranks, the first of as many as there are lanes."""
-    if rare.link_id[link] == 0:
+    if rare.link_id[unsigned(link)] == 0:
         rare.link_id[link] = sizes.base + state[DYNAMIC]
         for lane in range(sizes.lanes):
             source = link // sizes.ranks + lane * sizes.ranks
             new_cost(LINK, source, link % sizes.ranks, sizes, rare, state)
-    index: int = rare.link_id[link]
-    return index
+    first: int = rare.link_id[unsigned(link)]
+    return first
 
 
 @helper
 def new_cost(kind: int, a: int, b: int, sizes: Sizes, rare: Rare, state: Array) -> int:
     """Add a cost; returns its index."""
-    index: int = state[DYNAMIC]
-    rare.kind[index] = kind
-    rare.a[index] = a
-    rare.b[index] = b
-    state[DYNAMIC] = index + 1
-    return sizes.base + index
+    number: int = state[DYNAMIC]
+    rare.kind[number] = kind
+    rare.a[number] = a
+    rare.b[number] = b
+    state[DYNAMIC] = number + 1
+    return sizes.base + number
 
 
 @helper
 def push(rank: int, tail: int, queue: Array) -> int:
     """Queue a rank that can go on; returns the queue's new end."""
-    queue[tail & (len(queue) - 1)] = rank
+    queue[unsigned(tail & (len(queue) - 1))] = rank
     return tail + 1
 
 
 @helper
 def give(key: int, node: int, tail: int, results: Array, queue: Array) -> int:
     """Store the node of a result, and queue the rank that waits for it."""
-    waiter = results[key]
-    results[key] = node
+    waiter = results[unsigned(key)]
+    results[unsigned(key)] = node
     if waiter < 0:
         tail = push(-waiter - 1, tail, queue)
     return tail
@@ -170,6 +170,6 @@ def give(key: int, node: int, tail: int, results: Array, queue: Array) -> int:
 @helper
 def add_node(n: int, first: int, second: int, graph: Graph) -> int:
     """Add a node behind two others; returns the next free one."""
-    graph.first[n] = first
-    graph.second[n] = second
+    graph.first[unsigned(n)] = first
+    graph.second[unsigned(n)] = second
     return n + 1

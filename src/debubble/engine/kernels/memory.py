@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, kernel, unsigned
 
 
 @kernel(writes=("peak", "left", "fullest"))
@@ -33,7 +33,7 @@ def peak_memory(
         later = 0.0
         fullest[rank] = -1
         for position in range(offsets[rank], offsets[rank + 1]):
-            action = actions[position]
+            action = actions[unsigned(position)]
             place = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
             number = unit
@@ -42,9 +42,9 @@ def peak_memory(
                 place += unit % slices * copies * stages
             if copies > 1:
                 place += number % microbatches * copies // microbatches * stages
-            index = (action & KIND_MASK) * places + place
-            held += at_start[index]
-            later += at_end[index]
+            spot = unsigned((action & KIND_MASK) * places + place)
+            held += at_start[spot]
+            later += at_end[spot]
             if (action >> PAIR_SHIFT) & 1 == 0:
                 if held > most:
                     most = held

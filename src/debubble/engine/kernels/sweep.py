@@ -27,7 +27,7 @@ stand alone.
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
-from debubble.engine.jit import Array, kernel
+from debubble.engine.jit import Array, kernel, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.beside import (
     Beside,
@@ -194,10 +194,10 @@ def sweep(
             running += 1
 
     while head < tail:
-        rank = queue[head & (len(queue) - 1)]
+        rank = queue[unsigned(head & (len(queue) - 1))]
         head += 1
-        here = next_action[rank]
-        stop = offsets[rank + 1]
+        here = next_action[unsigned(rank)]
+        stop = offsets[unsigned(rank + 1)]
         outcome = DONE
         position = here
         while True:
@@ -210,7 +210,7 @@ def sweep(
             if here == stop:
                 break
             position = here
-            action = actions[here]
+            action = actions[unsigned(here)]
             row = (action & KIND_MASK) * at.WIDTH
             sort = kinds[row + at.SORT]
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
@@ -276,7 +276,7 @@ def sweep(
                     n, rank, row, unit, place, wanted, one_by_one, sizes, program, graph, rare,
                     turns, done, transfers, state,
                 )  # fmt: skip
-                cost[end] = 1 + kinds[row + at.COST] * places + place
+                cost[unsigned(end)] = 1 + kinds[row + at.COST] * places + place
                 completed += kinds[row + at.COMPLETES]
                 n, tail = end_work(
                     n, tail, end, here, rank, row, place, cell, one_by_one, sizes, program, graph,
@@ -362,7 +362,7 @@ def sweep(
             state[at.OUTCOME] = outcome
             state[at.POSITION] = position
             return
-        next_action[rank] = here
+        next_action[unsigned(rank)] = here
         if outcome == DONE:
             # What occupies the rank ends its turn.
             if here < stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, STAGE_MASK, STAGE_SHIFT
-from debubble.engine.jit import Array, helper
+from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.beside import wake
 from debubble.engine.kernels.layout import (
@@ -45,7 +45,7 @@ def readiness(
     if len(program.offset_of) > 0:
         place += program.offset_of[unit]
     cell = stage * sizes.units + unit
-    done = results.seen[cell]
+    done = results.seen[unsigned(cell)]
     wanted = -1
     step = kinds[row + at.TOWARDS]
     neighbour = step != 0 and 0 <= stage + step < sizes.stages
@@ -71,7 +71,7 @@ def readiness(
                     ready = results.node[wanted] > 0
                 if not ready:
                     return ORDER, place, cell, wanted
-            if results.node[wanted] <= 0:
+            if results.node[unsigned(wanted)] <= 0:
                 results.node[wanted] = -(rank + 1)
                 return WAITS, place, cell, wanted
         if beside is not None:
@@ -97,17 +97,17 @@ def begin_work(
     transfers: Maybe, state: Array,
 ) -> int:  # fmt: skip
     """Add a node behind the rank's last one and the result that the work takes."""
-    graph.first[n] = turns.last_node[rank]
+    graph.first[unsigned(n)] = turns.last_node[unsigned(rank)]
     if wanted >= 0:
-        graph.second[n] = results.node[wanted]
+        graph.second[unsigned(n)] = results.node[unsigned(wanted)]
         if transfers is None:
-            source = program.rank_of[place + program.kinds[row + at.TOWARDS]]
+            source = program.rank_of[unsigned(place + program.kinds[row + at.TOWARDS])]
             if source != rank and not one_by_one:
                 lag = link_cost(source * sizes.ranks + rank, sizes, rare, state)
                 if sizes.lanes > 1:
                     lag += unit % sizes.slices
-                graph.lag[n] = lag
-    turns.last_node[rank] = n
+                graph.lag[unsigned(n)] = lag
+    turns.last_node[unsigned(rank)] = n
     return n + 1
 
 
@@ -120,20 +120,20 @@ def end_work(
 ) -> tuple[int, int]:  # fmt: skip
     """Say that work is done at a node, and hand its result to a neighbouring stage."""
     kinds = program.kinds
-    graph.node[here] = end
-    results.seen[cell] |= kinds[row + at.BIT]
+    graph.node[unsigned(here)] = end
+    results.seen[unsigned(cell)] |= kinds[row + at.BIT]
     step = kinds[row + at.GIVES]
     if step == 0:
         return n, tail
     key = kinds[row + at.RESULT] * sizes.cells + cell
-    stage = (program.actions[here] >> STAGE_SHIFT) & STAGE_MASK
+    stage = (program.actions[unsigned(here)] >> STAGE_SHIFT) & STAGE_MASK
     if stage + step < 0 or stage + step >= sizes.stages:
         if beside is not None:
             if vocabulary > 0 and step > 0:
                 tail = wake(results.node[key], tail, beside.parked, turns.queue)
                 results.node[key] = end
         return n, tail
-    target = program.rank_of[place + step]
+    target = program.rank_of[unsigned(place + step)]
     if target != rank:
         if transfers is not None:
             if len(sent) > 0:
@@ -144,10 +144,10 @@ def end_work(
             time = link_cost(link, sizes, rare, state)
             if sizes.lanes > 1:
                 time += (program.actions[here] >> MICROBATCH_SHIFT) % sizes.slices
-            graph.cost[n] = time
-            n = add_node(n, link_node[link], end, graph)
+            graph.cost[unsigned(n)] = time
+            n = add_node(n, link_node[unsigned(link)], end, graph)
             end = n - 1
-            link_node[link] = end
-            sent[here] = end
+            link_node[unsigned(link)] = end
+            sent[unsigned(here)] = end
     tail = give(key, end, tail, results.node, turns.queue)
     return n, tail
