@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from debubble.analysis.layout import line_width, wrap
+from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
-from debubble.cli.output import print_json
+from debubble.cli.output import check_writable, note, print_json, write_text
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.interchange.text import read_number
@@ -118,6 +119,10 @@ def plan(
         "zero": zero,
     }  # fmt: skip
     fixed = _fixed(given, framework)
+    if calibrate is not None:
+        asked = _calibrated(asked, calibrate, fixed)
+    if output is not None:
+        _check_output(output)
     others = [(text, _with(given, text, framework)) for text in why or []]
     count = whole("--top", top, 1000)
 
@@ -139,6 +144,8 @@ def plan(
     sys.stdout.flush()
     if best is None:
         raise typer.Exit(1)
+    if output is not None:
+        _write(asked, found, output)
 
 
 def _asked(
@@ -190,6 +197,41 @@ def _with(given: dict[str, str | None], text: str, framework: str | None) -> Fix
     return _fixed(given | {name: value.strip()}, framework)
 
 
+def _calibrated(asked: Asked, path: str, fixed: Fixed) -> Asked:
+    """The question with what was measured; logs and profiles are of the only plan that is left."""
+    from itertools import islice
+
+    from debubble.planner.calibration_files import calibrate_from
+    from debubble.planner.degrees import candidates
+
+    left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), 2))
+    factors = calibrate_from(
+        path, asked.factors, asked.model, asked.cluster, asked.training,
+        left[0] if len(left) == 1 else None,
+    )  # fmt: skip
+    return replace(asked, factors=factors)
+
+
+def _check_output(path: str) -> None:
+    if not path.lower().endswith((".html", ".yaml", ".yml")):
+        raise ParameterError(f"'{path}': a report is .html, the costs of the best plan are .yaml")
+    check_writable(path)
+
+
+def _write(asked: Asked, found: Found, path: str) -> None:
+    """The report as a page, or the costs of the best plan for all other commands."""
+    if path.lower().endswith(".html"):
+        from debubble.view.plan_page import plan_page
+
+        content = plan_page(asked, found)
+    else:
+        from debubble.planner.report import costs_yaml
+
+        content = costs_yaml(asked, found.plans[0])
+    write_text(path, content)
+    note(f"wrote {path}")
+
+
 class _Progress:
     """A line with how far the search is and the best so far, a few times per second."""
 
@@ -214,6 +256,18 @@ def _print_rows(path: str, as_json: bool) -> None:
     found = run_rows(path)
     if as_json:
         print_json({"rows": found})
+        return
+    lines = [["row", "measured", "predicted", "error", "memory", "measured", ""]]
+    for row in found:
+        times = [_cell(row[name], "{:.4g} s") for name in ("measured", "step_time")]
+        error = _cell(row["error"], "{:+.1%}")
+        sizes = [_cell(row[name], "{:.1f} GB", 1e9) for name in ("memory", "measured_memory")]
+        lines.append([str(row["row"]), *times, error, *sizes, row["skipped"] or ""])
+    print("\n".join(table(lines, (6,))))
+
+
+def _cell(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else form.format(value / unit)
 
 
 app = command(

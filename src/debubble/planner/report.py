@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from debubble.analysis.layout import Column, text_table, wrap
+from debubble.core.costs import Costs
 from debubble.core.units import number, percent
+from debubble.engine.timeline import simulate
+from debubble.interchange.cost_files import costs_data
+from debubble.interchange.cost_syntax import yaml_text
 from debubble.planner.candidate import Candidate
+from debubble.planner.flags import flags
 from debubble.planner.flops import flops_per_token
 from debubble.planner.memory import RankMemory
-from debubble.planner.plan import CAUSES, Asked, Plan, relative_error, speed, tied
+from debubble.planner.plan import (
+    CAUSES,
+    Asked,
+    Plan,
+    costs_of,
+    relative_error,
+    schedule_of,
+    speed,
+    tied,
+)
+from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found
 
 GB = 1e9
@@ -47,6 +64,7 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
         "memory": [_memory_data(rank) for rank in plan.memory],
         "fits": plan.fits,
+        "flags": {name: flags(asked.model, asked.training, candidate, name) for name in FRAMEWORKS},
     }
 
 
@@ -138,14 +156,13 @@ def excess(plan: Plan) -> str:
 
 def text(asked: Asked, found: Found, width: int) -> str:
     """The whole answer for a terminal."""
-    lines = [*wrap(_question(asked), width, 2), ""]
+    first, *others = paragraphs(asked, found)
+    lines = [*wrap(first, width, 2), ""]
+    lines += [line for entry in others for line in wrap(entry, width, 2)]
     if found.plans:
-        lines += [*_best(asked, found.plans[0], width), ""]
-        lines += _table(asked, found, width)
-    else:
-        lines += wrap(_nothing(asked, found), width, 2)
-    lines += ["", *_buys(found, width), *_left_out(found, width)]
-    return "\n".join(lines).rstrip()
+        blocks, _ = text_table(columns(asked, found), width)
+        lines += ["", *(line for block in blocks for line in block)]
+    return "\n".join([*lines, "", *wrap(left_out(found), width, 2)])
 
 
 def _question(asked: Asked) -> str:
@@ -161,7 +178,8 @@ def _question(asked: Asked) -> str:
     )
 
 
-def _best(asked: Asked, plan: Plan, width: int) -> list[str]:
+def _sentences(asked: Asked, plan: Plan) -> list[str]:
+    """What is to be said of the best plan."""
     candidate = plan.candidate
     fast, error = speed(asked, plan.step_time), relative_error(asked, plan) * plan.step_time
     whole = (
@@ -185,10 +203,11 @@ def _best(asked: Asked, plan: Plan, width: int) -> list[str]:
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
         f"{gigabytes(plan.limit)}",
     ]
-    return [line for entry in lines for line in wrap(entry, width, 2)]
+    return lines
 
 
-def _table(asked: Asked, found: Found, width: int) -> list[str]:
+def columns(asked: Asked, found: Found) -> list[Column]:
+    """Plans and faster ones that do not fit, a row each, with why each is not the one."""
     best = found.plans[0]
     rows = [*found.plans, *(plan for plan in found.near if plan.step_time < best.step_time)]
     rows.sort(key=lambda plan: plan.step_time)
@@ -204,7 +223,7 @@ def _table(asked: Asked, found: Found, width: int) -> list[str]:
     def degree(name: str) -> Column:
         return Column((name,), tuple(str(getattr(p.candidate.degrees, name)) for p in rows))
 
-    columns = [
+    return [
         Column(("schedule",), tuple(p.candidate.schedule for p in rows), left=True),
         *(degree(name) for name in ("tp", "cp", "ep", "dp", "pp") if _varies(rows, name)),
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
@@ -215,8 +234,6 @@ def _table(asked: Asked, found: Found, width: int) -> list[str]:
         Column(("peak",), tuple(gigabytes(max(p.peaks)) for p in rows)),
         Column(("why",), tuple(why(p) for p in rows), rank=1, left=True),
     ]
-    blocks, _ = text_table(columns, width)
-    return [line for block in blocks for line in block]
 
 
 def _varies(rows: Sequence[Plan], name: str) -> bool:
@@ -237,29 +254,60 @@ def _nothing(asked: Asked, found: Found) -> str:
     )
 
 
-def _buys(found: Found, width: int) -> list[str]:
-    """What more memory would buy: ever faster plans that do not fit."""
-    if not found.plans:
+def _buys(found: Found) -> list[str]:
+    """What more memory would buy: the faster plan that misses it by least."""
+    best = found.plans[0].step_time
+    faster = [plan for plan in found.near if plan.step_time < best]
+    if not faster:
         return []
-    best, lines = found.plans[0].step_time, []
-    for plan in sorted(found.near, key=lambda plan: max(plan.peaks)):
-        if plan.step_time < best:
-            more = max(plan.peaks) - plan.limit
-            lines += wrap(
-                f"{gigabytes(more)} more per GPU would buy {seconds(best - plan.step_time)} "
-                f"per step: {degrees_text(plan.candidate)}, {plan.candidate.schedule}, "
-                f"recompute {plan.candidate.recompute}",
-                width, 2,
-            )  # fmt: skip
-            break
-    return lines
+    plan = min(faster, key=lambda plan: max(plan.peaks))
+    return [
+        f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU would buy "
+        f"{seconds(best - plan.step_time)} per step: {degrees_text(plan.candidate)}, "
+        f"{plan.candidate.schedule}, microbatch size {plan.candidate.microbatch_size}, recompute "
+        f"{plan.candidate.recompute}"
+    ]
 
 
-def _left_out(found: Found, width: int) -> list[str]:
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+def left_out(found: Found) -> str:
+    """How many plans there were, and why others are not shown."""
+    counts = "; ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
     line = f"{found.considered:,} plans considered, {found.simulated:,} simulated"
     if counts:
-        line += f"; left out: {counts}"
+        line += f"; of the others {counts}"
     if found.interrupted:
         line += "; stopped before the end: others may be better"
-    return wrap(line, width, 2)
+    return line
+
+
+def whole_costs(asked: Asked, plan: Plan) -> Costs:
+    """Costs with all that the ranks of a finished plan hold, for every other command.
+
+    Static memory is what a rank's peak has beside its activations.
+    """
+    costs = costs_of(asked, plan.candidate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # orders made for other costs are meant here
+        held = simulate(schedule_of(asked, plan.candidate, costs), costs).peak_activation
+    static = [peak - activations for peak, activations in zip(plan.peaks, held, strict=True)]
+    return replace(costs, static=[max(rest, 0.0) for rest in static])
+
+
+def costs_yaml(asked: Asked, plan: Plan) -> str:
+    """The costs of a finished plan as a cost file, with sizes and memory limit."""
+    found = costs_data(whole_costs(asked, plan))
+    found["memory"]["limit"] = asked.limit
+    candidate, degrees = plan.candidate, plan.candidate.degrees
+    sizes = {"ranks": degrees.pp, "microbatches": candidate.microbatches}
+    if degrees.chunks > 1:
+        sizes["chunks"] = degrees.chunks
+    gpu = asked.cluster.gpu.name
+    label = f"{asked.model.name} on {asked.cluster.gpus} x {gpu}: {degrees_text(candidate)}"
+    return yaml_text({"name": label, "source": "debubble plan", **sizes, **found})
+
+
+def paragraphs(asked: Asked, found: Found) -> list[str]:
+    """The question and the best plan, in sentences."""
+    if not found.plans:
+        return [_question(asked), _nothing(asked, found)]
+    return [_question(asked), *_sentences(asked, found.plans[0]), *_buys(found)]

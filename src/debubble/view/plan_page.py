@@ -1,0 +1,73 @@
+"""A plan as a web page: the answer, its timeline and memory, its rivals, and the flags to paste."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from debubble.analysis.layout import html_table
+from debubble.engine.timeline import simulate
+from debubble.planner.flags import flags
+from debubble.planner.plan import Asked, Plan, schedule_of
+from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_costs
+from debubble.planner.rules import FRAMEWORKS
+from debubble.planner.search import Found
+from debubble.view.page import inline_svg, page
+from debubble.view.plan_figure import front
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
+"""Parts of a rank's memory, in the order of the columns."""
+
+
+def plan_page(asked: Asked, found: Found) -> str:
+    """A self-contained page about the plans that a search has found.
+
+    Parameters
+    ----------
+    asked, found
+        The question and its answer, with at least one plan.
+    """
+    best = found.plans[0]
+    costs = whole_costs(asked, best)
+    timeline = simulate(schedule_of(asked, best.candidate, costs), costs)
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
+    sections = [
+        said,
+        "<h2>Plans</h2>",
+        html_table(columns(asked, found)),
+        f"<p>{html.escape(left_out(found))}</p>",
+        inline_svg(front(found), "Step time and memory of plans"),
+        "<h2>Memory of every rank at its peak</h2>",
+        _memory(best),
+        "<h2>Flags</h2>",
+        *_flags(asked, best),
+    ]
+    return page(
+        [timeline], title=f"A plan for {asked.model.name}", table_html="\n".join(sections),
+        limit=asked.limit,
+    )  # fmt: skip
+
+
+def _memory(plan: Plan) -> str:
+    heads = ["rank", "peak", *PARTS, "at action"]
+    rows = [
+        [
+            str(rank.rank), gigabytes(rank.peak), *(gigabytes(getattr(rank, p)) for p in PARTS),
+            rank.at.action,
+        ]
+        for rank in plan.memory
+    ]  # fmt: skip
+    return _table([heads, *rows])
+
+
+def _table(rows: Iterable[Iterable[str]]) -> str:
+    head, *others = [[html.escape(cell) for cell in row] for row in rows]
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
+    titles = "".join(f"<th>{cell}</th>" for cell in head)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _flags(asked: Asked, plan: Plan) -> Iterable[str]:
+    for name in FRAMEWORKS:
+        text = flags(asked.model, asked.training, plan.candidate, name)
+        yield f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>"
