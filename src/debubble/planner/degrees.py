@@ -85,7 +85,7 @@ class Group:
         Of all of them, with one chunk.
     microbatch_size, microbatches
         Of all of them.
-    splits
+    orders
         By schedule, chunks and layers of every stage.
     settings
         By schedule, how activations and states are kept.
@@ -94,27 +94,18 @@ class Group:
     degrees: Degrees
     microbatch_size: int
     microbatches: int
-    splits: Mapping[str, tuple[Split, ...]]
+    orders: Mapping[str, tuple[Split, ...]]
     settings: Mapping[str, tuple[Setting, ...]]
 
     @cached_property
     def count(self) -> int:
         """How many candidates there are."""
-        return sum(len(splits) * len(self.settings[name]) for name, splits in self.splits.items())
-
-    @cached_property
-    def orders(self) -> tuple[Order, ...]:
-        """Schedule, chunks and layers of every stage, of all candidates."""
-        return tuple(
-            (name, chunks, layers)
-            for name, splits in self.splits.items()
-            for chunks, layers in splits
-        )
+        return sum(len(splits) * len(self.settings[name]) for name, splits in self.orders.items())
 
     def candidates(self) -> Iterator[Candidate]:
         """The candidates, those with one order next to each other."""
         d, size, number = self.degrees, self.microbatch_size, self.microbatches
-        for schedule, splits in self.splits.items():
+        for schedule, splits in self.orders.items():
             settings = self.settings[schedule]
             for chunks, layers in splits:
                 degrees = Degrees(d.tp, d.cp, d.ep, d.dp, d.pp, chunks)
@@ -141,9 +132,9 @@ def groups(
         if choice.fixed.microbatch_size is not None:
             sizes = tuple(size for size in sizes if size == choice.fixed.microbatch_size)
         for size in sizes:
-            splits = choice.splits(degrees, whole // size)
-            settings = {name: choice.settings(degrees, name) for name in splits}
-            found = Group(degrees, size, whole // size, splits, settings)
+            orders = choice.orders(degrees, whole // size)
+            settings = {name: choice.settings(degrees, name) for name in orders}
+            found = Group(degrees, size, whole // size, orders, settings)
             if found.count:
                 yield found
 
@@ -157,7 +148,7 @@ class _Choice:
     node: int
     training: Training
     fixed: Fixed
-    known_splits: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = field(
+    known_orders: dict[tuple[int, int, bool], dict[str, tuple[Split, ...]]] = field(
         default_factory=dict
     )
     known_settings: dict[tuple[str, int, int, int], tuple[Setting, ...]] = field(
@@ -199,16 +190,16 @@ class _Choice:
     def _expert_degrees(self, ranks: int) -> tuple[int, ...]:
         return tuple(ep for ep in divisors(self.model.experts or 1) if ranks % ep == 0)
 
-    def splits(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
+    def orders(self, degrees: Degrees, microbatches: int) -> dict[str, tuple[Split, ...]]:
         """How each schedule cuts the model over these ranks, for so many microbatches."""
         key = (degrees.pp, microbatches, degrees.ep > 1)
-        if key not in self.known_splits:
+        if key not in self.known_orders:
             found = {
                 name: tuple(self._splits(name, degrees, microbatches))
                 for name in self._schedules_on(degrees.pp)
             }
-            self.known_splits[key] = {name: splits for name, splits in found.items() if splits}
-        return self.known_splits[key]
+            self.known_orders[key] = {name: splits for name, splits in found.items() if splits}
+        return self.known_orders[key]
 
     def _splits(self, name: str, degrees: Degrees, microbatches: int) -> Iterator[Split]:
         for chunks in self._chunks(name, degrees.pp):
