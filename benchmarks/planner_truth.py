@@ -3,7 +3,7 @@
     python benchmarks/planner_truth.py ROWS.csv [-o docs/planner-truth.md]
 
 ROWS.csv has published measurements in the columns of `debubble plan --rows`; it is no part of the
-project. Rows that gave one of the shipped efficiencies are left out of every figure.
+project. Rows that gave a shipped efficiency or a constant are left out of every figure.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ CHART = {
     4096: 259, 4608: 275, 5120: 261, 5632: 281, 8192: 291,
 }  # fmt: skip
 """TFLOP/s of square bf16 products on A100, read off NVIDIA's cuBLAS chart."""
+
+CONSTANTS = ("2205.05198 sec 6.3", "asyncTP_llama3_h100")
+"""Sources whose rows say what step-end collectives and overlapped tensor parallelism reach."""
 
 WHY = (
     (lambda row: "MegaScale" in row["source"] and row["notes"].startswith("MegaScale"),
@@ -97,12 +100,14 @@ class Judged:
 
 
 def judged(path: str, factors: Factors | None = None) -> list[Judged]:
-    """Rows with a measured step that gave no efficiency."""
+    """Rows with a measured step that gave no efficiency and no constant."""
     pairs = zip(read_rows(path), run_rows(path, factors), strict=True)
     return [
         Judged(row, result)
         for row, result in pairs
-        if result["error"] is not None and not result["calibrated"]
+        if result["error"] is not None
+        and not result["calibrated"]
+        and not any(text in row["source"] for text in CONSTANTS)
     ]
 
 

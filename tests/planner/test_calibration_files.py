@@ -4,7 +4,7 @@ import pytest
 
 from debubble.core.errors import FormatError, ParameterError
 from debubble.planner.calibrate import Factors
-from debubble.planner.calibration_files import calibrate_from, log_seconds
+from debubble.planner.calibration_files import calibrate_from, log_seconds, measured_run
 from debubble.planner.candidate import Candidate
 from debubble.planner.layer_times import layer_times
 from tests.planner.published import llama_70b
@@ -71,6 +71,15 @@ def test_a_profile_says_what_a_layer_takes(tmp_path: Path) -> None:
     )
 
 
+def test_options_say_what_ran() -> None:
+    given = {
+        "tp": 4, "cp": 2, "ep": None, "dp": None, "pp": 4, "chunks": 5, "microbatch_size": None,
+        "schedule": None, "recompute": None, "zero": None,
+    }  # fmt: skip
+    run = measured_run(given, "options", CASE.model, CASE.cluster, CASE.training)
+    assert run == (CASE.cluster, CASE.training, CASE.candidate)
+
+
 def test_rows_calibrate(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(
@@ -92,6 +101,8 @@ def test_rows_calibrate(tmp_path: Path) -> None:
         ("a.yaml", "steps: [{tp: four, seconds: 1}]", r"tp: 'four'; give a whole number"),
         ("a.yaml", "steps: [{tp: 4}]", "give seconds"),
         ("a.yaml", "steps: [{tp: 4, seconds: -1}]", "give seconds"),
+        ("a.yaml", "steps: [{precision: bf61, seconds: 1}]", "precision: 'bf61'.*bf16"),
+        ("a.yaml", "steps: [{batch: 0, seconds: 1}]", "batch 0 is no multiple"),
         ("a.yaml", "steps: [{tp: 3, seconds: 1}]", "does not divide 64"),
         ("a.yaml", "steps: [{tp: 4, microbatch_size: 5, seconds: 1}]", "no multiple"),
         ("a.yaml", "times: {F: 1}", "layers needs lists"),

@@ -15,6 +15,7 @@ from debubble.interchange.text import read_text
 from debubble.planner.calibrate import Factors, calibrated, with_measured
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.layer_times import layer_times
 from debubble.planner.model import Model
 from debubble.planner.row_plans import read_row, spread
@@ -132,41 +133,61 @@ def _from_step(
     for key in step:
         if key not in STEP_KEYS:
             raise FormatError(f"{where}: unknown key '{key}'; {did_you_mean(str(key), STEP_KEYS)}")
-
-    def whole(key: str, default: int) -> int:
-        value = step.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise FormatError(f"{where}.{key}: {value!r}; give a whole number")
-        return value
-
-    numbers = {key: max(whole(key, 1), 1) for key in DEGREES if key != "dp"}
-    gpus = whole("gpus", cluster.gpus)
-    batch = whole("batch", training.batch)
-    training = replace(
-        training, batch=batch, sequence=whole("sequence", training.sequence),
-        precision=str(step.get("precision", training.precision)),
-    )  # fmt: skip
-    model_size = numbers["tp"] * numbers["cp"] * numbers["pp"]
-    dp = whole("dp", gpus // model_size)
-    if dp * model_size != gpus:
-        raise FormatError(f"{where}: tp x cp x pp is {model_size}, which does not divide {gpus}")
-    degrees = Degrees(**numbers, dp=dp)
-    micro = max(whole("microbatch_size", 1), 1)
-    if batch % (micro * dp):
-        raise FormatError(f"{where}: batch {batch} is no multiple of {micro} x dp {dp}")
-    default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
-    layers = tuple(step.get("layers", spread(len(model.layers), degrees.stages)))
-    candidate = Candidate(
-        degrees, micro, batch // (micro * dp), str(step.get("schedule", default)), layers,
-        str(step.get("recompute", "none")), whole("zero", 1),
-    )  # fmt: skip
     if "log" in step:
         seconds = log_seconds(str(step["log"]), where)
     elif isinstance(step.get("seconds"), int | float) and step["seconds"] > 0:
         seconds = float(step["seconds"])
     else:
         raise FormatError(f"{where}: give seconds, or log with a line of Megatron")
-    return calibrated(factors, model, replace(cluster, gpus=gpus), training, candidate, seconds)
+    run = measured_run(step, where, model, cluster, training)
+    return calibrated(factors, model, *run, seconds)
+
+
+def measured_run(
+    given: Mapping[str, Any], where: str, model: Model, cluster: Cluster, training: Training
+) -> tuple[Cluster, Training, Candidate]:
+    """What ran: a step's keys, or options of the command, with defaults for what they leave out.
+
+    Degrees are 1 where nothing is said, `dp` is what is left of the GPUs, and the schedule 1F1B,
+    interleaved where there are chunks.
+
+    Raises
+    ------
+    FormatError
+        With the value that is wrong.
+    """
+    given = {key: value for key, value in given.items() if value is not None}
+
+    def whole(key: str, default: int) -> int:
+        value = given.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise FormatError(f"{where}.{key}: {value!r}; give a whole number")
+        return value
+
+    numbers = {key: max(whole(key, 1), 1) for key in DEGREES if key != "dp"}
+    gpus, batch = whole("gpus", cluster.gpus), whole("batch", training.batch)
+    training = replace(
+        training, batch=batch, sequence=whole("sequence", training.sequence),
+        precision=str(given.get("precision", training.precision)),
+    )  # fmt: skip
+    if training.precision not in PRECISIONS:
+        hint = did_you_mean(training.precision, PRECISIONS)
+        raise FormatError(f"{where}.precision: '{training.precision}'; {hint}")
+    size = numbers["tp"] * numbers["cp"] * numbers["pp"]
+    dp = whole("dp", gpus // size)
+    if dp * size != gpus:
+        raise FormatError(f"{where}: tp x cp x pp is {size}, which does not divide {gpus}")
+    degrees = Degrees(**numbers, dp=dp)
+    micro = max(whole("microbatch_size", 1), 1)
+    if batch % (micro * dp) or not batch:
+        raise FormatError(f"{where}: batch {batch} is no multiple of {micro} x dp {dp}")
+    default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
+    layers = tuple(given.get("layers", spread(len(model.layers), degrees.stages)))
+    candidate = Candidate(
+        degrees, micro, batch // (micro * dp), str(given.get("schedule", default)), layers,
+        str(given.get("recompute", "none")), whole("zero", 1),
+    )  # fmt: skip
+    return replace(cluster, gpus=gpus), training, candidate
 
 
 SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
