@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +20,7 @@ from debubble.core.kinds import Kind
 from debubble.torch.autograd import Splitter, backward_weight
 from debubble.torch.profile import Profile
 from debubble.torch.tasks import Task
-from tests.torch.loop import cross_entropy, gpt, text
+from tests.torch.loop import cross_entropy, gpt, text, vectors
 from tests.torch.world import in_ranks
 
 M = 6
@@ -168,3 +169,29 @@ def test_what_w_needs_stays(hooked: bool) -> None:
             [found, module.weight.grad, module.scale.grad], wanted, strict=True
         ):
             torch.testing.assert_close(ours, theirs)
+
+
+class Remembers(nn.Module):
+    """Keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(32).double(), nn.Linear(32, 32).double()
+        self.before = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(self.norm(x)) + self.before.detach().mean() * 0
+        self.before = x
+        return found
+
+
+def test_what_a_module_keeps_stays() -> None:
+    def work(rank: int) -> float:
+        stages = [Remembers() for _ in range(4)]
+        pipe = dt.Pipeline("zb-v", stages, functional.mse_loss, microbatches=4, split="keep")
+        x, y = vectors(4, 0)
+        pipe.step(x, target=y)
+        return float(pipe.step(x, target=y))
+
+    first, second = in_ranks(2, work)
+    assert first == second > 0

@@ -243,7 +243,8 @@ class Stage:
         inputs: list[Tensor] = []
         if isinstance(given.args, Handed):
             tensors, spec = given.args
-            args = arguments(put_together(_leaves(tensors, spec, graph, inputs), spec))
+            split = self.splits and not self.fuses
+            args = arguments(put_together(_leaves(tensors, spec, graph, inputs, split), spec))
             trains = trains or any(isinstance(leaf, Leaf) and leaf.carries for leaf in spec.leaves)
         else:
             args = given.args
@@ -349,9 +350,12 @@ class Stage:
 
 
 def _leaves(
-    tensors: Sequence[Tensor], spec: Spec, graph: bool, inputs: list[Tensor]
+    tensors: Sequence[Tensor], spec: Spec, graph: bool, inputs: list[Tensor], split: bool
 ) -> list[Tensor]:
-    """What a graph begins at; those that carry gradients are put into `inputs`, too."""
+    """What a graph begins at; those that carry gradients are put into `inputs`, too.
+
+    I of a `split` backward may take the numbers out of these: the module gets views.
+    """
     if not graph:
         return list(tensors)
     found = []
@@ -359,6 +363,7 @@ def _leaves(
         own = tensor.detach()
         if leaf.carries:
             inputs.append(own.requires_grad_())
+            own = own.view_as(own) if split else own
         found.append(own)
     return found
 
