@@ -43,8 +43,8 @@ browser:  ## Chromium for the tests of pages, where apt has it
 test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
+quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer random cases
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
 
 MINUTES ?= 10
 explore: $(VENV)/.dev  ## property tests with new random cases, over and over: make explore MINUTES=60

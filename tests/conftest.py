@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests import browser as browsers
 
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much],
 }
 settings.register_profile("default", derandomize=True, **CALM)
 settings.register_profile("explore", derandomize=False, print_blob=True, **CALM)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.register_profile("quick", derandomize=True, **CALM)
+settings.load_profile(PROFILE)
+
+QUICK_SHARE, QUICK_LEAST = 4, 6
+"""With the profile ``quick`` a property test has one in four of its cases, but some at least."""
 
 MARKS = {
     "browser": {"browser", "visit"},
@@ -55,8 +61,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
+        if PROFILE == "quick":
+            draw_fewer(item)
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
         quick[item.path] = quick.get(item.path, False) or not left_out
+
+
+def draw_fewer(item: pytest.Item) -> None:
+    """Let a property test draw a share of its cases.
+
+    What tests are decorated with stands over any profile, and hypothesis has no public way to it.
+    """
+    test = getattr(item, "obj", None)
+    if is_hypothesis_test(test) and not hasattr(test, "drawn_fewer"):
+        full = test._hypothesis_internal_use_settings
+        fewer = min(full.max_examples, max(full.max_examples // QUICK_SHARE, QUICK_LEAST))
+        test._hypothesis_internal_use_settings = settings(full, max_examples=fewer)
+        test.drawn_fewer = True
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom: thousands of tests and what they import are not garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,7 @@ def test_full_backwards_are_the_same_everywhere() -> None:
     assert theirs.peak_activation.tolist() == ours.peak_activation.tolist()
 
 
+@pytest.mark.slow
 def test_the_optimizer_knows_it() -> None:
     given = {"ranks": 2, "chunks": 2, "microbatches": 4, "memory": 2, "cache": False}
     costs = Costs(F=5, I=6, W=4, kept_for_weight=0.5, runtime="torch")

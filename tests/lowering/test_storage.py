@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,13 @@ FAMILIES = ("zb-v", "v-half", "v-min", "v-zb", "zb-auto", "zb-2p")
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
+def slowly(value: float) -> Any:
+    """A limit that only the whole run tries."""
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 @each_family
-@pytest.mark.parametrize("memory", [1, 1.5, 2, 4])
+@pytest.mark.parametrize("memory", [1, slowly(1.5), slowly(2), 4])
 @pytest.mark.parametrize("at", ["just-in-time", "with-backward", "bubbles"])
 def test_recompute_is_known_to_the_order(name: str, memory: float, at: str) -> None:
     size = {"ranks": 4, "microbatches": 8}
@@ -32,7 +39,7 @@ def test_recompute_is_known_to_the_order(name: str, memory: float, at: str) -> N
 
 
 @each_family
-@pytest.mark.parametrize("memory", [1.5, 2, 4])
+@pytest.mark.parametrize("memory", [1.5, slowly(2), slowly(4)])
 def test_offload_is_known_to_the_order(name: str, memory: float) -> None:
     size = {"ranks": 4, "microbatches": 8}
     plain = db.simulate(db.make(name, **size, costs=HOST, memory=memory), HOST)

@@ -24,6 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "debubble" / "optimize"
 
 
+@pytest.mark.slow
 def no_search(*_: Any, **__: Any) -> None:
     raise AssertionError("searched again")
 

@@ -106,6 +106,7 @@ def test_what_waits_on_the_host_makes_room() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: dict[str, Any] = {

@@ -60,6 +60,7 @@ def test_never_slower_than_published_schedules(name: str, chunks: int, memory: f
     assert result.makespan <= published.makespan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["channel", "blocking"])
 def test_other_transfer_modes(mode: Any) -> None:
     asked = problem(2, 2, 2, chunks=1, mode=mode, F=2, I=3, W=1, p2p=1.5)

@@ -27,6 +27,7 @@ def test_more_memory_is_faster(frontier: Frontier) -> None:
         assert db.check(result.schedule, memory=limit).ok
 
 
+@pytest.mark.slow
 def test_published_schedules_are_never_better(frontier: Frontier) -> None:
     assert {"zb-v", "interleaved-1f1b"} <= {row.name for row in frontier.published}
     for row in frontier.published:

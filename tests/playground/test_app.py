@@ -388,6 +388,7 @@ def test_a_port_in_use_is_refused():
     assert "--port 0 takes a free port" in result.stderr
 
 
+@pytest.mark.slow
 def test_slices_count_before_anything_is_made(ask):
     sliced = {"name": "seq1f1b", "options": {"slices": 1024}}
     state = STATE | {"schedules": [sliced], "ranks": 8, "microbatches": 256}

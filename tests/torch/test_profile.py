@@ -261,6 +261,7 @@ def test_why_a_backward_is_one_piece(module: Callable[[], nn.Module], words: str
     assert "splitting" in found.stages[0].split
 
 
+@pytest.mark.slow
 def test_a_compiled_stage_is_one_piece() -> None:
     stages = [linear(), torch.compile(linear(), backend="aot_eager")]
     found = profile(stages, mean_square, *data(), steps=1)

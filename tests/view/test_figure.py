@@ -364,6 +364,7 @@ def test_the_user_settings_neither_show_nor_change():
     assert "font-size: 30" not in svg
 
 
+@pytest.mark.processes
 def test_no_window_system_is_touched():
     code = (
         "import sys, debubble as db\n"
@@ -569,6 +570,7 @@ def test_a_palette_reaches_bars_and_legend():
     assert hexes([patches[0].get_facecolor()]) == ["#4169e1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True])
 def test_plot_lives_in_any_axes(memory):
     with warnings.catch_warnings():

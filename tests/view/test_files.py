@@ -36,6 +36,7 @@ def test_png_is_a_picture_at_print_resolution(written):
     assert height > 400
 
 
+@pytest.mark.slow
 def test_svg_is_well_formed_with_text_as_text(written):
     root = ElementTree.fromstring(written[".svg"])
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
@@ -125,6 +126,7 @@ def test_a_timeline_saves_itself(tmp_path):
     assert "<h1>Mine</h1>" in (tmp_path / "mine.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_timeline_plots_itself():
     assert run("1f1b", 2, 2).plot(memory=True).get_xlim() == (0, 9)
     assert db.simulate(db.make("1f1b", ranks=1, microbatches=1)).plot().get_ylim() == (0.5, -0.5)

@@ -231,6 +231,7 @@ def test_printing_where_only_ascii_can_be_written():
     assert screen.getvalue().isascii()
 
 
+@pytest.mark.processes
 def test_drawing_loads_neither_rich_nor_matplotlib():
     code = (
         "import sys, debubble as db\n"
