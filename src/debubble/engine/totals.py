@@ -49,7 +49,7 @@ def totals(
     Parameters
     ----------
     schedule
-        Schedule to run; hold on to it, or see :func:`debubble.schedules.registry.made_once`.
+        Schedule to run; hold on to it, because its graph is kept with it.
     costs, p2p_mode
         As in :func:`debubble.simulate`.
 
