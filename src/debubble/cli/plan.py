@@ -14,9 +14,10 @@ import typer
 from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
-from debubble.cli.output import check_writable, note, print_json, write_text
+from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.interchange.files import write_text
 from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def plan(
     from debubble.planner import report
     from debubble.planner.ask import whole
     from debubble.planner.degrees import groups
+    from debubble.planner.request import check_request
     from debubble.planner.search import search
     from debubble.planner.why import why_data, why_not, why_text
 
@@ -119,6 +121,7 @@ def plan(
         "zero": zero,
     }  # fmt: skip
     fixed = _fixed(given, framework)
+    check_request(asked.model, asked.cluster, asked.training, fixed)
     if calibrate is not None:
         asked = _calibrated(asked, calibrate, fixed)
     if output is not None:

@@ -194,7 +194,7 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
         if plan.causes[name] > 0.001 * plan.step_time
     )
     fullest = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
-    lines = [
+    return [
         whole,
         f"{degrees_text(candidate)}; {candidate.schedule} with {candidate.microbatches} "
         f"microbatches of {candidate.microbatch_size}; recompute {candidate.recompute}; "
@@ -203,7 +203,6 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
         f"{gigabytes(plan.limit)}",
     ]
-    return lines
 
 
 def columns(asked: Asked, found: Found) -> list[Column]:

@@ -135,7 +135,7 @@ class Batch:
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
         """Orders that go with the setting, by schedule."""
-        for schedule, splits in self.group.splits.items():
+        for schedule, splits in self.group.orders.items():
             if self.setting in self.group.settings[schedule]:
                 yield schedule, splits
 
