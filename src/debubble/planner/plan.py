@@ -17,7 +17,6 @@ from debubble.planner.calibrate import Factors, has_experts
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
-from debubble.planner.in_flight import FullestMoments, fullest_moments, peak_memory
 from debubble.planner.layer_times import layer_times
 from debubble.planner.memory import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
 from debubble.planner.model import Model
@@ -118,10 +117,7 @@ def simulated(asked: Asked, candidate: Candidate) -> Timeline:
     ParameterError
         When its schedule has no order for these sizes, or none within the memory.
     """
-    if registry.find(candidate.schedule).uses_costs:
-        costs = costs_of(asked, candidate)
-    else:
-        costs = stage_costs(asked.model, asked.cluster, asked.training, candidate, asked.factors)
+    costs = costs_of(asked, candidate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
         return simulate(schedule_of(asked, candidate, costs), costs)
@@ -135,24 +131,20 @@ def timed(asked: Asked, candidate: Candidate) -> tuple[Plan, Timeline]:
 
 
 def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
-    """A plan with the peak of every rank."""
+    """A plan with the peak of every rank.
+
+    Where the activations alone are too large, that is all of it: less than the peaks really are.
+    """
     model, training, candidate = asked.model, asked.training, plan.candidate
-    found = _fullest(timeline, training.runtime)
-    if found is None:
+    held = [margin(training)] * candidate.degrees.pp
+    homes = timeline.schedule.placement.ranks_of_stages.tolist()
+    for rank, state in zip(homes, stage_states(model, training, candidate), strict=True):
+        held[rank] += state.total
+    peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
+    if max(peaks) <= asked.limit:
         memory = memory_of(model, asked.cluster.gpu, training, candidate, timeline)
-        return replace(plan, peaks=tuple(rank.peak for rank in memory))
-    peaks = peak_memory(model, training, candidate, found)
-    return replace(plan, peaks=tuple(peaks.tolist()))
-
-
-def _fullest(timeline: Timeline, runtime: str) -> FullestMoments | None:
-    """Moments that can be the fullest, kept with schedules that are asked for again."""
-    kept = timeline.schedule.derived
-    key = (fullest_moments, runtime)
-    if key not in kept:
-        kept[key] = fullest_moments(timeline, runtime)
-    found: FullestMoments | None = kept[key]
-    return found
+        peaks = [rank.peak for rank in memory]
+    return replace(plan, peaks=tuple(peaks))
 
 
 def finished(asked: Asked, plan: Plan) -> Plan:

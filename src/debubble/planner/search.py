@@ -56,7 +56,9 @@ class Found:
     @property
     def slowest_kept(self) -> float:
         """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
-        return self.plans[-1].step_time if len(self.plans) >= self.top else math.inf
+        if len(self.plans) < self.top:
+            return math.inf
+        return max(plan.step_time for plan in self.plans)
 
     def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
         """Count candidates that were left out."""
@@ -87,14 +89,14 @@ class Found:
 
 
 def _alike(plan: Plan) -> tuple[Degrees, int, str]:
-    """Of plans with the same, only the best is kept: they differ in what they store alone."""
+    """Of plans with the same, only the best is kept, so that the others are real alternatives."""
     candidate = plan.candidate
-    return candidate.degrees, candidate.microbatch_size, candidate.schedule
+    return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
 
 
-def _rank(plan: Plan) -> tuple[float, float]:
-    """Faster first; of equally fast plans the one that needs less memory."""
-    return float(f"{plan.step_time:.6g}"), max(plan.peaks)
+def _rank(plan: Plan) -> tuple[float, int, float]:
+    """Faster first; of plans as fast as each other the one with fewer stages, then less memory."""
+    return float(f"{plan.step_time:.3g}"), plan.candidate.degrees.chunks, max(plan.peaks)
 
 
 SLOWER = "simulated, and slower"
