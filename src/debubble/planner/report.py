@@ -160,8 +160,10 @@ def text(asked: Asked, found: Found, width: int) -> str:
     lines = [*wrap(first, width, 2), ""]
     lines += [line for entry in others for line in wrap(entry, width, 2)]
     if found.plans:
-        blocks, _ = text_table(columns(asked, found), width)
-        lines += ["", *(line for block in blocks for line in block)]
+        blocks, _ = text_table(columns(asked, found, verdicts=False), width)
+        lines += ["", *(line for block in blocks for line in block), ""]
+        for number, plan in enumerate(ranked(found), 1):
+            lines += wrap(f"{number}: {verdict(asked, found, plan)}", width, 4)
     return "\n".join([*lines, "", *wrap(left_out(found), width, 2)])
 
 
@@ -205,34 +207,46 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
     ]
 
 
-def columns(asked: Asked, found: Found) -> list[Column]:
-    """Plans and faster ones that do not fit, a row each, with why each is not the one."""
-    best = found.plans[0]
-    rows = [*found.plans, *(plan for plan in found.near if plan.step_time < best.step_time)]
-    rows.sort(key=lambda plan: plan.step_time)
+def ranked(found: Found) -> list[Plan]:
+    """The plans that fit, and the faster ones that do not, fastest first."""
+    best = found.plans[0].step_time
+    faster = [plan for plan in found.near if plan.step_time < best]
+    return sorted([*found.plans, *faster], key=lambda plan: plan.step_time)
 
-    def why(plan: Plan) -> str:
-        if not plan.fits:
-            return excess(plan)
-        if plan is best:
-            return "the fastest that fits"
-        tie = "a tie: " if tied(asked, best, plan) else ""
-        return tie + (difference(best, plan) or "the same")
+
+def verdict(asked: Asked, found: Found, plan: Plan) -> str:
+    """Why a plan is the one, or why not."""
+    best = found.plans[0]
+    if not plan.fits:
+        return excess(plan)
+    if plan is best:
+        return "the fastest that fits"
+    tie = "a tie: " if tied(asked, best, plan) else ""
+    return tie + (difference(best, plan) or "the same")
+
+
+def columns(asked: Asked, found: Found, *, verdicts: bool) -> list[Column]:
+    """Plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
+    rows = ranked(found)
 
     def degree(name: str) -> Column:
         return Column((name,), tuple(str(getattr(p.candidate.degrees, name)) for p in rows))
 
-    return [
+    cells = [
+        Column(("",), tuple(str(number) for number in range(1, len(rows) + 1))),
         Column(("schedule",), tuple(p.candidate.schedule for p in rows), left=True),
         *(degree(name) for name in ("tp", "cp", "ep", "dp", "pp") if _varies(rows, name)),
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
         Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
-        Column(("recompute",), tuple(p.candidate.recompute for p in rows), rank=2, left=True),
-        Column(("ZeRO",), tuple(str(p.candidate.zero) for p in rows), rank=3),
+        Column(("recompute",), tuple(p.candidate.recompute for p in rows), left=True),
+        Column(("ZeRO",), tuple(str(p.candidate.zero) for p in rows)),
         Column(("step",), tuple(seconds(p.step_time) for p in rows)),
         Column(("peak",), tuple(gigabytes(max(p.peaks)) for p in rows)),
-        Column(("why",), tuple(why(p) for p in rows), rank=1, left=True),
     ]
+    if verdicts:
+        told = tuple(verdict(asked, found, plan) for plan in rows)
+        cells.append(Column(("why",), told, left=True))
+    return cells
 
 
 def _varies(rows: Sequence[Plan], name: str) -> bool:

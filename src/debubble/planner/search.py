@@ -94,9 +94,15 @@ def _alike(plan: Plan) -> tuple[Degrees, int, str]:
     return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
 
 
-def _rank(plan: Plan) -> tuple[float, int, float]:
-    """Faster first; of plans as fast as each other the one with fewer stages, then less memory."""
-    return float(f"{plan.step_time:.3g}"), plan.candidate.degrees.chunks, max(plan.peaks)
+USUAL_ZERO = 1
+"""The level of ZeRO that every framework has."""
+
+
+def _rank(plan: Plan) -> tuple[float, int, int, float]:
+    """Faster first; of plans as fast as each other the simpler one, then the smaller."""
+    candidate = plan.candidate
+    unusual = abs(candidate.zero - USUAL_ZERO)
+    return float(f"{plan.step_time:.3g}"), candidate.degrees.chunks, unusual, max(plan.peaks)
 
 
 SLOWER = "simulated, and slower"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from debubble.planner.report import degrees_text
+from debubble.planner.report import ranked
 from debubble.planner.search import Found
 from debubble.view.colors import FAINT, INK, LIMIT
 from debubble.view.figure import style
@@ -16,22 +16,19 @@ GB = 1e9
 
 
 def front(found: Found) -> Figure:
-    """Draw plans as dots, faster ones that do not fit as rings, and the limit as a line."""
+    """Draw plans as dots with their numbers; faster ones that do not fit are rings."""
     from matplotlib.figure import Figure
 
-    plans = [*found.plans, *found.near]
+    plans = ranked(found)
     limit = found.plans[0].limit
     with style():
         figure = Figure(figsize=(7.0, 3.2), dpi=100, facecolor="white", layout="constrained")
         ax = figure.add_subplot()
-        for plan in plans:
+        for number, plan in enumerate(plans, 1):
             x, y = max(plan.peaks) / GB, plan.step_time
             face = INK if plan.fits else "none"
             ax.plot(x, y, "o", markersize=5, markeredgecolor=INK, markerfacecolor=face)
-            ax.annotate(
-                f"{degrees_text(plan.candidate)}, {plan.candidate.schedule}", (x, y),
-                xytext=(5, 4), textcoords="offset points", fontsize=6, color=FAINT,
-            )  # fmt: skip
+            ax.annotate(str(number), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
         best, steps = float("inf"), []
         for plan in sorted(plans, key=lambda plan: (max(plan.peaks), plan.step_time)):
             if plan.step_time < best:

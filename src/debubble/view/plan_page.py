@@ -34,7 +34,7 @@ def plan_page(asked: Asked, found: Found) -> str:
     sections = [
         said,
         "<h2>Plans</h2>",
-        html_table(columns(asked, found)),
+        html_table(columns(asked, found, verdicts=True)),
         f"<p>{html.escape(left_out(found))}</p>",
         inline_svg(front(found), "Step time and memory of plans"),
         "<h2>Memory of every rank at its peak</h2>",
