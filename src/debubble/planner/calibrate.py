@@ -88,6 +88,18 @@ class Factors:
             return ERRORS["shipped"]
         return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
 
+    def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
+        """Where an efficiency is from, for people: a measured step, a published one, or neither."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return f"assumed: no step of {gpu.name} or its generation is known"
+        if found.measured:
+            scaled = "" if found.tp == tp else f", scaled from tp {found.tp}"
+            return f"measured{scaled}"
+        own = found.gpu == gpu.name and found.tp == tp and found.precision == training.precision
+        other = "" if own else f" on {found.gpu} with tp {found.tp} in {found.precision}"
+        return f"published{other}: {found.source}"
+
     def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
         """The factor that counts for a GPU: its own or, without any, one of its generation.
 
