@@ -101,21 +101,20 @@ class Factors:
         return f"published{other}: {found.source}"
 
     def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
-        """The factor that counts for a GPU: its own or, without any, one of its generation.
+        """The factor that counts for a GPU, one of its generation.
 
-        Then that of models with experts, or without; of the same precision (16 bits, 8 or 4), the
-        same software, one that the user measured, one of the same precision to the letter, and of
-        the nearest degree.
+        First that of models with experts, or without; of the same precision (16 bits, 8 or 4); the
+        same software; of the GPU itself; one that the user measured; one of the same precision to
+        the letter; and of the nearest degree.
         """
-        own = [item for item in self.table if item.gpu == gpu]
-        own = own or [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
         bits = _bits(training.precision)
 
         def distance(item: Factor) -> tuple[int, ...]:
             degrees = abs(item.tp.bit_length() - tp.bit_length())
             return (
                 item.experts != experts, _bits(item.precision) != bits,
-                item.runtime != training.runtime, not item.measured,
+                item.runtime != training.runtime, item.gpu != gpu, not item.measured,
                 item.precision != training.precision, degrees, item.tp,
             )  # fmt: skip
 
