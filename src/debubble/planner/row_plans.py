@@ -25,7 +25,8 @@ LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
 """Limits of a row: of any number, of layers, and of the schedule's actions."""
 
 SCHEDULES = {
-    "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "zbv": "zb-v", "zbvzerobubble": "zb-v",
+    "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "zbv": "zb-v",
+    "zbvzerobubble": "zb-v",
 }  # fmt: skip
 """Names that rows have for registered schedules. ZB-1p has ZB-H1's times in all published cases."""
 
