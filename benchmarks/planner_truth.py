@@ -79,7 +79,7 @@ WHY = (
      "microbatch, chunks and recompute are not published"),
     (lambda row: row["experts"] != "",
      "mixtures of experts: containers of the same year differ by 30 % and more"),
-    (lambda row: row["gpu"].startswith("H100") and "fp8" in row["precision"],
+    (lambda row: "Megatron-Bridge" in row["source"] or "dgxc" in row["source"],
      "containers differ: the same plan takes 5 to 12 % more or less from one to the next"),
     (lambda row: "FSDP" in row["zero"], "one efficiency for all models and sequence lengths"),
 )  # fmt: skip

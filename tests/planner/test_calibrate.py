@@ -72,6 +72,20 @@ def test_errors_say_where_the_efficiency_is_from() -> None:
     assert measured.error(H100, 4, TRAINING, experts=True) == ERRORS["experts"]
 
 
+def test_efficiencies_say_where_they_are_from() -> None:
+    measured = Factors((*TABLE.table, Factor("h100", 4, "bf16", 0.4, measured=True)))
+    known = shipped_factors()
+
+    def origin(factors: Factors, name: str, tp: int) -> str:
+        return factors.origin(GPUS[name], tp, TRAINING, experts=False)
+
+    assert origin(measured, "h100", 4) == "measured"
+    assert origin(measured, "h100", 8) == "measured, scaled from tp 4"
+    assert origin(known, "h100", 8).startswith("published: dgxc-benchmarking")
+    assert origin(known, "h200", 8).startswith("published on h100 with tp 8 in bf16: dgxc")
+    assert origin(known, "mi300x", 8).startswith("assumed")
+
+
 def test_calibration_explains_the_step() -> None:
     case = llama_70b()
     factors = calibrated(shipped_factors(), *case)

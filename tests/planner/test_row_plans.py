@@ -36,6 +36,9 @@ def test_a_row_is_a_plan() -> None:
         ({"schedule": "1F1B (DeepSpeed)", "vp": "1"}, "schedule", "1f1b"),
         ({"schedule": "ZB-2p", "vp": "1"}, "schedule", "zb-2p"),
         ({"schedule": "ZB-1p", "vp": "1"}, "schedule", "zb-h1"),
+        ({"schedule": "Interleaved1F1B"}, "schedule", "interleaved-1f1b"),
+        ({"schedule": "ZBVZeroBubble", "vp": "2"}, "schedule", "zb-v"),
+        ({"schedule": "DualPipeV", "vp": ""}, "schedule", "dualpipe-v"),
         ({"schedule": "", "vp": "NA"}, "schedule", "interleaved-1f1b"),
     ],
 )

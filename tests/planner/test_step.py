@@ -52,6 +52,24 @@ def test_one_row_of_h100_predicts_other_degrees() -> None:
         assert other.seconds(factors) == pytest.approx(other.measured, rel=0.08)
 
 
+def test_shipped_efficiencies_predict_steps_that_gave_none() -> None:
+    for case in (nemotron_340b(), gpt_175b(), llama_405b()):
+        assert case.seconds(shipped_factors()) == pytest.approx(case.measured, rel=0.08)
+
+
+def test_a_model_of_530b_takes_what_it_took_on_280_nodes() -> None:
+    # MT-NLG, arXiv 2201.11990, section 2.4: 60.1 s.
+    case = korthikanti("530B", "full")
+    training = replace(
+        case.training, batch=1920, precision="bf16", gradient_bytes=4, runtime="deepspeed"
+    )
+    degrees = Degrees(tp=8, dp=8, pp=35)
+    candidate = Candidate(degrees, 1, 240, "1f1b", (3,) * 35, "full", 1)
+    cluster = Cluster(case.cluster.gpu, 2240)
+    found = step_time(case.model, cluster, training, candidate, shipped_factors())
+    assert found.seconds == pytest.approx(60.1, rel=0.05)
+
+
 def test_interleaving_gains_what_torchtitan_measured() -> None:
     # 128 and 100 tokens per second and GPU: Llama 3.1 405B on 512 H100, 8 microbatches.
     model, cluster = read_model("llama-3.1-405b"), Cluster(find_gpu("h100-96gb-hbm2e"), 512)

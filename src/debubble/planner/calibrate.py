@@ -88,22 +88,33 @@ class Factors:
             return ERRORS["shipped"]
         return ERRORS["measured"] if found.tp == tp else ERRORS["other degree"]
 
-    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
-        """The factor that counts for a GPU: its own or, without any, one of its generation.
+    def origin(self, gpu: Gpu, tp: int, training: Training, *, experts: bool) -> str:
+        """Where an efficiency is from, for people: a measured step, a published one, or neither."""
+        found = self.nearest(gpu.name, tp, training, experts=experts)
+        if found is None:
+            return f"assumed: no step of {gpu.name} or its generation is known"
+        if found.measured:
+            scaled = "" if found.tp == tp else f", scaled from tp {found.tp}"
+            return f"measured{scaled}"
+        own = found.gpu == gpu.name and found.tp == tp and found.precision == training.precision
+        other = "" if own else f" on {found.gpu} with tp {found.tp} in {found.precision}"
+        return f"published{other}: {found.source}"
 
-        Then that of models with experts, or without; of the same precision (16 bits, 8 or 4), the
-        same software, one that the user measured, one of the same precision to the letter, and of
-        the nearest degree.
+    def nearest(self, gpu: str, tp: int, training: Training, *, experts: bool) -> Factor | None:
+        """The factor that counts for a GPU, one of its generation.
+
+        First that of models with experts, or without; of the same precision (16 bits, 8 or 4); the
+        same software; of the GPU itself; one that the user measured; one of the same precision to
+        the letter; and of the nearest degree.
         """
-        own = [item for item in self.table if item.gpu == gpu]
-        own = own or [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
+        own = [item for item in self.table if _generation(item.gpu) == _generation(gpu)]
         bits = _bits(training.precision)
 
         def distance(item: Factor) -> tuple[int, ...]:
             degrees = abs(item.tp.bit_length() - tp.bit_length())
             return (
                 item.experts != experts, _bits(item.precision) != bits,
-                item.runtime != training.runtime, not item.measured,
+                item.runtime != training.runtime, item.gpu != gpu, not item.measured,
                 item.precision != training.precision, degrees, item.tp,
             )  # fmt: skip
 

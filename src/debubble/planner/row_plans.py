@@ -25,11 +25,12 @@ LARGEST, MOST_LAYERS, MOST_ACTIONS = 10**7, 4096, 4 * 10**6
 """Limits of a row: of any number, of layers, and of the schedule's actions."""
 
 SCHEDULES = {
-    "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "interleaved": "interleaved-1f1b",
+    "none": "1f1b", "zb-1p": "zb-h1", "dualpipev": "dualpipe-v", "zbv": "zb-v",
+    "zbvzerobubble": "zb-v",
 }  # fmt: skip
 """Names that rows have for registered schedules. ZB-1p has ZB-H1's times in all published cases."""
 
-TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipev")
+TWO_CHUNKS = ("zb-v", "zbv", "zbvzerobubble", "v-half", "v-min", "dualpipev", "dualpipe-v")
 """Schedules with two stages on every rank."""
 
 NETWORKS = {"bigscience": 6.25e9}
@@ -107,7 +108,7 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
         raise ValueError(f"batch {batch} is no multiple of {micro} x dp {dp}")
     if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
         raise ValueError(f"batch {batch} makes more than {MOST_ACTIONS:,} actions")
-    schedule = SCHEDULES.get(name, name) or "1f1b"
+    schedule = "interleaved-1f1b" if interleaved else SCHEDULES.get(name, name) or "1f1b"
     if schedule in ("1f1b", "interleaved-1f1b"):
         schedule = "interleaved-1f1b" if chunks > 1 else "1f1b"
     recompute = _recompute(row.get("recompute") or "")
