@@ -113,8 +113,7 @@ class OwnEngine:
             [index for index in range(*bounds) if self.program[index].kind in FORWARD_KINDS]
             for bounds in groups_of(self.program)
         ]
-        self._batch = Batch()
-        self._training = True
+        self._batch, self._training = Batch(), True
         self._pairs = Pairs(self.team.device)
         self._casting: Callable[[], AbstractContextManager[Any]] = nullcontext
 

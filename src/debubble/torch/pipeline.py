@@ -27,14 +27,13 @@ from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients
 from debubble.torch.modules import evaluating
+from debubble.torch.options import SCALES, check_options
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
-    SCALES,
     Setup,
-    check_options,
     check_stages_stay,
     compare_orders,
     find_modules,

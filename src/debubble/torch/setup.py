@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,12 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from debubble.analysis.check import check
 from debubble.core.actions import kinds_of
-from debubble.core.errors import (
-    DebubbleError,
-    ParameterError,
-    ScheduleError,
-    did_you_mean,
-)
+from debubble.core.errors import DebubbleError, ParameterError, ScheduleError
 from debubble.core.kinds import Kind
 from debubble.core.schedule import Schedule
 from debubble.interchange import files
@@ -35,19 +29,7 @@ from debubble.torch.watch import reason
 
 Found = TypeVar("Found")
 
-ENGINES = ("auto", "torch", "debubble")
 SPLITS = ("auto", "keep", "fuse")
-SCALES = {"mean": "mean", "sum": "sum", "tokens": "tokens", True: "mean", False: "sum"}
-"""What gradients are of: the mean of the microbatches' losses, their sum, or the tokens' mean."""
-
-KEYWORDS = (
-    "group", "engine", "shared", "scale_grads", "split", "timeout", "device",
-    "microbatches", "chunks", "ranks",
-)  # fmt: skip
-"""Of a pipeline, with the sizes that most schedules have; others have options of their own."""
-
-NEAR = 0.8
-"""How like a keyword another one is that is taken for a slip."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,53 +181,6 @@ def met(timeout: float) -> Iterator[None]:
             f"another rank {found} while this one made a Pipeline; its own output says why; all "
             "ranks of the group make it together, and timeout= waits longer"
         ) from None
-
-
-def check_options(engine: str, scale_grads: Any, loss_fn: Any, sizes: Iterable[str]) -> None:
-    """Refuse what no rank can run.
-
-    Raises
-    ------
-    ParameterError
-        With what to give.
-    """
-    if engine not in ENGINES:
-        raise ParameterError(f"engine is {engine!r}; {did_you_mean(str(engine), ENGINES)}")
-    if scale_grads not in tuple(SCALES):
-        raise ParameterError(f"scale_grads is {scale_grads!r}; use 'mean', 'sum' or 'tokens'")
-    check_loss(loss_fn)
-    check_keywords(sizes)
-
-
-def check_keywords(names: Iterable[str]) -> None:
-    """Refuse a slip in a keyword; options of schedules have names of their own.
-
-    Raises
-    ------
-    ParameterError
-        With the nearest one.
-    """
-    for name in names:
-        near = get_close_matches(name, KEYWORDS, 1, NEAR)
-        if name not in KEYWORDS and near:
-            raise ParameterError(f"there is no {name}=; did you mean {near[0]}=?")
-
-
-def check_loss(loss_fn: Any) -> None:
-    """Refuse what cannot compute a loss; a class is called with options, not with outputs.
-
-    Raises
-    ------
-    ParameterError
-        With what to give.
-    """
-    if isinstance(loss_fn, type):
-        name = loss_fn.__name__
-        raise ParameterError(f"loss_fn is the class {name}; give an object of it, {name}()")
-    if not callable(loss_fn):
-        raise ParameterError(
-            f"loss_fn is {loss_fn!r}; give a function of (output, target) that returns their loss"
-        )
 
 
 def check_stages_stay(old: Schedule, new: Schedule) -> None:
