@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from debubble.analysis.layout import Column, text_table, wrap
-from debubble.core.costs import Costs
 from debubble.core.units import number, percent
-from debubble.engine.timeline import simulate
+from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.cost_syntax import yaml_text
 from debubble.planner.candidate import Candidate
@@ -21,9 +21,8 @@ from debubble.planner.plan import (
     CAUSES,
     Asked,
     Plan,
-    costs_of,
     relative_error,
-    schedule_of,
+    simulated,
     speed,
     tied,
 )
@@ -293,22 +292,20 @@ def left_out(found: Found) -> str:
     return line
 
 
-def whole_costs(asked: Asked, plan: Plan) -> Costs:
-    """Costs with all that the ranks of a finished plan hold, for every other command.
+def whole_timeline(asked: Asked, plan: Plan) -> Timeline:
+    """The pipeline of a finished plan, with all that its ranks hold.
 
     Static memory is what a rank's peak has beside its activations.
     """
-    costs = costs_of(asked, plan.candidate)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # orders made for other costs are meant here
-        held = simulate(schedule_of(asked, plan.candidate, costs), costs).peak_activation
-    static = [peak - activations for peak, activations in zip(plan.peaks, held, strict=True)]
-    return replace(costs, static=[max(rest, 0.0) for rest in static])
+    timeline = simulated(asked, plan.candidate)
+    beside = np.maximum(np.array(plan.peaks) - timeline.peak_activation, 0.0)
+    costs = replace(timeline.table.costs, static=beside.tolist())
+    return replace(timeline, table=costs.table(timeline.schedule))
 
 
 def costs_yaml(asked: Asked, plan: Plan) -> str:
     """The costs of a finished plan as a cost file, with sizes and memory limit."""
-    found = costs_data(whole_costs(asked, plan))
+    found = costs_data(whole_timeline(asked, plan).table.costs)
     found["memory"]["limit"] = asked.limit
     candidate, degrees = plan.candidate, plan.candidate.degrees
     sizes = {"ranks": degrees.pp, "microbatches": candidate.microbatches}

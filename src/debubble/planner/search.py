@@ -173,7 +173,8 @@ def search(
             for candidate in heapq.heappop(batches).candidates():
                 _try(asked, candidate, found)
                 tell(found)
-        found.leave_out(BOUND, sum(rest.count for rest in batches))
+        if batches:
+            found.leave_out(BOUND, sum(rest.count for rest in batches))
     except KeyboardInterrupt:
         found.interrupted = True
     found.plans = [finished(asked, plan) for plan in found.plans]

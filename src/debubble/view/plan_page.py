@@ -6,10 +6,9 @@ import html
 from collections.abc import Iterable
 
 from debubble.analysis.layout import html_table
-from debubble.engine.timeline import simulate
 from debubble.planner.flags import flags
-from debubble.planner.plan import Asked, Plan, schedule_of
-from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_costs
+from debubble.planner.plan import Asked, Plan
+from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_timeline
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found
 from debubble.view.page import inline_svg, page
@@ -28,8 +27,7 @@ def plan_page(asked: Asked, found: Found) -> str:
         The question and its answer, with at least one plan.
     """
     best = found.plans[0]
-    costs = whole_costs(asked, best)
-    timeline = simulate(schedule_of(asked, best.candidate, costs), costs)
+    timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
     sections = [
         said,

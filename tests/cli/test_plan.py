@@ -1,0 +1,103 @@
+"""``debubble plan`` as users and scripts call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+SMALL = (
+    "plan", "llama-3.1-8b", "--gpu", "h100", "--gpus", 8, "--batch", 16, "--seq", 4096,
+    "--schedule", "1f1b,zb-h1", "--cp", 1, "--zero", 1,
+)  # fmt: skip
+
+
+def test_json_has_the_contract(run: Run) -> None:
+    data = run(*SMALL, "--top", 2, "--json").data
+    assert data["model"]["parameters"] == 8_030_261_248
+    assert data["model"]["active_parameters"] == 8_030_261_248
+    assert data["model"]["flops_per_token"].keys() == {"full", "causal"}
+    assert len(data["plans"]) == 2
+    first = data["plans"][0]
+    assert first["degrees"].keys() == {"tp", "cp", "ep", "dp", "pp", "chunks"}
+    assert first["degrees"]["cp"] == 1
+    assert first["zero"] == 1
+    assert sum(first["layers"]) == 32
+    assert first["microbatches"] * first["microbatch_size"] * first["degrees"]["dp"] == 16
+    assert 0 < first["step_time_error"] < first["step_time"]
+    assert first["tokens_per_second"] == pytest.approx(16 * 4096 / first["step_time"])
+    assert 0 < first["mfu"]["causal"] < first["mfu"]["full"] < 1
+    assert first["fits"] is True
+    assert first["flags"].keys() == {"megatron", "torchtitan", "automodel"}
+    for rank in first["memory"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
+        assert sum(rank[part] for part in parts) == pytest.approx(rank["peak"])
+        assert rank["peak"] <= 80e9
+    assert sum(data["left_out"].values()) > 0
+
+
+def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
+    out = run(*SMALL, "--top", 3, "--why", "pp=4").out
+    assert "llama-3.1-8b: 8.03 B parameters, 32 layers, on 8 × h100" in out
+    assert "per step" in out
+    assert "memory: rank" in out
+    assert "the fastest that fits" in out
+    assert "pp=4: " in out
+    assert "plans considered" in out
+
+
+@pytest.mark.parametrize("ending", ["html", "yaml"])
+def test_files(run: Run, tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"plan.{ending}"
+    run(*SMALL, "--pp", 2, "--schedule", "1f1b", "-o", path)
+    text = path.read_text(encoding="utf-8")
+    if ending == "html":
+        assert "<h2>Memory of every rank at its peak</h2>" in text
+        assert "--pipeline-model-parallel-size 2" in text
+    else:
+        out = run("simulate", "1f1b", "-p", 2, "--costs", path).out
+        assert "kept by all ranks" in out
+
+
+def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "steps.yaml"
+    held = (*SMALL, "--tp", 2, "--pp", 2, "--microbatch-size", 1, "--schedule", "1f1b",
+            "--recompute", "none", "--json")  # fmt: skip
+    before = run(*held).data["plans"][0]
+    slow = 1.2 * before["step_time"]
+    path.write_text(
+        f"steps: [{{tp: 2, pp: 2, dp: 2, microbatch_size: 1, seconds: {slow}}}]\n",
+        encoding="utf-8",
+    )
+    after = run(*held, "--calibrate", path).data["plans"][0]
+    assert after["step_time"] == pytest.approx(slow, rel=1e-3)
+    assert after["step_time_error"] < slow * 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan"], "MODEL is missing; for instance: debubble plan"),
+        ([*SMALL[:2], "--gpu", "h100"], "--gpus is missing"),
+        ([*SMALL, "--tp", 3], "tp"),
+        ([*SMALL, "--why", "16"], "--why is '16'; give a key and a value, such as pp=16"),
+        ([*SMALL, "--recompute", "some"], "--recompute is 'some'"),
+        ([*SMALL, "--zero", 4], "--zero is '4'; give a whole number from 0 to 3"),
+        ([*SMALL, "--memory", "much"], "memory is 'much'; give an amount of one GPU"),
+        ([*SMALL, "--imbalance", "x"], "imbalance is nan"),
+        ([*SMALL, "-o", "plan.txt"], "'plan.txt': a report is .html"),
+        ([*SMALL, "--framework", "jax"], "unknown framework 'jax'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(refused: Run, words: list[Any], message: str) -> None:
+    assert message in refused(*words)
+
+
+def test_what_does_not_fit_says_by_how_much(run: Run) -> None:
+    found = run(*SMALL, "--memory", "12GB", "--tp", 8)
+    assert found.code == 1
+    assert "no plan fits into 12.0 GB" in found.out

@@ -1,0 +1,109 @@
+"""The search against an exhaustive one, and its bounds against simulations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from debubble.core.errors import DebubbleError
+from debubble.planner.ask import ask
+from debubble.planner.candidate import Candidate
+from debubble.planner.degrees import Fixed, Group, groups
+from debubble.planner.plan import Asked, evaluate, timed
+from debubble.planner.search import Found, pipeline_bound, search
+from debubble.planner.why import why_data, why_not, why_text
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
+
+
+def few(asked: Asked, **held: object) -> list[Group]:
+    given = {"schedules": SCHEDULES, "zero": 1, "cp": 1} | held
+    found = groups(asked.model, asked.cluster, asked.training, Fixed(**given))  # type: ignore[arg-type]
+    return [group for group in found if group.microbatches <= 16]
+
+
+def every(asked: Asked, found: list[Group]) -> Iterator[tuple[float, Candidate]]:
+    for group in found:
+        for candidate in group.candidates():
+            try:
+                plan = evaluate(asked, candidate)
+            except DebubbleError:
+                continue
+            if plan.fits:
+                yield plan.step_time, candidate
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus", "batch", "limit"),
+    [("llama-3.1-8b", "h100", 8, 16, 80e9), ("llama-3.1-8b", "a100-40gb", 16, 32, 40e9)],
+)
+def test_nothing_that_is_left_out_is_faster(
+    model: str, gpu: str, gpus: int, batch: int, limit: float
+) -> None:
+    asked = replace(ask(model, gpu, gpus, batch, 4096), limit=limit)
+    held = few(asked, chunks=None)
+    held = [group for group in held if group.degrees.pp <= 4 and group.count < 60]
+    found = search(asked, held, top=3)
+    best = min(time for time, _ in every(asked, held))
+    # Plans as fast as each other to three digits are ranked by simplicity.
+    assert found.plans[0].step_time <= best * 1.005
+    assert found.considered == sum(group.count for group in held)
+    assert found.considered > found.simulated > 0
+    assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered
+
+
+@pytest.mark.slow
+def test_bounds_hold_and_are_near() -> None:
+    asked = ask("llama-3.1-8b", "h100", 32, 64, 8192)
+    held = groups(asked.model, asked.cluster, asked.training, Fixed(zero=1, recompute="none"))
+    draw = random.Random(0)
+    ratios = []
+    for group in draw.sample(list(held), 30):
+        candidate = draw.choice(list(group.candidates()))
+        try:
+            _, timeline = timed(asked, candidate)
+        except DebubbleError:
+            continue
+        bound = pipeline_bound(asked, candidate)
+        assert bound <= timeline.makespan * (1 + 1e-9), candidate
+        ratios.append(bound / timeline.makespan)
+    assert sorted(ratios)[len(ratios) // 2] > 0.9
+
+
+def test_an_interrupted_search_keeps_the_best() -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+
+    def stop(found: Found) -> None:
+        if found.plans:
+            raise KeyboardInterrupt
+
+    found = search(asked, few(asked), 3, stop)
+    assert found.interrupted
+    assert found.plans[0].causes
+
+
+def test_nothing_fits() -> None:
+    asked = replace(ask("llama-3.1-70b", "h100", 8, 16, 4096), limit=10e9)
+    found = search(asked, few(asked), 3)
+    assert not found.plans
+    assert list(found.left_out) == ["weights and optimizer states alone are too large"]
+
+
+def test_why_not() -> None:
+    asked = ask("llama-3.1-8b", "h100", 16, 16, 4096)
+    best = search(asked, few(asked), 1).plans[0]
+    assert best.candidate.degrees.pp != 8
+    answer = why_not(asked, best, "pp=8", lambda: search(asked, few(asked, pp=8), 1))
+    assert answer.plan is not None
+    assert answer.plan.candidate.degrees.pp == 8
+    assert "slower" in answer.reason
+    assert why_text(answer).startswith("pp=8: ")
+    assert why_data(asked, answer)["plan"]["degrees"]["pp"] == 8
+    same = why_not(asked, best, "zero=1", lambda: search(asked, few(asked), 1))
+    assert same.reason == "the best plan has it"
+    small = replace(asked, limit=13e9)
+    answer = why_not(small, None, "tp=1", lambda: search(small, few(small, tp=1, dp=1), 1))
+    assert "fit" in answer.reason or "room" in answer.reason
