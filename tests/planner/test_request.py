@@ -15,17 +15,18 @@ from debubble.planner.request import check_request
 from tests.planner.cases import Gpus, dense, latent, mixture
 
 
-def check(model: Model, gpus: int, batch: int, sequence: int = 8192, **fixed: Any) -> None:
+def check(model: Model, gpus: int, batch: int, sequence: int = 8192, **fixed: Any) -> bool:
     cluster: Any = Gpus(gpus)
     check_request(model, cluster, Training(batch, sequence), Fixed(**fixed))
+    return True
 
 
 def test_what_can_be_met_is_taken() -> None:
-    check(dense(), 64, 128)
-    check(dense(), 64, 128, tp=8, pp=4, schedules=("zbv",), recompute="full", zero=1)
-    check(dense(), 64, 128, layers=(7, 9, 8, 8), framework="megatron")
-    check(mixture(), 64, 128, ep=8, framework="torchtitan")
-    check(latent(), 2048, 4096, pp=16, ep=64, framework="megatron")
+    assert check(dense(), 64, 128)
+    assert check(dense(), 64, 128, tp=8, pp=4, schedules=("zbv",), recompute="full", zero=1)
+    assert check(dense(), 64, 128, layers=(7, 9, 8, 8), framework="megatron")
+    assert check(mixture(), 64, 128, ep=8, framework="torchtitan")
+    assert check(latent(), 2048, 4096, pp=16, ep=64, framework="megatron")
 
 
 @pytest.mark.parametrize(
