@@ -277,7 +277,7 @@ app = command(
     plan,
     [
         "plan llama-3.1-8b --gpu h100 --gpus 8 --batch 64 --seq 8192",
-        "plan llama-3.1-70b --gpu h100 --gpus 64 --batch 128 --seq 8192 --tp 4 --framework megatron",
+        "plan llama-3.1-70b --gpu h100 --gpus 64 --batch 128 --seq 8192 --framework megatron",
         "plan mixtral-8x7b --gpu mi300x --gpus 16 --batch 64 --seq 4096 --ep 8 --why pp=2",
     ],
 )
