@@ -18,8 +18,9 @@ import debubble as db
 import debubble.torch as dt
 from debubble.core.kinds import Kind
 from debubble.torch.autograd import Splitter, backward_weight
+from debubble.torch.plan import Plan
 from debubble.torch.profile import Profile
-from debubble.torch.tasks import Task
+from debubble.torch.tasks import Task, answered_of, moves_of
 from tests.torch.loop import cross_entropy, gpt, text, vectors
 from tests.torch.world import in_ranks
 
@@ -195,3 +196,20 @@ def test_what_a_module_keeps_stays() -> None:
 
     first, second = in_ranks(2, work)
     assert first == second > 0
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-v", "dualpipe", "chimera"])
+def test_a_message_is_kept_until_its_peer_computed_with_it(name: str) -> None:
+    plan = Plan.of(db.make(name, ranks=4, microbatches=8))
+    for rank, program in enumerate(plan.programs):
+        moves = moves_of(program)
+        answers = answered_of(plan, rank)
+        assert max(count for _, count in answers.values()) > 0
+        for place, (peer, count) in answers.items():
+            other = [str(step) for step in plan.programs[peer]]
+            said = other.index(str(program[place].other_end))
+            sent = [move for move in moves.values() if move.sends and move.step.peer == peer]
+            for move in sent[:count]:
+                back, stage, unit = move.key
+                takers = [f"{stage}{kind}{unit}" for kind in ("BI" if back else "F")]
+                assert any(taker in other[:said] for taker in takers)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from debubble.core.actions import TRANSFER_KINDS
@@ -93,13 +93,11 @@ def answered_of(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
                 if move.sends and move.step.peer == rank}  # fmt: skip
         to_peer = [m.key for m in moves.values() if m.sends and m.step.peer == peer]
         used = [taken.get(key, len(plan.programs[peer])) for key in to_peer]
-        ends = sorted((end, count) for count, end in enumerate(used, 1))
-        # Between two ranks messages arrive in order: with a later one all before it are over.
-        counts = np.maximum.accumulate([0, *(count for _, count in ends)]).tolist()
+        # Messages with their forms go beside the others: only those before which all are over.
+        latest = list(accumulate(used, max))
         for place, move in moves.items():
             if not move.sends and move.step.peer == peer and move.key in sent:
-                before = bisect_left(ends, (sent[move.key], 0))
-                found[place] = peer, counts[before]
+                found[place] = peer, bisect_left(latest, sent[move.key])
     return found
 
 
