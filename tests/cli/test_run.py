@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.interchange.cost_files import load_costs
 from tests.missing import missing
 
 pytest.importorskip("torch", reason="runs schedules on PyTorch; install torch")
@@ -61,9 +62,12 @@ def test_gradients_and_times(run: Run, tmp_path: Path) -> None:
 def test_measured_costs_are_what_other_commands_take(run: Run, tmp_path: Path, name: str) -> None:
     path = tmp_path / "costs.yaml"
     words = (name, "-p", 2, "-m", 4)
-    result = run("run", *words, "--no-verify", "--steps", 2, "--costs-out", path)
+    result = run("run", *words, "--no-verify", "--steps", 2, "--costs-out", path, "--json")
     assert result.code == 0
     assert f"wrote {path}; try: debubble optimize --costs {path}" in result.err
+    costs = load_costs(path).costs
+    assert costs.overhead == pytest.approx(1e3 * result.data["overhead"], abs=1e-6)
+    assert costs.p2p == 0 or costs.overhead == 0
     simulated = run("simulate", *words, "--costs", path, "--json")
     assert simulated.code == 0
     assert simulated.data["makespan"] > 0

@@ -168,7 +168,12 @@ def _write_costs(report: RunReport, path: str) -> None:
         "source": f"debubble run of {schedule.name} on {report.runtime}, in {report.dtype}",
         "ranks": schedule.ranks, "chunks": schedule.chunks, "microbatches": schedule.microbatches,
     }  # fmt: skip
-    save_costs(labels | dict(report.costs), path)
+    costs = dict(report.costs)
+    if report.overhead:
+        # In milliseconds. It was calibrated with the way from rank to rank in it.
+        times = {name: time for name, time in costs["times"].items() if name != "p2p"}
+        costs["times"] = times | {"overhead": round(report.overhead * 1e3, 6)}
+    save_costs(labels | costs, path)
     note(f"wrote {path}; try: debubble optimize --costs {path}")
 
 
