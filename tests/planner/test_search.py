@@ -10,10 +10,11 @@ import pytest
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.ask import ask
+from debubble.planner.bounds import pipeline_bound
 from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Fixed, Group, groups
 from debubble.planner.plan import Asked, evaluate, timed
-from debubble.planner.search import Found, pipeline_bound, search
+from debubble.planner.search import Found, search
 from debubble.planner.why import why_data, why_not, why_text
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")

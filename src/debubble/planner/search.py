@@ -6,20 +6,13 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
 
-from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
-from debubble.core.kinds import kind_bits
-from debubble.engine.exist import survey_of
-from debubble.planner.activations import stage_activation
+from debubble.planner.bounds import least_memory, least_time, pipeline_bound
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.degrees import Group, Setting, Split
-from debubble.planner.memory import margin
 from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
-from debubble.planner.stage_costs import stage_times
-from debubble.planner.state import stage_state
-from debubble.schedules import registry
 
 Progress = Callable[["Found"], None]
 """Is told, now and then, what has been found so far."""
@@ -220,61 +213,3 @@ def _on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
         replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
         (len(asked.model.layers),), *setting,
     )  # fmt: skip
-
-
-def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
-    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
-
-    Some rank does at least the average of all work; nothing else is counted.
-    """
-    (whole,) = stage_times(
-        asked.model, asked.cluster, asked.training, alone, asked.factors
-    )  # fmt: skip
-    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
-
-
-def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
-    """Seconds below which no order of a candidate's stages brings its pipeline.
-
-    Before a rank's first action all stages before its first one run once, then it does its work,
-    and after its last backward those stages run a backward each. Where backwards are split, what a
-    rank does for its weights may fill that time.
-    """
-    times = stage_times(
-        asked.model, asked.cluster, asked.training, candidate, asked.factors
-    )  # fmt: skip
-    degrees, m = candidate.degrees, candidate.microbatches
-    homes, split = _pipeline(candidate.schedule, degrees.pp, degrees.chunks)
-    work, before = [0.0] * degrees.pp, [-1.0] * degrees.pp
-    passed = 0.0
-    for rank, one in zip(homes, times, strict=True):
-        if before[rank] < 0:
-            before[rank] = passed
-        work[rank] += m * (one.F + one.I + one.W)
-        passed += one.F if split else one.F + one.I + one.W
-    return max(map(sum, zip(work, before, strict=True)))
-
-
-@lru_cache(maxsize=4096)
-def _pipeline(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
-    """The rank of every stage, and whether backwards are split."""
-    placement = registry.find(name).placement(ranks, chunks)
-    return tuple(placement.ranks_of_stages.tolist()), _splits(name)
-
-
-@cache
-def _splits(name: str) -> bool:
-    """Whether a schedule has backwards in two parts, looked up in a small one."""
-    made = registry.make(name, ranks=2, microbatches=8)
-    return bool(survey_of(made).kinds & kind_bits((Kind.I, Kind.W)))
-
-
-def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
-    """Bytes below which the fullest of `pp` ranks does not get.
-
-    The average over ranks of what stays all the time and of one microbatch's activations, all of
-    which are there when its first backward starts; and the margin.
-    """
-    state = stage_state(asked.model, asked.training, alone, 0)
-    stored = stage_activation(asked.model, asked.training, alone, 0).stored
-    return (state.total + stored) / pp + margin(asked.training)
