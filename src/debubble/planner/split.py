@@ -14,6 +14,7 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.bounds import pipeline_bound, pipeline_of
 from debubble.planner.candidate import Candidate
 from debubble.planner.plan import Asked, Plan, timed, with_peaks
+from debubble.planner.rules import broken
 from debubble.planner.stage_costs import layer_sums
 
 Cut: TypeAlias = tuple[int, ...]
@@ -147,6 +148,16 @@ def with_balanced(asked: Asked, candidate: Candidate) -> Candidate:
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
 """Whether whoever runs it can run a candidate."""
+
+
+def runnable(asked: Asked, framework: str | None) -> Allowed:
+    """Whether a framework runs a candidate; without one, whether anything can."""
+
+    def holds(candidate: Candidate) -> bool:
+        model, cluster, training = asked.model, asked.cluster, asked.training
+        return not broken(model, cluster, training, candidate, framework)
+
+    return holds
 
 
 def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
