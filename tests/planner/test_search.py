@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.ask import ask
+from debubble.planner.bounds import pipeline_bound
 from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Fixed, Group, groups
 from debubble.planner.plan import Asked, evaluate, timed
-from debubble.planner.search import Found, pipeline_bound, search
+from debubble.planner.rules import broken
+from debubble.planner.search import Found, search
+from debubble.planner.split import runnable
 from debubble.planner.why import why_data, why_not, why_text
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
@@ -53,6 +57,50 @@ def test_nothing_that_is_left_out_is_faster(
     assert found.considered == sum(group.count for group in held)
     assert found.considered > found.simulated > 0
     assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered
+
+
+def all_splits(asked: Asked, found: list[Group]) -> Iterator[float]:
+    """Step times of everything that fits, under all splits of two or three stages."""
+    count = len(asked.model.layers)
+    for group in found:
+        for candidate in group.candidates():
+            stages = candidate.degrees.stages
+            for cut in product(range(count + 1), repeat=stages):
+                if sum(cut) == count:
+                    yield from (
+                        plan.step_time
+                        for plan in [evaluate(asked, replace(candidate, layers=cut))]
+                        if plan.fits
+                    )
+
+
+@pytest.mark.parametrize("limit", [80e9, 20e9])
+def test_no_layer_split_is_faster(limit: float) -> None:
+    asked = ask("llama-3.1-8b", "h100", 4, 8, 4096)
+    model = replace(asked.model, layers=asked.model.layers[:5])
+    asked = replace(asked, model=model, limit=limit)
+    held = few(asked, schedules=("1f1b", "zb-h1"), tp=1, ep=1)
+    splits = runnable(asked, None)
+    found = search(asked, held, 2, splits=splits)
+    best = min(all_splits(asked, held))
+    assert found.plans[0].step_time <= best * 1.005
+    assert len(found.plans) == 2
+    assert not found.uneven
+    # With little memory only other splits than the even ones have room.
+    assert bool(search(asked, held, 2).plans) == (limit > 20e9)
+    assert sum(found.left_out.values()) + len(found.plans) + len(found.near) == found.considered
+    assert found.considered == sum(group.count for group in held)
+
+
+def test_a_framework_runs_refined_splits() -> None:
+    asked = ask("llama-3.1-8b", "h100", 16, 32, 4096)
+    held = few(asked, pp=4, framework="torchtitan", zero=2, recompute="selective")
+    even = search(asked, held, 3)
+    found = search(asked, held, 3, splits=runnable(asked, "torchtitan"))
+    assert found.plans[0].step_time < even.plans[0].step_time
+    for plan in found.plans:
+        model, cluster, training = asked.model, asked.cluster, asked.training
+        assert not broken(model, cluster, training, plan.candidate, "torchtitan")
 
 
 @pytest.mark.slow

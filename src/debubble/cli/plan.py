@@ -106,6 +106,7 @@ def plan(
     from debubble.planner.degrees import groups
     from debubble.planner.request import check_request
     from debubble.planner.search import search
+    from debubble.planner.split import runnable
     from debubble.planner.why import why_data, why_not, why_text
 
     if rows is not None:
@@ -132,7 +133,8 @@ def plan(
     def found_with(held: Fixed, count: int) -> Found:
         with overwritten_line() as line:
             candidates = groups(asked.model, asked.cluster, asked.training, held)
-            return search(asked, candidates, count, _Progress(line))
+            splits = None if held.layers else runnable(asked, held.framework)
+            return search(asked, candidates, count, _Progress(line), splits)
 
     found = found_with(fixed, count)
     best = found.plans[0] if found.plans else None

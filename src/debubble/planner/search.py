@@ -6,20 +6,15 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property
+from statistics import fmean
 
-from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
-from debubble.core.kinds import kind_bits
-from debubble.engine.exist import survey_of
-from debubble.planner.activations import stage_activation
+from debubble.planner.bounds import least_memory, least_time, pipeline_bound
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.degrees import Group, Setting, Split
-from debubble.planner.memory import margin
 from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
-from debubble.planner.stage_costs import stage_times
-from debubble.planner.state import stage_state
-from debubble.schedules import registry
+from debubble.planner.split import Allowed, refined, split_bound, with_balanced
 
 Progress = Callable[["Found"], None]
 """Is told, now and then, what has been found so far."""
@@ -35,6 +30,9 @@ class Found:
         The best plans that fit, fastest first.
     near
         The fastest plans that do not fit.
+    uneven
+        The fastest plans that do not fit, but would with the same memory on every rank; empty after
+        the search, when their layers were split otherwise.
     considered
         Number of candidates that were decided on.
     simulated
@@ -48,6 +46,7 @@ class Found:
     top: int
     plans: list[Plan] = field(default_factory=list)
     near: list[Plan] = field(default_factory=list)
+    uneven: list[Plan] = field(default_factory=list)
     considered: int = 0
     simulated: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
@@ -66,11 +65,14 @@ class Found:
         self.considered += count
         self.simulated += count * simulated
 
-    def take(self, plan: Plan) -> None:
-        """Keep a plan if it is among the best."""
+    def take(self, plan: Plan, *, free: bool = False) -> None:
+        """Keep a plan if it is among the best; where its split is free, also if that may fit."""
         self.considered += 1
         self.simulated += 1
-        kept = self.plans if plan.fits else self.near
+        even = free and fmean(plan.peaks) <= plan.limit
+        self._keep(plan, self.plans if plan.fits else self.uneven if even else self.near)
+
+    def _keep(self, plan: Plan, kept: list[Plan]) -> None:
         alike = next((one for one in kept if _alike(one) == _alike(plan)), None)
         if alike is not None and _rank(alike) <= _rank(plan):
             self._leave(plan)
@@ -82,6 +84,12 @@ class Found:
         kept.sort(key=_rank)
         if len(kept) > self.top:
             self._leave(kept.pop())
+
+    def rank_again(self, plans: Iterable[Plan], top: int) -> None:
+        """Keep the best `top` of these plans, which are all that were kept."""
+        self.top, self.plans, self.near, self.uneven = top, [], [], []
+        for plan in plans:
+            self._keep(plan, self.plans if plan.fits else self.near)
 
     def _leave(self, plan: Plan) -> None:
         reason = SLOWER if plan.fits else TOO_LARGE
@@ -105,11 +113,12 @@ def _rank(plan: Plan) -> tuple[float, int, int, float]:
     return float(f"{plan.step_time:.3g}"), candidate.degrees.chunks, unusual, max(plan.peaks)
 
 
-SLOWER = "simulated, and slower"
-TOO_LARGE = "simulated, and too large for the memory"
+SLOWER = "simulated with one or more layer splits, and slower"
+TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
 NO_ROOM = "weights and optimizer states alone are too large"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
-SLOW_PIPELINE = "cannot be faster with these stages, whatever the order"
+SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
+SLOW_STAGES = "cannot be faster with these stages, whatever the order"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
 
@@ -148,20 +157,29 @@ class Batch:
                 yield schedule, splits
 
 
+MORE = 2
+"""Where layer splits are free, so many times the plans to be shown are refined."""
+
+
 def search(
     asked: Asked,
     groups: Iterable[Group],
     top: int = 10,
     progress: Progress | None = None,
+    splits: Allowed | None = None,
 ) -> Found:
     """The fastest plans that fit, out of all candidates of `groups`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
     bound is above the slowest plan to be kept, no candidate that is left can be among the best.
-    Ctrl-C ends the search with the best so far.
+
+    Where `splits` says which layer splits may be taken, those of the best plans are refined at the
+    end, see :func:`debubble.planner.split.refined`. What was left out by a bound for every split
+    cannot be among the best; what was simulated, or left out by the bound of its even and its
+    balanced split, might with a better one. Ctrl-C ends the search with the best so far.
     """
-    found = Found(top)
+    found = Found(top if splits is None else MORE * top)
     tell = progress or _silent
     batches: list[Batch] = []
     try:
@@ -171,15 +189,31 @@ def search(
         heapq.heapify(batches)
         while batches and batches[0].bound < found.slowest_kept:
             for candidate in heapq.heappop(batches).candidates():
-                _try(asked, candidate, found)
+                _try(asked, candidate, found, splits)
                 tell(found)
         if batches:
             found.leave_out(BOUND, sum(rest.count for rest in batches))
     except KeyboardInterrupt:
         found.interrupted = True
+    if splits is not None:
+        _refine(asked, found, top, tell, splits)
     found.plans = [finished(asked, plan) for plan in found.plans]
     found.near = [finished(asked, plan) for plan in found.near]
     return found
+
+
+def _refine(asked: Asked, found: Found, top: int, tell: Progress, splits: Allowed) -> None:
+    """Split the layers of the kept plans better, and keep the best of them."""
+    plans = [*found.plans, *found.uneven]
+    try:
+        for number, plan in enumerate(plans if not found.interrupted else ()):
+            better, _ = refined(asked, plan, splits)
+            if better.fits:
+                plans[number] = better
+            tell(found)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    found.rank_again([*plans, *found.near], top)
 
 
 def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
@@ -194,9 +228,10 @@ def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[
             yield batch
 
 
-def _try(asked: Asked, candidate: Candidate, found: Found) -> None:
-    if found.plans and pipeline_bound(asked, candidate) >= found.slowest_kept:
-        found.leave_out(SLOW_PIPELINE)
+def _try(asked: Asked, given: Candidate, found: Found, splits: Allowed | None) -> None:
+    candidate, reason = _promising(asked, given, found.slowest_kept, splits)
+    if candidate is None:
+        found.leave_out(reason)
         return
     try:
         plan, timeline = timed(asked, candidate)
@@ -207,7 +242,23 @@ def _try(asked: Asked, candidate: Candidate, found: Found) -> None:
     except DebubbleError:
         found.leave_out(NO_ORDER)
     else:
-        found.take(plan)
+        found.take(plan, free=splits is not None)
+
+
+def _promising(
+    asked: Asked, given: Candidate, limit: float, splits: Allowed | None
+) -> tuple[Candidate | None, str]:
+    """The candidate to simulate, maybe with another split; or why none is faster than `limit`."""
+    if math.isinf(limit) or pipeline_bound(asked, given) < limit:
+        return given, ""
+    if splits is None:
+        return None, SLOW_STAGES
+    if split_bound(asked, given) >= limit:
+        return None, BOUND
+    other = with_balanced(asked, given)
+    if splits(other) and pipeline_bound(asked, other) < limit:
+        return other, ""
+    return None, SLOW_PIPELINE
 
 
 def _silent(found: Found) -> None:
@@ -220,61 +271,3 @@ def _on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
         replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
         (len(asked.model.layers),), *setting,
     )  # fmt: skip
-
-
-def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
-    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
-
-    Some rank does at least the average of all work; nothing else is counted.
-    """
-    (whole,) = stage_times(
-        asked.model, asked.cluster, asked.training, alone, asked.factors
-    )  # fmt: skip
-    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
-
-
-def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
-    """Seconds below which no order of a candidate's stages brings its pipeline.
-
-    Before a rank's first action all stages before its first one run once, then it does its work,
-    and after its last backward those stages run a backward each. Where backwards are split, what a
-    rank does for its weights may fill that time.
-    """
-    times = stage_times(
-        asked.model, asked.cluster, asked.training, candidate, asked.factors
-    )  # fmt: skip
-    degrees, m = candidate.degrees, candidate.microbatches
-    homes, split = _pipeline(candidate.schedule, degrees.pp, degrees.chunks)
-    work, before = [0.0] * degrees.pp, [-1.0] * degrees.pp
-    passed = 0.0
-    for rank, one in zip(homes, times, strict=True):
-        if before[rank] < 0:
-            before[rank] = passed
-        work[rank] += m * (one.F + one.I + one.W)
-        passed += one.F if split else one.F + one.I + one.W
-    return max(map(sum, zip(work, before, strict=True)))
-
-
-@lru_cache(maxsize=4096)
-def _pipeline(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
-    """The rank of every stage, and whether backwards are split."""
-    placement = registry.find(name).placement(ranks, chunks)
-    return tuple(placement.ranks_of_stages.tolist()), _splits(name)
-
-
-@cache
-def _splits(name: str) -> bool:
-    """Whether a schedule has backwards in two parts, looked up in a small one."""
-    made = registry.make(name, ranks=2, microbatches=8)
-    return bool(survey_of(made).kinds & kind_bits((Kind.I, Kind.W)))
-
-
-def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
-    """Bytes below which the fullest of `pp` ranks does not get.
-
-    The average over ranks of what stays all the time and of one microbatch's activations, all of
-    which are there when its first backward starts; and the margin.
-    """
-    state = stage_state(asked.model, asked.training, alone, 0)
-    stored = stage_activation(asked.model, asked.training, alone, 0).stored
-    return (state.total + stored) / pp + margin(asked.training)

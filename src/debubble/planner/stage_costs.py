@@ -45,7 +45,7 @@ def stage_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> list[Times]:
     """F, I with recompute, and W of every stage."""
-    sums, first, last = _sums(model, cluster, training, candidate.without_order, factors)
+    sums, first, last = layer_sums(model, cluster, training, candidate.without_order, factors)
     stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
     stages[0] += first
     stages[-1] += last
@@ -53,7 +53,7 @@ def stage_times(
 
 
 @lru_cache(maxsize=16384)
-def _sums(
+def layer_sums(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> tuple[tuple[Times, ...], Times, Times]:
     """Times of the first n layers, for every n; of the embedding; and of the head."""

@@ -1,0 +1,70 @@
+"""Times and bytes that no plan of a kind gets below, without simulating any."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+
+from debubble.core.actions import Kind
+from debubble.core.kinds import kind_bits
+from debubble.engine.exist import survey_of
+from debubble.planner.activations import stage_activation
+from debubble.planner.candidate import Candidate
+from debubble.planner.memory import margin
+from debubble.planner.plan import Asked
+from debubble.planner.stage_costs import stage_times
+from debubble.planner.state import stage_state
+from debubble.schedules import registry
+
+
+def least_time(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Seconds below which no schedule and no layer split over `pp` ranks brings a step.
+
+    Some rank does at least the average of all work; nothing else is counted.
+    """
+    (whole,) = stage_times(asked.model, asked.cluster, asked.training, alone, asked.factors)
+    return (whole.F + whole.I + whole.W) * alone.microbatches / pp
+
+
+def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
+    """Seconds below which no order of a candidate's stages brings its pipeline.
+
+    Before a rank's first action all stages before its first one run once, then it does its work,
+    and after its last backward those stages run a backward each. Where backwards are split, what a
+    rank does for its weights may fill that time.
+    """
+    times = stage_times(asked.model, asked.cluster, asked.training, candidate, asked.factors)
+    degrees, m = candidate.degrees, candidate.microbatches
+    homes, split = pipeline_of(candidate.schedule, degrees.pp, degrees.chunks)
+    work, before = [0.0] * degrees.pp, [-1.0] * degrees.pp
+    passed = 0.0
+    for rank, one in zip(homes, times, strict=True):
+        if before[rank] < 0:
+            before[rank] = passed
+        work[rank] += m * (one.F + one.I + one.W)
+        passed += one.F if split else one.F + one.I + one.W
+    return max(map(sum, zip(work, before, strict=True)))
+
+
+@lru_cache(maxsize=4096)
+def pipeline_of(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
+    """The rank of every stage, and whether backwards are split."""
+    placement = registry.find(name).placement(ranks, chunks)
+    return tuple(placement.ranks_of_stages.tolist()), _splits(name)
+
+
+@cache
+def _splits(name: str) -> bool:
+    """Whether a schedule has backwards in two parts, looked up in a small one."""
+    made = registry.make(name, ranks=2, microbatches=8)
+    return bool(survey_of(made).kinds & kind_bits((Kind.I, Kind.W)))
+
+
+def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
+    """Bytes below which the fullest of `pp` ranks does not get.
+
+    The average over ranks of what stays all the time and of one microbatch's activations, all of
+    which are there when its first backward starts; and the margin.
+    """
+    state = stage_state(asked.model, asked.training, alone, 0)
+    stored = stage_activation(asked.model, asked.training, alone, 0).stored
+    return (state.total + stored) / pp + margin(asked.training)
