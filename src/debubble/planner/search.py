@@ -43,6 +43,11 @@ class Found:
         How many were left out, by reason.
     interrupted
         Whether the search was stopped; then other candidates may be better.
+    below
+        Seconds that a plan has to stay below to be kept.
+    larger
+        The best plan on more GPUs, where that was asked: with one more node, or, where no plan
+        fits, one that does.
     """
 
     top: int
@@ -52,12 +57,14 @@ class Found:
     simulated: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
+    below: float = math.inf
+    larger: Plan | None = None
 
     @property
     def slowest_kept(self) -> float:
         """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
         if len(self.plans) < self.top:
-            return math.inf
+            return self.below
         return max(plan.step_time for plan in self.plans)
 
     def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
@@ -107,7 +114,7 @@ def _rank(plan: Plan) -> tuple[float, int, int, float]:
 
 SLOWER = "simulated, and slower"
 TOO_LARGE = "simulated, and too large for the memory"
-NO_ROOM = "weights and optimizer states alone are too large"
+NO_ROOM = "too large with one microbatch, whatever the order"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
 SLOW_PIPELINE = "cannot be faster with these stages, whatever the order"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
@@ -153,15 +160,17 @@ def search(
     groups: Iterable[Group],
     top: int = 10,
     progress: Progress | None = None,
+    *,
+    below: float = math.inf,
 ) -> Found:
-    """The fastest plans that fit, out of all candidates of `groups`.
+    """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
     bound is above the slowest plan to be kept, no candidate that is left can be among the best.
     Ctrl-C ends the search with the best so far.
     """
-    found = Found(top)
+    found = Found(top, below=below)
     tell = progress or _silent
     batches: list[Batch] = []
     try:
@@ -195,7 +204,7 @@ def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[
 
 
 def _try(asked: Asked, candidate: Candidate, found: Found) -> None:
-    if found.plans and pipeline_bound(asked, candidate) >= found.slowest_kept:
+    if found.slowest_kept < math.inf and pipeline_bound(asked, candidate) >= found.slowest_kept:
         found.leave_out(SLOW_PIPELINE)
         return
     try:
