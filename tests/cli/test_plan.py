@@ -37,7 +37,12 @@ def test_json_has_the_contract(run: Run) -> None:
         parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
         assert sum(rank[part] for part in parts) == pytest.approx(rank["peak"])
         assert rank["peak"] <= 80e9
+    assert first["efficiency"].keys() == {"value", "origin"}
     assert sum(data["left_out"].values()) > 0
+    assert data["buys"]["gpus"] == 8
+    assert data["buys"]["saves"] == pytest.approx(
+        first["step_time"] - data["buys"]["plan"]["step_time"]
+    )
 
 
 def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
@@ -45,6 +50,8 @@ def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     assert "llama-3.1-8b: 8.03 B parameters, 32 layers, on 8 × h100" in out
     assert "per step" in out
     assert "memory: rank" in out
+    assert "how sure: times and bytes are modelled; kernels run at" in out
+    assert "8 more GPUs would buy " in out
     assert "the fastest that fits" in out
     assert "pp=4: " in out
     assert "plans considered" in out
@@ -101,3 +108,4 @@ def test_what_does_not_fit_says_by_how_much(run: Run) -> None:
     found = run(*SMALL, "--memory", "12GB", "--tp", 8)
     assert found.code == 1
     assert "no plan fits into 12.0 GB" in found.out
+    assert "GPUs are enough: tp 8" in found.out

@@ -133,11 +133,22 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     assert found.plans[0].causes
 
 
+def test_only_what_is_faster_than_a_limit_is_kept() -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+    best = search(asked, few(asked), 1).plans[0]
+    found = search(asked, few(asked), 1, below=best.step_time)
+    assert not found.plans
+    assert found.simulated < found.considered
+    found = search(asked, few(asked), 3, below=best.step_time * 1.01)
+    assert found.plans[0].candidate == best.candidate
+    assert all(plan.step_time < best.step_time * 1.01 for plan in found.plans)
+
+
 def test_nothing_fits() -> None:
     asked = replace(ask("llama-3.1-70b", "h100", 8, 16, 4096), limit=10e9)
     found = search(asked, few(asked), 3)
     assert not found.plans
-    assert list(found.left_out) == ["weights and optimizer states alone are too large"]
+    assert list(found.left_out) == ["too large with one microbatch, whatever the order"]
 
 
 def test_why_not() -> None:

@@ -104,6 +104,7 @@ def plan(
     from debubble.planner import report
     from debubble.planner.ask import whole
     from debubble.planner.degrees import groups
+    from debubble.planner.more_gpus import enough_gpus, one_more_node
     from debubble.planner.request import check_request
     from debubble.planner.search import search
     from debubble.planner.split import runnable
@@ -138,6 +139,13 @@ def plan(
 
     found = found_with(fixed, count)
     best = found.plans[0] if found.plans else None
+    if not found.interrupted:
+        with overwritten_line() as line:
+            found.larger = (
+                enough_gpus(asked, fixed, _Progress(line))
+                if best is None
+                else one_more_node(asked, fixed, best, _Progress(line))
+            )
     answers = [why_not(asked, best, text, partial(found_with, held, 1)) for text, held in others]
     if as_json:
         data = report.data(asked, found)

@@ -6,7 +6,7 @@ groups of ranks, left out where it is computed again, and summed over the layers
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
@@ -194,7 +194,8 @@ def _sums(
 ) -> _Sums:
     key = (tp, cp, ep, size, recompute, modules)
     each = [_activation(model, layer, training, *key) for layer in model.layers]
-    rows = zip(*(astuple(one)[:3] for one in each), strict=True)
+    stored = ((one.stored, one.kept_for_weight, one.recompute_kept) for one in each)
+    rows = zip(*stored, strict=True)
     totals = tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
     tokens = training.sequence * size / cp
     stream = tokens / (tp if training.sequence_parallel else 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from debubble.core.errors import ParameterError
@@ -126,10 +126,12 @@ ERRORS = {"measured": 0.06, "other degree": 0.1, "shipped": 0.1, "other": 0.18, 
 ``docs/planner-truth.md``."""
 
 
+@cache
 def _bits(precision: str) -> str:
     return "".join(filter(str.isdigit, precision))
 
 
+@cache
 def _generation(gpu: str) -> str:
     """Chips of one architecture: H100, H200 and H800, or B200, B300 and both on Grace."""
     return {"h": "hopper", "b": "blackwell", "g": "blackwell", "a": "ampere"}.get(gpu[:1], gpu[:5])

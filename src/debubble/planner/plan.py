@@ -247,6 +247,20 @@ def relative_error(asked: Asked, plan: Plan) -> float:
     return asked.factors.error(asked.cluster.gpu, tp, training, experts=experts)
 
 
+def efficiency(asked: Asked, plan: Plan) -> float:
+    """Share of the modelled speed of kernels that a plan's are taken to reach."""
+    tp, training = plan.candidate.degrees.tp, asked.training
+    experts = has_experts(asked.model)
+    return asked.factors.efficiency(asked.cluster.gpu, tp, training, experts=experts)
+
+
+def origin(asked: Asked, plan: Plan) -> str:
+    """Where a plan's efficiency is from, for people."""
+    tp, training = plan.candidate.degrees.tp, asked.training
+    experts = has_experts(asked.model)
+    return asked.factors.origin(asked.cluster.gpu, tp, training, experts=experts)
+
+
 def tied(asked: Asked, one: Plan, other: Plan) -> bool:
     """Whether the order of two plans may be the other way round.
 

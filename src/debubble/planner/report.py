@@ -17,10 +17,13 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.flags import flags
 from debubble.planner.flops import flops_per_token
 from debubble.planner.memory import RankMemory
+from debubble.planner.more_gpus import with_gpus
 from debubble.planner.plan import (
     CAUSES,
     Asked,
     Plan,
+    efficiency,
+    origin,
     relative_error,
     simulated,
     speed,
@@ -56,6 +59,7 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "zero": candidate.zero,
         "step_time": plan.step_time,
         "step_time_error": relative_error(asked, plan) * plan.step_time,
+        "efficiency": {"value": efficiency(asked, plan), "origin": origin(asked, plan)},
         "tokens_per_second": fast.tokens_per_second,
         "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
         "mfu": fast.mfu,
@@ -83,11 +87,23 @@ def data(asked: Asked, found: Found) -> dict[str, Any]:
         "model": model_data(asked),
         "plans": [plan_data(asked, plan) for plan in found.plans],
         "near": [plan_data(asked, plan) for plan in found.near],
+        "buys": larger_data(asked, found),
         "considered": found.considered,
         "simulated": found.simulated,
         "left_out": dict(found.left_out),
         "interrupted": found.interrupted,
     }
+
+
+def larger_data(asked: Asked, found: Found) -> dict[str, Any] | None:
+    """What more GPUs bring, as plain data; `saves` are seconds per step."""
+    plan = found.larger
+    if plan is None:
+        return None
+    gpus = plan.candidate.degrees.gpus - asked.cluster.gpus
+    saves = found.plans[0].step_time - plan.step_time if found.plans else None
+    more = plan_data(with_gpus(asked, plan.candidate.degrees.gpus), plan)
+    return {"gpus": gpus, "saves": saves, "plan": more}
 
 
 def model_data(asked: Asked) -> dict[str, Any]:
@@ -203,6 +219,9 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
         f"time: {spent}",
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
         f"{gigabytes(plan.limit)}",
+        f"how sure: times and bytes are modelled; kernels run at {efficiency(asked, plan):.3g} of "
+        f"the modelled speed, {origin(asked, plan)}; 9 of 10 such steps stay within "
+        f"± {percent(relative_error(asked, plan))}",
     ]
 
 
@@ -253,32 +272,48 @@ def _varies(rows: Sequence[Plan], name: str) -> bool:
 
 
 def _nothing(asked: Asked, found: Found) -> str:
+    if found.interrupted:
+        return "stopped before any plan was found"
+    text = f"no plan fits into {gigabytes(asked.limit)}"
     if found.near:
         least = min(found.near, key=lambda plan: max(plan.peaks))
-        return (
-            f"no plan fits into {gigabytes(asked.limit)}; the nearest, "
-            f"{degrees_text(least.candidate)} with recompute {least.candidate.recompute}, needs "
-            f"{gigabytes(max(least.peaks))}: take more GPUs, or GPUs with more memory"
+        text += (
+            f"; the nearest, {degrees_text(least.candidate)} with recompute "
+            f"{least.candidate.recompute}, needs {gigabytes(max(least.peaks))}"
         )
+    else:
+        text += ": states of the model and one microbatch are larger, however they are split"
+    if found.larger is None:
+        return f"{text}; take GPUs with more memory, or a shorter sequence"
+    gpus = found.larger.candidate.degrees.gpus
+    return f"{text}; {gpus:,} GPUs are enough: {_short(found.larger)}"
+
+
+def _short(plan: Plan) -> str:
+    candidate = plan.candidate
     return (
-        f"no plan fits into {gigabytes(asked.limit)}: weights, gradients and optimizer states alone"
-        " are larger; take more GPUs, or GPUs with more memory"
+        f"{degrees_text(candidate)}, {candidate.schedule}, microbatch size "
+        f"{candidate.microbatch_size}, recompute {candidate.recompute}"
     )
 
 
-def _buys(found: Found) -> list[str]:
-    """What more memory would buy: the faster plan that misses it by least."""
-    best = found.plans[0].step_time
+def _buys(asked: Asked, found: Found) -> list[str]:
+    """What more memory would buy, by the faster plan that misses it by least; and more GPUs."""
+    best, lines = found.plans[0].step_time, []
     faster = [plan for plan in found.near if plan.step_time < best]
-    if not faster:
-        return []
-    plan = min(faster, key=lambda plan: max(plan.peaks))
-    return [
-        f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU would buy "
-        f"{seconds(best - plan.step_time)} per step: {degrees_text(plan.candidate)}, "
-        f"{plan.candidate.schedule}, microbatch size {plan.candidate.microbatch_size}, recompute "
-        f"{plan.candidate.recompute}"
-    ]
+    if faster:
+        plan = min(faster, key=lambda plan: max(plan.peaks))
+        lines.append(
+            f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU would buy "
+            f"{seconds(best - plan.step_time)} per step: {_short(plan)}"
+        )
+    if found.larger is not None:
+        more = found.larger.candidate.degrees.gpus - asked.cluster.gpus
+        lines.append(
+            f"{more} more {'GPU' if more == 1 else 'GPUs'} would buy "
+            f"{seconds(best - found.larger.step_time)} per step: {_short(found.larger)}"
+        )
+    return lines
 
 
 def left_out(found: Found) -> str:
@@ -320,4 +355,4 @@ def paragraphs(asked: Asked, found: Found) -> list[str]:
     """The question and the best plan, in sentences."""
     if not found.plans:
         return [_question(asked), _nothing(asked, found)]
-    return [_question(asked), *_sentences(asked, found.plans[0]), *_buys(found)]
+    return [_question(asked), *_sentences(asked, found.plans[0]), *_buys(asked, found)]

@@ -41,6 +41,11 @@ class Found:
         How many were left out, by reason.
     interrupted
         Whether the search was stopped; then other candidates may be better.
+    below
+        Seconds that a plan has to stay below to be kept.
+    larger
+        The best plan on more GPUs, where that was asked: with one more node, or, where no plan
+        fits, one that does.
     """
 
     top: int
@@ -51,12 +56,14 @@ class Found:
     simulated: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
+    below: float = math.inf
+    larger: Plan | None = None
 
     @property
     def slowest_kept(self) -> float:
         """A candidate that cannot be faster than this cannot be among the plans; in seconds."""
         if len(self.plans) < self.top:
-            return math.inf
+            return self.below
         return max(plan.step_time for plan in self.plans)
 
     def leave_out(self, reason: str, count: int = 1, *, simulated: bool = False) -> None:
@@ -115,7 +122,7 @@ def _rank(plan: Plan) -> tuple[float, int, int, float]:
 
 SLOWER = "simulated with one or more layer splits, and slower"
 TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
-NO_ROOM = "weights and optimizer states alone are too large"
+NO_ROOM = "too large with one microbatch, whatever the order"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
 SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
 SLOW_STAGES = "cannot be faster with these stages, whatever the order"
@@ -167,8 +174,10 @@ def search(
     top: int = 10,
     progress: Progress | None = None,
     splits: Allowed | None = None,
+    *,
+    below: float = math.inf,
 ) -> Found:
-    """The fastest plans that fit, out of all candidates of `groups`.
+    """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
@@ -179,7 +188,7 @@ def search(
     cannot be among the best; what was simulated, or left out by the bound of its even and its
     balanced split, might with a better one. Ctrl-C ends the search with the best so far.
     """
-    found = Found(top if splits is None else MORE * top)
+    found = Found(top if splits is None else MORE * top, below=below)
     tell = progress or _silent
     batches: list[Batch] = []
     try:

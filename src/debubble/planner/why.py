@@ -56,7 +56,9 @@ def why_not(asked: Asked, best: Plan | None, asked_for: str, again: Callable[[],
         return Why(asked_for, None, str(error))
     if not found.plans:
         if not found.near:
-            return Why(asked_for, None, "no plan with it has room for weights and optimizer states")
+            return Why(
+                asked_for, None, "states of the model and one microbatch are larger than the memory"
+            )
         nearest = min(found.near, key=lambda plan: max(plan.peaks))
         return Why(asked_for, nearest, f"it does not fit: {excess(nearest)}")
     plan = found.plans[0]

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.planner.ask import ask
+from debubble.planner.degrees import Fixed, groups
+from debubble.planner.search import search
 from debubble.planner.sweeps import spec_of
 from debubble.planner.sweeps.commands import COMMANDS, simulate
 from debubble.planner.sweeps.work import compute
@@ -89,6 +92,55 @@ def test_a_search_has_its_bound() -> None:
     (row,) = rows_of("optimize", options)
     assert row["lower_bound"] <= row["makespan"] <= 9
     assert row["status"] == "optimal"
+
+
+PLAN = {
+    "model": "llama-3.1-8b", "gpu": "h100", "gpus": 8, "batch": 16, "seq": 4096, "zero": 1, "cp": 1,
+    "microbatch_size": 1, "schedules": "1f1b",
+}  # fmt: skip
+
+
+def test_a_plan_is_the_best_of_the_search() -> None:
+    (row,) = rows_of("plan", PLAN)
+    asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+    fixed = Fixed(zero=1, cp=1, microbatch_size=1, schedules=("1f1b",))
+    best = search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1).plans[0]
+    assert row["step_time"] == best.step_time
+    assert row["peak"] == max(best.peaks)
+    assert row["schedule"] == "1f1b"
+    assert [row[name] for name in ("tp", "dp", "pp")] == [
+        getattr(best.candidate.degrees, name) for name in ("tp", "dp", "pp")
+    ]
+
+
+def test_models_and_gpus_come_from_files_beside_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "slow.yaml").write_text("{base: h100, bandwidth: 1e12}\n", encoding="utf-8")
+    (row,) = rows_of("plan", {**PLAN, "gpu": "slow.yaml"}, tmp_path)
+    (usual,) = rows_of("plan", PLAN)
+    assert row["step_time"] > usual["step_time"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model", "llama-3.1-9b", "there is no model"),
+        ("gpu", "h10", "unknown GPU 'h10'"),
+        ("gpu", 100, "gpu is 100; give a text such as h100"),
+        ("framework", "jax", "framework is 'jax'"),
+        ("schedules", ["1f2b"], "1f2b"),
+        ("seq", 0, "seq is 0"),
+    ],
+)
+def test_values_that_no_plan_takes_are_refused_at_once(name: str, value: Any, message: str) -> None:
+    with pytest.raises(db.DebubbleError, match=message):
+        rows_of("plan", {**PLAN, name: value})
+
+
+def test_a_point_without_a_plan_says_why() -> None:
+    (row,) = rows_of("plan", {**PLAN, "memory": "5GB"})
+    assert row["error"] == "no plan fits into 5.0 GB"
+    (row,) = rows_of("plan", {**PLAN, "tp": 3})
+    assert row["error"].startswith("tp 3 does not divide 8 GPUs")
 
 
 def test_an_error_of_a_point_is_its_result() -> None:

@@ -14,6 +14,7 @@ from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import ScheduleError
 from debubble.lowering.chain import LOWERINGS, lower, split
+from debubble.planner.sweeps import plans
 from debubble.planner.sweeps.parameters import (
     COSTS,
     SCHEDULE,
@@ -174,5 +175,6 @@ COMMANDS: dict[str, Command] = {
     "simulate": Command(simulate, {"schedule": SCHEDULE, **SIMULATION}, ("schedule",)),
     "compare": Command(compare, {"schedules": SCHEDULES, **SIMULATION}, ("schedules",)),
     "optimize": Command(optimize, {**SIZES, **COSTS, **_SEARCH}, brief=False),
+    "plan": Command(plans.plan, plans.PLAN, plans.REQUIRED, brief=False),
 }
 """Every command by name."""

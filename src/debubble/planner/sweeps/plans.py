@@ -1,0 +1,106 @@
+"""The command ``plan`` of sweeps: the best plan at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from debubble.core.errors import ParameterError
+from debubble.planner.ask import LARGEST, PRECISIONS, ask
+from debubble.planner.candidate import RECOMPUTES
+from debubble.planner.cluster import find_gpu
+from debubble.planner.degrees import ZEROS, Fixed, groups
+from debubble.planner.model_files import ENDINGS, read_model
+from debubble.planner.plan import relative_error, speed
+from debubble.planner.request import check_request
+from debubble.planner.rules import FRAMEWORKS
+from debubble.planner.search import search
+from debubble.planner.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
+
+DEGREES = ("tp", "cp", "ep", "dp", "pp", "chunks")
+SIZES = (*DEGREES, "microbatch_size")
+HELD = (*SIZES, "recompute", "zero", "framework")
+
+
+def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The best plan that fits, or why there is none."""
+    asked = ask(
+        options["model"], options["gpu"], options["gpus"], options["batch"], options["seq"],
+        precision=options.get("precision", "bf16"), memory=options.get("memory"),
+        imbalance=options.get("imbalance", 1.0),
+    )  # fmt: skip
+    held = {name: options[name] for name in HELD if name in options}
+    if "schedules" in options:
+        held["schedules"] = tuple(options["schedules"])
+    fixed = Fixed(**held)
+    check_request(asked.model, asked.cluster, asked.training, fixed)
+    found = search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1)
+    if not found.plans:
+        raise ParameterError(f"no plan fits into {asked.limit / 1e9:.1f} GB")
+    best = found.plans[0]
+    candidate, fast = best.candidate, speed(asked, best.step_time)
+    return [
+        {name: getattr(candidate.degrees, name) for name in DEGREES}
+        | {
+            "microbatch_size": candidate.microbatch_size,
+            "microbatches": candidate.microbatches,
+            "schedule": candidate.schedule,
+            "recompute": candidate.recompute,
+            "zero": candidate.zero,
+            "step_time": best.step_time,
+            "step_time_error": relative_error(asked, best) * best.step_time,
+            "tokens_per_second": fast.tokens_per_second,
+            "mfu": fast.mfu["causal"],
+            "bubble_ratio": best.bubble_ratio,
+            "peak": max(best.peaks),
+        }
+    ]
+
+
+def _files(value: str) -> list[str]:
+    return [value] if value.lower().endswith(ENDINGS) else []
+
+
+def _model(name: str, value: Any) -> str:
+    text = _text(name, value, "llama-3.1-8b")
+    if not _files(text):
+        read_model(text)
+    return text
+
+
+def _gpu(name: str, value: Any) -> str:
+    text = _text(name, value, "h100")
+    return text if _files(text) else find_gpu(text).name
+
+
+def _memory(name: str, value: Any) -> str:
+    return _text(name, str(value) if isinstance(value, int | float) else value, "72GB")
+
+
+def _text(name: str, value: Any, example: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ParameterError(f"{name} is {value!r}; give a text such as {example}")
+    return value
+
+
+def _schedules(name: str, value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [schedule_name(name, item) for item in names]
+
+
+PLAN: Mapping[str, Parameter] = {
+    "model": Parameter(_model, files=_files),
+    "gpu": Parameter(_gpu, files=_files),
+    "gpus": whole(LARGEST),
+    "batch": whole(LARGEST),
+    "seq": whole(LARGEST),
+    **{name: whole(LARGEST) for name in SIZES},
+    "schedules": Parameter(_schedules),
+    "recompute": one_of(RECOMPUTES),
+    "zero": whole(ZEROS[-1], 0),
+    "precision": one_of(PRECISIONS),
+    "framework": one_of(FRAMEWORKS),
+    "memory": Parameter(_memory),
+    "imbalance": number(0.0, 1000.0),
+}
+REQUIRED = ("model", "gpu", "gpus", "batch", "seq")
