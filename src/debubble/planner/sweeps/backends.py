@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -90,7 +91,7 @@ def _ray(jobs: int, address: str | None) -> Iterator[None]:
         local = {"num_cpus": jobs if jobs > 0 else cores(), "include_dashboard": False}
     register_ray()
     with _reaching("ray", address):
-        ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     try:
         with joblib.parallel_config(backend="ray", n_jobs=jobs):
             yield
