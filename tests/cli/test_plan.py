@@ -76,11 +76,10 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
             "--recompute", "none", "--json")  # fmt: skip
     before = run(*held).data["plans"][0]
     slow = 1.2 * before["step_time"]
-    path.write_text(
-        f"steps: [{{tp: 2, pp: 2, dp: 2, microbatch_size: 1, seconds: {slow}}}]\n",
-        encoding="utf-8",
-    )
+    run_with = f"tp: 2, pp: 2, dp: 2, microbatch_size: 1, layers: {before['layers']}"
+    path.write_text(f"steps: [{{{run_with}, seconds: {slow}}}]\n", encoding="utf-8")
     after = run(*held, "--calibrate", path).data["plans"][0]
+    assert after["layers"] == before["layers"]
     assert after["step_time"] == pytest.approx(slow, rel=1e-3)
     assert after["step_time_error"] < slow * 0.1
 
