@@ -63,6 +63,18 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
         assert "kept by all ranks" in out
 
 
+def test_layers_that_are_given_stay(run: Run, refused: Callable[..., str]) -> None:
+    held = (*SMALL, "--pp", 2, "--schedule", "1f1b", "--json")
+    (free, *_), (given, *_) = (
+        run(*held, *more).data["plans"] for more in ((), ("--layers", "16,16"))
+    )
+    assert given["layers"] == [16, 16]
+    assert free["layers"] != [16, 16]
+    assert free["step_time"] < given["step_time"]
+    assert "--layers is '16,x'" in refused(*held, "--layers", "16,x")
+    assert "16/15" in refused(*held, "--layers", "16,15")
+
+
 def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "steps.yaml"
     held = (*SMALL, "--tp", 2, "--pp", 2, "--microbatch-size", 1, "--schedule", "1f1b",
@@ -70,7 +82,8 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
     before = run(*held).data["plans"][0]
     slow = 1.2 * before["step_time"]
     path.write_text(
-        f"steps: [{{tp: 2, pp: 2, dp: 2, microbatch_size: 1, seconds: {slow}}}]\n",
+        f"steps: [{{tp: 2, pp: 2, dp: 2, microbatch_size: 1, seconds: {slow},"
+        f" layers: {before['layers']}}}]\n",
         encoding="utf-8",
     )
     after = run(*held, "--calibrate", path).data["plans"][0]

@@ -57,6 +57,10 @@ def plan(
     schedule: Annotated[
         str | None, typer.Option(metavar="NAMES", help="One schedule, or several: 1f1b,zb-v.")
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="COUNTS", help="Of every stage: 7,8,8,9. Else the best are found."),
+    ] = None,
     recompute: Annotated[
         str | None, typer.Option(metavar="HOW", help="none, selective or full.")
     ] = None,
@@ -119,7 +123,7 @@ def plan(
     given = {
         "tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp, "chunks": chunks,
         "microbatch_size": microbatch_size, "schedule": schedule, "recompute": recompute,
-        "zero": zero,
+        "zero": zero, "layers": layers,
     }  # fmt: skip
     fixed = _fixed(given, framework)
     check_request(asked.model, asked.cluster, asked.training, fixed)
@@ -183,6 +187,8 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
             continue
         if name == "schedule":
             held["schedules"] = tuple(part.strip() for part in text.split(","))
+        elif name == "layers":
+            held[name] = _counts(flag, text)
         elif name == "recompute":
             if text not in RECOMPUTES:
                 raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, RECOMPUTES)}")
@@ -190,6 +196,13 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
         else:
             held[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
     return Fixed(**held)
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ParameterError(f"{flag} is '{text}'; give a number for every stage, such as 7,8,8,9")
+    return tuple(map(int, parts))
 
 
 def _with(given: dict[str, str | None], text: str, framework: str | None) -> Fixed:
