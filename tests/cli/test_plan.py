@@ -63,6 +63,24 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
         assert "kept by all ranks" in out
 
 
+def test_an_order_of_its_own(
+    run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    held = (*SMALL, "--pp", 4, "--top", 1, "--optimize", 1, "--time-limit", 1)
+    order, page = tmp_path / "best.csv", tmp_path / "plan.html"
+    result = run(*held, "--json", "-o", order)
+    plans = result.data["plans"]
+    assert [plan["schedule"] for plan in plans] == ["optimized", "zb-h1"]
+    assert plans[0]["step_time"] < plans[1]["step_time"]
+    assert "plan 1: " in result.err
+    assert "4 ranks" in run("simulate", order).out
+    assert "optimized with" in run(*held, "-o", page).out
+    assert "optimized" in page.read_text(encoding="utf-8")
+    assert "--time-limit is for --optimize" in refused(*SMALL, "--time-limit", 1)
+    assert "--time-limit is '0'" in refused(*held[:-1], 0)
+
+
 def test_layers_that_are_given_stay(run: Run, refused: Callable[..., str]) -> None:
     held = (*SMALL, "--pp", 2, "--schedule", "1f1b", "--json")
     (free, *_), (given, *_) = (

@@ -89,6 +89,14 @@ def plan(
         typer.Option(metavar="KEY=VALUE", help="Why not this? The best plan with it, beside."),
     ] = None,
     top: Annotated[str, typer.Option(metavar="K", help="Plans to show.")] = "5",
+    optimize: Annotated[
+        str | None,
+        typer.Option(metavar="K", help="Look for faster orders of the K best plans."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="For each of them; else a fixed amount of work."),
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(metavar="FILE.csv", help="Predict every published row of a file instead."),
@@ -96,7 +104,12 @@ def plan(
     as_json: AsJson = False,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Report (.html) or costs (.yaml)."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Report (.html), or costs (.yaml) or order (.csv) of the best.",
+        ),
     ] = None,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
@@ -133,6 +146,8 @@ def plan(
         _check_output(output)
     others = [(text, _with(given, text, framework)) for text in why or []]
     count = whole("--top", top, 1000)
+    how_many = 0 if optimize is None else whole("--optimize", optimize, 1000)
+    limit = None if time_limit is None else _seconds(time_limit, how_many)
 
     def found_with(held: Fixed, count: int) -> Found:
         with overwritten_line() as line:
@@ -141,6 +156,10 @@ def plan(
             return search(asked, candidates, count, _Progress(line), splits)
 
     found = found_with(fixed, count)
+    if how_many:
+        from debubble.planner.faster import optimized
+
+        optimized(asked, found, how_many, limit, lambda plan, text: note(f"plan {plan}: {text}"))
     best = found.plans[0] if found.plans else None
     answers = [why_not(asked, best, text, partial(found_with, held, 1)) for text, held in others]
     if as_json:
@@ -198,6 +217,16 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
     return Fixed(**held)
 
 
+def _seconds(text: str, plans: int) -> float:
+    """The time limit, which is one for looking for orders."""
+    if not plans:
+        raise ParameterError("--time-limit is for --optimize; give both, or neither")
+    found = read_number(text)
+    if not 0 < found < float("inf"):
+        raise ParameterError(f"--time-limit is '{text}'; it is a positive number of seconds")
+    return found
+
+
 def _counts(flag: str, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
@@ -231,13 +260,23 @@ def _calibrated(asked: Asked, path: str, fixed: Fixed) -> Asked:
 
 
 def _check_output(path: str) -> None:
-    if not path.lower().endswith((".html", ".yaml", ".yml")):
-        raise ParameterError(f"'{path}': a report is .html, the costs of the best plan are .yaml")
+    if not path.lower().endswith((".html", ".yaml", ".yml", ".csv")):
+        raise ParameterError(
+            f"'{path}': a report is .html, the costs of the best plan are .yaml, its order is .csv"
+        )
     check_writable(path)
 
 
 def _write(asked: Asked, found: Found, path: str) -> None:
-    """The report as a page, or the costs of the best plan for all other commands."""
+    """The report as a page; or of the best plan its order, or costs for all other commands."""
+    if path.lower().endswith(".csv"):
+        from debubble.interchange.files import save
+        from debubble.planner.plan import simulated
+
+        best = found.plans[0]
+        save(simulated(asked, best.candidate, best.order).schedule, path)
+        note(f"wrote {path}")
+        return
     if path.lower().endswith(".html"):
         from debubble.view.plan_page import plan_page
 
