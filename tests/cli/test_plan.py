@@ -70,6 +70,36 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
         assert "kept by all ranks" in out
 
 
+def test_an_order_of_its_own(
+    run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    held = (*SMALL, "--pp", 4, "--top", 1, "--optimize", 1, "--time-limit", 1)
+    order, page = tmp_path / "best.csv", tmp_path / "plan.html"
+    result = run(*held, "--json", "-o", order)
+    plans = result.data["plans"]
+    assert [plan["schedule"] for plan in plans] == ["optimized", "zb-h1"]
+    assert plans[0]["step_time"] < plans[1]["step_time"]
+    assert "plan 1: " in result.err
+    assert "4 ranks" in run("simulate", order).out
+    assert "optimized with" in run(*held, "-o", page).out
+    assert "optimized" in page.read_text(encoding="utf-8")
+    assert "--time-limit is for --optimize" in refused(*SMALL, "--time-limit", 1)
+    assert "--time-limit is '0'" in refused(*held[:-1], 0)
+
+
+def test_layers_that_are_given_stay(run: Run, refused: Callable[..., str]) -> None:
+    held = (*SMALL, "--pp", 2, "--schedule", "1f1b", "--json")
+    (free, *_), (given, *_) = (
+        run(*held, *more).data["plans"] for more in ((), ("--layers", "16,16"))
+    )
+    assert given["layers"] == [16, 16]
+    assert free["layers"] != [16, 16]
+    assert free["step_time"] < given["step_time"]
+    assert "--layers is '16,x'" in refused(*held, "--layers", "16,x")
+    assert "16/15" in refused(*held, "--layers", "16,15")
+
+
 def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "steps.yaml"
     held = (*SMALL, "--tp", 2, "--pp", 2, "--microbatch-size", 1, "--schedule", "1f1b",

@@ -57,6 +57,10 @@ def plan(
     schedule: Annotated[
         str | None, typer.Option(metavar="NAMES", help="One schedule, or several: 1f1b,zb-v.")
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="COUNTS", help="Of every stage: 7,8,8,9. Else the best are found."),
+    ] = None,
     recompute: Annotated[
         str | None, typer.Option(metavar="HOW", help="none, selective or full.")
     ] = None,
@@ -85,6 +89,14 @@ def plan(
         typer.Option(metavar="KEY=VALUE", help="Why not this? The best plan with it, beside."),
     ] = None,
     top: Annotated[str, typer.Option(metavar="K", help="Plans to show.")] = "5",
+    optimize: Annotated[
+        str | None,
+        typer.Option(metavar="K", help="Look for faster orders of the K best plans."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SECONDS", help="For each of them; else a fixed amount of work."),
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(metavar="FILE.csv", help="Predict every published row of a file instead."),
@@ -92,7 +104,12 @@ def plan(
     as_json: AsJson = False,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Report (.html) or costs (.yaml)."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Report (.html), or costs (.yaml) or order (.csv) of the best.",
+        ),
     ] = None,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
@@ -120,7 +137,7 @@ def plan(
     given = {
         "tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp, "chunks": chunks,
         "microbatch_size": microbatch_size, "schedule": schedule, "recompute": recompute,
-        "zero": zero,
+        "zero": zero, "layers": layers,
     }  # fmt: skip
     fixed = _fixed(given, framework)
     check_request(asked.model, asked.cluster, asked.training, fixed)
@@ -130,6 +147,8 @@ def plan(
         _check_output(output)
     others = [(text, _with(given, text, framework)) for text in why or []]
     count = whole("--top", top, 1000)
+    how_many = 0 if optimize is None else whole("--optimize", optimize, 1000)
+    limit = None if time_limit is None else _seconds(time_limit, how_many)
 
     def found_with(held: Fixed, count: int) -> Found:
         with overwritten_line() as line:
@@ -138,6 +157,10 @@ def plan(
             return search(asked, candidates, count, _Progress(line), splits)
 
     found = found_with(fixed, count)
+    if how_many:
+        from debubble.planner.faster import optimized
+
+        optimized(asked, found, how_many, limit, lambda plan, text: note(f"plan {plan}: {text}"))
     best = found.plans[0] if found.plans else None
     if not found.interrupted:
         with overwritten_line() as line:
@@ -191,6 +214,8 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
             continue
         if name == "schedule":
             held["schedules"] = tuple(part.strip() for part in text.split(","))
+        elif name == "layers":
+            held[name] = _counts(flag, text)
         elif name == "recompute":
             if text not in RECOMPUTES:
                 raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, RECOMPUTES)}")
@@ -198,6 +223,23 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
         else:
             held[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
     return Fixed(**held)
+
+
+def _seconds(text: str, plans: int) -> float:
+    """The time limit, which is one for looking for orders."""
+    if not plans:
+        raise ParameterError("--time-limit is for --optimize; give both, or neither")
+    found = read_number(text)
+    if not 0 < found < float("inf"):
+        raise ParameterError(f"--time-limit is '{text}'; it is a positive number of seconds")
+    return found
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ParameterError(f"{flag} is '{text}'; give a number for every stage, such as 7,8,8,9")
+    return tuple(map(int, parts))
 
 
 def _with(given: dict[str, str | None], text: str, framework: str | None) -> Fixed:
@@ -226,13 +268,23 @@ def _calibrated(asked: Asked, path: str, fixed: Fixed) -> Asked:
 
 
 def _check_output(path: str) -> None:
-    if not path.lower().endswith((".html", ".yaml", ".yml")):
-        raise ParameterError(f"'{path}': a report is .html, the costs of the best plan are .yaml")
+    if not path.lower().endswith((".html", ".yaml", ".yml", ".csv")):
+        raise ParameterError(
+            f"'{path}': a report is .html, the costs of the best plan are .yaml, its order is .csv"
+        )
     check_writable(path)
 
 
 def _write(asked: Asked, found: Found, path: str) -> None:
-    """The report as a page, or the costs of the best plan for all other commands."""
+    """The report as a page; or of the best plan its order, or costs for all other commands."""
+    if path.lower().endswith(".csv"):
+        from debubble.interchange.files import save
+        from debubble.planner.plan import simulated
+
+        best = found.plans[0]
+        save(simulated(asked, best.candidate, best.order).schedule, path)
+        note(f"wrote {path}")
+        return
     if path.lower().endswith(".html"):
         from debubble.view.plan_page import plan_page
 

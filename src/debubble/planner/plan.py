@@ -41,6 +41,10 @@ class Asked:
     limit: float
 
 
+OPTIMIZED = "optimized"
+"""What orders are called that no published schedule has."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A candidate, evaluated.
@@ -61,6 +65,11 @@ class Plan:
         Idle share of the pipeline's rank-time.
     memory
         What every rank's peak consists of.
+    order
+        An order that was optimized for it, in place of its schedule's.
+    lower_bound
+        Seconds below which no order of its stages within the memory brings a step; 0 where nobody
+        asked.
     """
 
     candidate: Candidate
@@ -70,6 +79,13 @@ class Plan:
     causes: dict[str, float] = field(default_factory=dict)
     bubble_ratio: float = 0.0
     memory: tuple[RankMemory, ...] = ()
+    order: Schedule | None = None
+    lower_bound: float = 0.0
+
+    @property
+    def schedule(self) -> str:
+        """The name of its order."""
+        return self.candidate.schedule if self.order is None else OPTIMIZED
 
     @property
     def fits(self) -> bool:
@@ -109,8 +125,8 @@ def costs_of(asked: Asked, candidate: Candidate) -> Costs:
     return replace(times, **memory_costs(model, training, candidate))
 
 
-def simulated(asked: Asked, candidate: Candidate) -> Timeline:
-    """The pipeline of one step in the engine.
+def simulated(asked: Asked, candidate: Candidate, order: Schedule | None = None) -> Timeline:
+    """The pipeline of one step in the engine, in an order of its own or in its schedule's.
 
     Raises
     ------
@@ -120,14 +136,16 @@ def simulated(asked: Asked, candidate: Candidate) -> Timeline:
     costs = costs_of(asked, candidate)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # orders made for other costs are compared on purpose
-        return simulate(schedule_of(asked, candidate, costs), costs)
+        return simulate(order or schedule_of(asked, candidate, costs), costs)
 
 
-def timed(asked: Asked, candidate: Candidate) -> tuple[Plan, Timeline]:
-    """The step time of a candidate, without its memory."""
-    timeline = simulated(asked, candidate)
+def timed(
+    asked: Asked, candidate: Candidate, order: Schedule | None = None
+) -> tuple[Plan, Timeline]:
+    """The step time of a candidate, without its memory; in an order of its own, or its schedule."""
+    timeline = simulated(asked, candidate, order)
     ends = _ends(asked, candidate, timeline)
-    return Plan(candidate, total(timeline, ends), (), asked.limit), timeline
+    return Plan(candidate, total(timeline, ends), (), asked.limit, order=order), timeline
 
 
 def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
@@ -150,7 +168,7 @@ def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
 def finished(asked: Asked, plan: Plan) -> Plan:
     """A plan with all that is said of it: causes of its time, and parts of its memory."""
     candidate = plan.candidate
-    timeline = simulated(asked, candidate)
+    timeline = simulated(asked, candidate, plan.order)
     ends = _ends(asked, candidate, timeline)
     memory = memory_of(asked.model, asked.cluster.gpu, asked.training, candidate, timeline)
     return replace(

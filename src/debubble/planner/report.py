@@ -15,6 +15,7 @@ from debubble.interchange.cost_files import costs_data
 from debubble.interchange.cost_syntax import yaml_text
 from debubble.planner.candidate import Candidate
 from debubble.planner.flags import flags
+from debubble.planner.flags_torchtitan import CSV
 from debubble.planner.flops import flops_per_token
 from debubble.planner.memory import RankMemory
 from debubble.planner.more_gpus import with_gpus
@@ -53,7 +54,7 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         },
         "microbatch_size": candidate.microbatch_size,
         "microbatches": candidate.microbatches,
-        "schedule": candidate.schedule,
+        "schedule": plan.schedule,
         "layers": list(candidate.layers),
         "recompute": candidate.recompute,
         "zero": candidate.zero,
@@ -67,8 +68,21 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
         "memory": [_memory_data(rank) for rank in plan.memory],
         "fits": plan.fits,
-        "flags": {name: flags(asked.model, asked.training, candidate, name) for name in FRAMEWORKS},
+        "flags": {name: plan_flags(asked, plan, name) for name in FRAMEWORKS},
+        **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
+        **({"instead_of": candidate.schedule} if plan.order is not None else {}),
     }
+
+
+def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
+    """The text with which a framework runs a plan."""
+    if plan.order is None:
+        return flags(asked.model, asked.training, plan.candidate, framework)
+    return (
+        f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
+        f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or\n"
+        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan\n"
+    )
 
 
 def _memory_data(rank: RankMemory) -> dict[str, Any]:
@@ -213,7 +227,7 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
     fullest = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
     return [
         whole,
-        f"{degrees_text(candidate)}; {candidate.schedule} with {candidate.microbatches} "
+        f"{degrees_text(candidate)}; {plan.schedule} with {candidate.microbatches} "
         f"microbatches of {candidate.microbatch_size}; recompute {candidate.recompute}; "
         f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
         f"time: {spent}",
@@ -237,10 +251,13 @@ def verdict(asked: Asked, found: Found, plan: Plan) -> str:
     best = found.plans[0]
     if not plan.fits:
         return excess(plan)
+    least = ""
+    if plan.lower_bound:
+        least = f"; no order of its stages takes less than {seconds(plan.lower_bound)}"
     if plan is best:
-        return "the fastest that fits"
+        return f"the fastest that fits{least}"
     tie = "a tie: " if tied(asked, best, plan) else ""
-    return tie + (difference(best, plan) or "the same")
+    return tie + (difference(best, plan) or "the same") + least
 
 
 def columns(asked: Asked, found: Found, *, verdicts: bool) -> list[Column]:
@@ -252,7 +269,7 @@ def columns(asked: Asked, found: Found, *, verdicts: bool) -> list[Column]:
 
     cells = [
         Column(("",), tuple(str(number) for number in range(1, len(rows) + 1))),
-        Column(("schedule",), tuple(p.candidate.schedule for p in rows), left=True),
+        Column(("schedule",), tuple(p.schedule for p in rows), left=True),
         *(degree(name) for name in ("tp", "cp", "ep", "dp", "pp") if _varies(rows, name)),
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
         Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
@@ -332,7 +349,7 @@ def whole_timeline(asked: Asked, plan: Plan) -> Timeline:
 
     Static memory is what a rank's peak has beside its activations.
     """
-    timeline = simulated(asked, plan.candidate)
+    timeline = simulated(asked, plan.candidate, plan.order)
     beside = np.maximum(np.array(plan.peaks) - timeline.peak_activation, 0.0)
     costs = replace(timeline.table.costs, static=beside.tolist())
     return replace(timeline, table=costs.table(timeline.schedule))

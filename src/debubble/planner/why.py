@@ -78,7 +78,7 @@ def why_text(why: Why) -> str:
     candidate = why.plan.candidate
     return (
         f"{why.asked_for}: {seconds(why.plan.step_time)} with {degrees_text(candidate)}, "
-        f"{candidate.schedule}, microbatch size {candidate.microbatch_size}, recompute "
+        f"{why.plan.schedule}, microbatch size {candidate.microbatch_size}, recompute "
         f"{candidate.recompute}, {gigabytes(max(why.plan.peaks))}; {why.reason}"
     )
 

@@ -6,9 +6,15 @@ import html
 from collections.abc import Iterable
 
 from debubble.analysis.layout import html_table
-from debubble.planner.flags import flags
 from debubble.planner.plan import Asked, Plan
-from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_timeline
+from debubble.planner.report import (
+    columns,
+    gigabytes,
+    left_out,
+    paragraphs,
+    plan_flags,
+    whole_timeline,
+)
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found
 from debubble.view.page import inline_svg, page
@@ -67,5 +73,5 @@ def _table(rows: Iterable[Iterable[str]]) -> str:
 
 def _flags(asked: Asked, plan: Plan) -> Iterable[str]:
     for name in FRAMEWORKS:
-        text = flags(asked.model, asked.training, plan.candidate, name)
+        text = plan_flags(asked, plan, name)
         yield f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>"

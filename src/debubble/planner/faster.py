@@ -1,0 +1,115 @@
+"""Faster orders for the best plans than those of published schedules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from debubble.core.errors import DebubbleError
+from debubble.optimize.result import Result
+from debubble.optimize.search import optimize
+from debubble.planner.memory import FRAGMENTATION
+from debubble.planner.plan import Asked, Plan, costs_of, finished, simulated, timed, with_peaks
+from debubble.planner.search import Found
+
+
+def optimized(
+    asked: Asked,
+    found: Found,
+    count: int,
+    time_limit: float | None = None,
+    report: Callable[[int, str], None] | None = None,
+) -> None:
+    """Look for faster orders of the best `count` plans with a pipeline.
+
+    Each that is faster within the memory joins the plans, which are ranked anew; Ctrl-C ends that
+    with what there is.
+
+    Parameters
+    ----------
+    asked, found
+        The question, and its answer, which is changed.
+    count
+        How many plans.
+    time_limit
+        Seconds for each, see :func:`debubble.optimize`.
+    report
+        Is told the number of a plan, from 1, and what has become of it.
+    """
+    tell = report or _silent
+    for number, plan in enumerate(found.plans.copy(), 1):
+        if count == 0 or found.interrupted:
+            break
+        if plan.candidate.degrees.pp == 1:
+            continue
+        count -= 1
+        try:
+            order, least, found.interrupted = faster_order(asked, plan, time_limit)
+        except KeyboardInterrupt:
+            found.interrupted = True
+            break
+        except DebubbleError as error:
+            tell(number, str(error))
+            continue
+        found.plans[found.plans.index(plan)] = replace(plan, lower_bound=least)
+        if order is None:
+            tell(number, "no faster order was found")
+        else:
+            found.plans.append(order)
+            tell(number, f"{plan.step_time:.4g} s became {order.step_time:.4g} s")
+    found.plans.sort(key=lambda plan: plan.step_time)
+
+
+def faster_order(
+    asked: Asked, plan: Plan, time_limit: float | None = None
+) -> tuple[Plan | None, float, bool]:
+    """A faster order of a finished plan's stages, a bound for any, and whether Ctrl-C was pressed.
+
+    The optimizer counts activations, with what lies unused between them; all else stays as in the
+    plan, for the bound as well. Where buffers and logits turn out larger in its order, it tries
+    once more with less.
+    """
+    room = [asked.limit] * plan.candidate.degrees.pp
+    result = _result(asked, plan, room, time_limit)
+    least = result.lower_bound + plan.causes["optimizer"] + plan.causes["weights"]
+    found = _plan_of(asked, plan, result)
+    interrupted = result.status == "interrupted"
+    if not found.fits and not interrupted:
+        room = [asked.limit - max(peak - asked.limit, 0.0) for peak in found.peaks]
+        result = _result(asked, plan, room, time_limit)
+        found = _plan_of(asked, plan, result)
+        interrupted = result.status == "interrupted"
+    if not found.fits or found.step_time >= plan.step_time:
+        return None, least, interrupted
+    return finished(asked, replace(found, lower_bound=least)), least, interrupted
+
+
+def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float | None) -> Result:
+    """The optimizer's answer for the stages of a plan, with `room` bytes on every rank."""
+    candidate = plan.candidate
+    timeline = simulated(asked, candidate, plan.order)
+    costs = costs_of(asked, candidate)
+    # Of what comes and goes a share lies unused between tensors: as if GPUs were so much smaller.
+    share = 1 / (1 + FRAGMENTATION)
+    beside = [
+        max(share * peak - float(held), 0.0)
+        for peak, held in zip(plan.peaks, timeline.peak_activation, strict=True)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of published orders made for other costs
+        return optimize(
+            ranks=candidate.degrees.pp, microbatches=candidate.microbatches,
+            chunks=candidate.degrees.chunks, costs=replace(costs, static=beside),
+            memory=[share * one for one in room],
+            placement=timeline.schedule.placement, time_limit=time_limit, published=False,
+        )  # fmt: skip
+
+
+def _plan_of(asked: Asked, plan: Plan, result: Result) -> Plan:
+    found, timeline = timed(asked, plan.candidate, result.schedule)
+    return with_peaks(asked, found, timeline)
+
+
+def _silent(number: int, text: str) -> None:
+    """Tell nobody."""
