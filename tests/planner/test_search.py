@@ -144,6 +144,22 @@ def test_only_what_is_faster_than_a_limit_is_kept() -> None:
     assert all(plan.step_time < best.step_time * 1.01 for plan in found.plans)
 
 
+def test_orders_that_turn_out_the_same_are_one_plan() -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 32, 4096)
+    held = few(asked, schedules=("zb-v", "v-zb", "1f1b"), tp=1, pp=2, microbatch_size=2)
+    found = search(asked, held, 10)
+    assert len(found.plans) == len({(p.step_time, p.peaks) for p in found.plans})
+
+
+def test_plans_that_do_not_fit_are_near() -> None:
+    asked = replace(ask("llama-3.1-8b", "h100", 8, 16, 4096), limit=30e9)
+    found = search(asked, few(asked), 3)
+    near = [max(plan.peaks) / asked.limit for plan in found.near]
+    assert near
+    assert all(share > 1 for share in near)
+    assert any(share <= 1.25 for share in near)
+
+
 def test_nothing_fits() -> None:
     asked = replace(ask("llama-3.1-70b", "h100", 8, 16, 4096), limit=10e9)
     found = search(asked, few(asked), 3)

@@ -175,7 +175,7 @@ def finished(asked: Asked, plan: Plan) -> Plan:
         plan,
         peaks=tuple(rank.peak for rank in memory),
         causes=causes_of(asked, candidate, timeline, ends),
-        bubble_ratio=timeline.bubble_ratio,
+        bubble_ratio=max(timeline.bubble_ratio, 0.0),  # sums of one rank may differ in rounding
         memory=memory,
     )
 

@@ -31,7 +31,7 @@ from debubble.planner.plan import (
     tied,
 )
 from debubble.planner.rules import FRAMEWORKS
-from debubble.planner.search import Found
+from debubble.planner.search import Found, nearly_fits
 
 GB = 1e9
 
@@ -209,8 +209,9 @@ def _question(asked: Asked) -> str:
     )
 
 
-def _sentences(asked: Asked, plan: Plan) -> list[str]:
+def _sentences(asked: Asked, found: Found) -> list[str]:
     """What is to be said of the best plan."""
+    plan = found.plans[0]
     candidate = plan.candidate
     fast, error = speed(asked, plan.step_time), relative_error(asked, plan) * plan.step_time
     whole = (
@@ -225,6 +226,8 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
         if plan.causes[name] > 0.001 * plan.step_time
     )
     fullest = max(range(len(plan.peaks)), key=plan.peaks.__getitem__)
+    if found.interrupted:
+        whole = f"the best when the search was stopped: {whole}"
     return [
         whole,
         f"{degrees_text(candidate)}; {plan.schedule} with {candidate.microbatches} "
@@ -242,7 +245,7 @@ def _sentences(asked: Asked, plan: Plan) -> list[str]:
 def ranked(found: Found) -> list[Plan]:
     """The plans that fit, and the faster ones that do not, fastest first."""
     best = found.plans[0].step_time
-    faster = [plan for plan in found.near if plan.step_time < best]
+    faster = [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
     return sorted([*found.plans, *faster], key=lambda plan: plan.step_time)
 
 
@@ -317,7 +320,7 @@ def _short(plan: Plan) -> str:
 def _buys(asked: Asked, found: Found) -> list[str]:
     """What more memory would buy, by the faster plan that misses it by least; and more GPUs."""
     best, lines = found.plans[0].step_time, []
-    faster = [plan for plan in found.near if plan.step_time < best]
+    faster = [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
     if faster:
         plan = min(faster, key=lambda plan: max(plan.peaks))
         lines.append(
@@ -372,4 +375,4 @@ def paragraphs(asked: Asked, found: Found) -> list[str]:
     """The question and the best plan, in sentences."""
     if not found.plans:
         return [_question(asked), _nothing(asked, found)]
-    return [_question(asked), *_sentences(asked, found.plans[0]), *_buys(asked, found)]
+    return [_question(asked), *_sentences(asked, found), *_buys(asked, found)]

@@ -212,6 +212,7 @@ class _Request:
             unit *= 2 * (self.fixed.microbatch_size or 1)
             found |= {max(value // unit + step, 1) * unit for step in (0, 1)}
             found |= {max(2 * value // unit + step, 1) * unit // 2 for step in (0, 1)}
+            found |= {unit << power for power in range(24) if unit << power < 2 * value}
         elif name == "microbatch_size":
             found = set(divisors(self.training.batch))
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from statistics import fmean
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.bounds import least_memory, least_time, pipeline_bound
-from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Group, Setting, Split
 from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
 from debubble.planner.split import Allowed, refined, split_bound, with_balanced
@@ -29,7 +28,7 @@ class Found:
     plans
         The best plans that fit, fastest first.
     near
-        The fastest plans that do not fit.
+        Plans that do not fit: the fastest that nearly do, then those that need least.
     uneven
         The fastest plans that do not fit, but would with the same memory on every rank; empty after
         the search, when their layers were split otherwise.
@@ -80,15 +79,16 @@ class Found:
         self._keep(plan, self.plans if plan.fits else self.uneven if even else self.near)
 
     def _keep(self, plan: Plan, kept: list[Plan]) -> None:
-        alike = next((one for one in kept if _alike(one) == _alike(plan)), None)
-        if alike is not None and _rank(alike) <= _rank(plan):
+        rank = _distance if kept is self.near else _rank
+        alike = next((one for one in kept if _alike(one, plan)), None)
+        if alike is not None and rank(alike) <= rank(plan):
             self._leave(plan)
             return
         if alike is not None:
             kept.remove(alike)
             self._leave(alike)
         kept.append(plan)
-        kept.sort(key=_rank)
+        kept.sort(key=rank)
         if len(kept) > self.top:
             self._leave(kept.pop())
 
@@ -103,10 +103,19 @@ class Found:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
-def _alike(plan: Plan) -> tuple[Degrees, int, str]:
-    """Of plans with the same, only the best is kept, so that the others are real alternatives."""
-    candidate = plan.candidate
-    return replace(candidate.degrees, chunks=1), candidate.microbatch_size, candidate.schedule
+def _alike(one: Plan, other: Plan) -> bool:
+    """Whether only the better of two plans is kept, so that the others are real alternatives.
+
+    They have the same degrees and the same schedule, or one whose order turns out the same.
+    """
+    a, b = one.candidate, other.candidate
+    return (
+        replace(a.degrees, chunks=1) == replace(b.degrees, chunks=1)
+        and a.microbatch_size == b.microbatch_size
+        and (
+            a.schedule == b.schedule or (one.step_time, one.peaks) == (other.step_time, other.peaks)
+        )
+    )
 
 
 USUAL_ZERO = 1
@@ -120,6 +129,21 @@ def _rank(plan: Plan) -> tuple[float, int, int, float]:
     return float(f"{plan.step_time:.3g}"), candidate.degrees.chunks, unusual, max(plan.peaks)
 
 
+NEAR = 1.25
+"""Share of a GPU's memory up to which a plan that does not fit is worth a look."""
+
+
+def _distance(plan: Plan) -> tuple[float, ...]:
+    """Plans that nearly fit by their rank, and then those that need least memory."""
+    peak = max(plan.peaks)
+    return (0, *_rank(plan)) if nearly_fits(plan) else (1, peak)
+
+
+def nearly_fits(plan: Plan) -> bool:
+    """Whether a plan that does not fit is near."""
+    return max(plan.peaks) <= NEAR * plan.limit
+
+
 SLOWER = "simulated with one or more layer splits, and slower"
 TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
 NO_ROOM = "too large with one microbatch, whatever the order"
@@ -128,6 +152,10 @@ SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatev
 SLOW_STAGES = "cannot be faster with these stages, whatever the order"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
+
+
+USUAL_SCHEDULE = "1f1b"
+"""What is tried first: next to a plan that fits, most others need no simulation."""
 
 
 @dataclass(frozen=True, order=True)
@@ -147,10 +175,12 @@ class Batch:
         """How many candidates there are."""
         return sum(len(splits) for _, splits in self._orders())
 
-    def candidates(self) -> Iterator[Candidate]:
-        """The candidates."""
+    def candidates(self, *, usual: bool) -> Iterator[Candidate]:
+        """The candidates with :data:`USUAL_SCHEDULE`, or those with all others."""
         group = self.group
         for schedule, splits in self._orders():
+            if (schedule == USUAL_SCHEDULE) is not usual:
+                continue
             for chunks, layers in splits:
                 yield Candidate(
                     replace(group.degrees, chunks=chunks), group.microbatch_size,
@@ -186,7 +216,8 @@ def search(
     Where `splits` says which layer splits may be taken, those of the best plans are refined at the
     end, see :func:`debubble.planner.split.refined`. What was left out by a bound for every split
     cannot be among the best; what was simulated, or left out by the bound of its even and its
-    balanced split, might with a better one. Ctrl-C ends the search with the best so far.
+    balanced split, might with a better one. One schedule goes before all others, so that there is
+    a good plan soon. Ctrl-C ends the search with the best so far.
     """
     found = Found(top if splits is None else MORE * top, below=below)
     tell = progress or _silent
@@ -195,13 +226,18 @@ def search(
         for group in groups:
             batches += _bounded(asked, group, len(batches), found)
             tell(found)
-        heapq.heapify(batches)
-        while batches and batches[0].bound < found.slowest_kept:
-            for candidate in heapq.heappop(batches).candidates():
-                _try(asked, candidate, found, splits)
-                tell(found)
-        if batches:
-            found.leave_out(BOUND, sum(rest.count for rest in batches))
+        batches.sort()
+        before = found.considered
+        for usual in (True, False):
+            for batch in batches:
+                if batch.bound >= found.slowest_kept:
+                    break
+                for candidate in batch.candidates(usual=usual):
+                    _try(asked, candidate, found, splits)
+                    tell(found)
+        rest = sum(batch.count for batch in batches) - (found.considered - before)
+        if rest:
+            found.leave_out(BOUND, rest)
     except KeyboardInterrupt:
         found.interrupted = True
     if splits is not None:
