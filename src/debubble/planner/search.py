@@ -159,7 +159,8 @@ def search(
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
     weights. That gives one bound for all of them, the lowest of which come first; when the next
     bound is above the slowest plan to be kept, no candidate that is left can be among the best.
-    Ctrl-C ends the search with the best so far.
+    Ctrl-C ends the search with the best so far, as does a `progress` that raises
+    KeyboardInterrupt.
     """
     found = Found(top)
     tell = progress or _silent
