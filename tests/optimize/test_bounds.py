@@ -200,3 +200,10 @@ def test_heads_and_tails_of_a_lone_microbatch() -> None:
     heads, tails, *_ = longest_paths(problem(2, 1, 2, chunks=1, F=1, I=2, W=3))
     assert heads[:, :, 0].tolist() == [[0, 1], [4, 2], [6, 4]]
     assert tails[:, :, 0].tolist() == [[8, 7], [3, 5], [0, 0]]
+
+
+def test_stages_that_store_nothing_have_room_for_all_microbatches() -> None:
+    from debubble.optimize.bounds import spare_microbatches
+
+    asked = problem(2, 8, 8e10, activation=[0.0, 1e9, 1e9, 1e9])
+    assert spare_microbatches(asked)[0] == 8

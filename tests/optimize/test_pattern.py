@@ -87,3 +87,8 @@ def test_no_order_repeats_after_more_microbatches_than_it_has() -> None:
     asked = problem(3, 6, 6, chunks=1, backward="fused")
     programs = [schedule.program(rank) for rank in range(3)]
     assert not list(repeatable(asked, programs, 7))
+
+
+def test_a_stage_that_stores_nothing_leaves_the_pattern_finite() -> None:
+    asked = problem(2, 8, 8e10, F=5, I=6, W=4, activation=[0.0, 1e9, 1e9, 1e9])
+    assert find_pattern(asked, 1, Stop(), 0.1) is not None

@@ -61,7 +61,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.optimize._bounds_kernel import longest_paths as find_paths
 from debubble.optimize._bounds_kernel import preemptive
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import NO_MEMORY, Problem
 
 Grid: TypeAlias = NDArray[np.float64]
 """One number per kind, stage and microbatch."""
@@ -91,7 +91,7 @@ def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
     room = (problem.limits_with_slack - problem.microbatch_stored)[problem.homes] - problem.taken[
         1, last_stages(problem)
     ]
-    stored = np.maximum(problem.taken[0], 1e-300)
+    stored = np.maximum(problem.taken[0], NO_MEMORY)
     spare = np.minimum(np.floor(room / stored), problem.microbatches)
     return np.asarray(np.maximum(spare, 0), dtype=np.int64)
 

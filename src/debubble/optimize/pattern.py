@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.optimize.exact import Key, in_order
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import NO_MEMORY, Problem
 from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.stop import Stop
 
@@ -265,7 +265,7 @@ def find_pattern(
     if np.isfinite(tight).all():
         # No rank holds more microbatches than fit when only its smallest stage holds any.
         least = np.full(grid.ranks, np.inf)
-        np.minimum.at(least, grid.homes, np.maximum(grid.taken[0], 1e-300))
+        np.minimum.at(least, grid.homes, np.maximum(grid.taken[0], NO_MEMORY))
         depth = min(depth, math.ceil((grid.limits_with_slack / least).max() / width) + 1)
 
     def attempt(period: int, known: Pattern | None = None) -> Pattern | None:

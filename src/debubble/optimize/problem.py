@@ -27,6 +27,9 @@ from debubble.engine.timeline import Timeline
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
 
+NO_MEMORY = 1e-200
+"""What a stage that stores nothing counts for where memory is divided by it: the rest is finite."""
+
 Backward: TypeAlias = Literal["split", "fused", "free"]
 BACKWARDS = ("split", "fused", "free")
 

@@ -81,6 +81,7 @@ def optimize(
     cache: bool = True,
     published: bool = True,
     report: Report | None = None,
+    until: Callable[[], bool] | None = None,
 ) -> Result:
     """Find the fastest schedule within the memory of every rank, and a bound for any.
 
@@ -131,6 +132,8 @@ def optimize(
         Whether to simulate the published schedules for comparison.
     report
         Called with makespan, lower bound and what found it, whenever one of them improves.
+    until
+        Asked several times per second; once it is true, the search ends as after Ctrl-C.
 
     Returns
     -------
@@ -177,7 +180,7 @@ def optimize(
         search.take(known)
     fresh = known is None or not (search.done or known.answers(budget, solver))
     if fresh:
-        interrupted = _run(search.run, stop)
+        interrupted = _run(search.run, stop, until)
     best, bound = search.best, search.bound
     schedule = best.schedule
     if schedule is None:
@@ -335,8 +338,8 @@ def _placements(
     return list(reversed(different.values()))
 
 
-def _run(search: Callable[[], None], stop: Stop) -> bool:
-    """Run in another thread, so that Ctrl-C is heard; whether there was one."""
+def _run(search: Callable[[], None], stop: Stop, until: Callable[[], bool] | None) -> bool:
+    """Run in another thread, so that Ctrl-C and `until` are heard; whether one of them was."""
     interrupted = False
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(search)
@@ -347,7 +350,8 @@ def _run(search: Callable[[], None], stop: Stop) -> bool:
                 if interrupted:
                     raise
                 interrupted = True
-            if interrupted:
+            if interrupted or (until is not None and until()):
+                interrupted = True
                 # Again and again: a solver that was about to start has not heard the first.
                 stop.ask()
         running.result()

@@ -10,6 +10,7 @@ from debubble.interchange.text import read_number
 from debubble.planner.calibrate import shipped_factors
 from debubble.planner.candidate import Training
 from debubble.planner.cluster import Cluster, find_gpu
+from debubble.planner.model import Model
 from debubble.planner.model_files import read_model
 from debubble.planner.plan import Asked
 
@@ -19,7 +20,7 @@ LARGEST = 10_000_000
 
 
 def ask(
-    model: str,
+    model: str | Model,
     gpu: str,
     gpus: int,
     batch: int,
@@ -35,7 +36,7 @@ def ask(
     ----------
     model, gpu
         Names, or files, see :func:`debubble.planner.model_files.read_model` and
-        :func:`debubble.planner.cluster.find_gpu`.
+        :func:`debubble.planner.cluster.find_gpu`; or a model that was read.
     gpus, batch, sequence
         Number of GPUs, sequences per step, tokens per sequence.
     precision
@@ -57,7 +58,8 @@ def ask(
     found = find_gpu(gpu)
     limit = found.memory if memory is None else read_bytes(memory)
     training = Training(batch, sequence, precision=precision, imbalance=imbalance)
-    return Asked(read_model(model), Cluster(found, gpus), training, shipped_factors(), limit)
+    known = read_model(model) if isinstance(model, str) else model
+    return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)
 
 
 def read_bytes(text: str) -> float:

@@ -217,7 +217,8 @@ def search(
     end, see :func:`debubble.planner.split.refined`. What was left out by a bound for every split
     cannot be among the best; what was simulated, or left out by the bound of its even and its
     balanced split, might with a better one. One schedule goes before all others, so that there is
-    a good plan soon. Ctrl-C ends the search with the best so far.
+    a good plan soon. Ctrl-C ends the search with the best so far, as does a `progress` that raises
+    KeyboardInterrupt.
     """
     found = Found(top if splits is None else MORE * top, below=below)
     tell = progress or _silent

@@ -1,4 +1,4 @@
-"""The web application: a page, its assets, and four functions behind addresses."""
+"""The web application: a page, its assets, and functions behind addresses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ from debubble.core.errors import DebubbleError
 from debubble.playground import limits, work
 from debubble.playground.catalogue import catalogue
 from debubble.playground.controls import choices, cost_controls
+from debubble.playground.faster import faster
 from debubble.playground.limits import Cache, Guard, RefusedError
-from debubble.playground.state import Export, File, State, read
+from debubble.playground.searches import Search, Searches
+from debubble.playground.state import Export, File, Look, Question, State, read
 from debubble.playground.uploads import upload
 from debubble.view import component
 
 SCRIPTS = (
-    "main", "dom", "state", "controls", "link", "picker", "files", "answer", "plot", "cards"
+    "main", "dom", "server", "state", "controls", "link", "picker", "files", "answer", "plot",
+    "cards", "plan", "faster"
 )  # fmt: skip
 ASSETS = {
     "/": ("index.html", "text/html"),
@@ -54,6 +57,10 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
         Route("/api/simulate", answering(service.simulate), methods=["POST"]),
         Route("/api/upload", answering(service.upload), methods=["POST"]),
         Route("/api/export", answering(service.export), methods=["POST"]),
+        Route("/api/planner", answering(service.planner)),
+        Route("/api/plan", answering(service.plan), methods=["POST"]),
+        Route("/api/optimize", answering(service.optimize), methods=["POST"]),
+        Route("/api/search", answering(service.search), methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_served}), hosts)
 
@@ -104,6 +111,7 @@ class Service:
         self.turn = asyncio.Semaphore(workers)
         self.waiting = 0
         self.cache = Cache()
+        self.searches = Searches()
         self.pool.submit(work.warm_up)
 
     async def schedules(self, request: Request) -> Response:  # noqa: ARG002
@@ -135,6 +143,49 @@ class Service:
         content, kind, name = await self._run(partial(work.export, wanted))
         attachment = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=kind, headers=attachment)
+
+    async def planner(self, request: Request) -> Response:  # noqa: ARG002
+        """What plans can be asked for."""
+
+        def inputs() -> bytes:
+            from debubble.playground import plans
+
+            return _encoded(plans.inputs())
+
+        return await self._answer(b"planner", inputs)
+
+    async def plan(self, request: Request) -> Response:
+        """A search for plans, to be asked after."""
+
+        def find(question: Question, running: Search) -> bytes:
+            from debubble.playground import plans
+
+            return _encoded(plans.plan(question, running))
+
+        return await self._search(request, Question, find)
+
+    async def optimize(self, request: Request) -> Response:
+        """A search for a faster order, to be asked after."""
+        return await self._search(
+            request, State, lambda state, running: _encoded(faster(state, running))
+        )
+
+    async def search(self, request: Request) -> Response:
+        """How far a search is, or its answer."""
+        look: Look = read(Look, await _body(request))
+        progress, answer = self.searches.look(look.search, look.stop)
+        content = _encoded({"done": answer is not None, **progress})
+        if answer is not None:
+            content = content[:-1] + b',"answer":' + answer + b"}"
+        return Response(content, media_type="application/json")
+
+    async def _search(
+        self, request: Request, model: Any, find: Callable[[Any, Search], bytes]
+    ) -> Response:
+        value = read(model, await _body(request))
+        client = request.client.host if request.client else ""
+        name = self.searches.start(client, partial(find, value))
+        return Response(_encoded({"search": name}), media_type="application/json")
 
     async def _json(
         self, request: Request, model: Any, compute: Callable[[Any], bytes]

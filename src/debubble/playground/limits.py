@@ -38,6 +38,28 @@ SECONDS = 30.0
 WAITING = 512
 """Requests that may wait for their turn."""
 
+SEARCHES = 2
+"""Searches that run at a time, one for each address."""
+
+SEARCH_SECONDS = 60.0
+"""Time limit of a search, after which the best so far is the answer."""
+
+FASTER_SECONDS = 20.0
+"""Time limit of a search for a faster order."""
+
+UNHEARD = 5.0
+"""Seconds after which a search that nobody asks after ends."""
+
+MAX_SEARCHED = 100_000
+"""Actions of a schedule that a faster order is sought for."""
+
+MAX_GPUS = 1 << 16
+MAX_BATCH = 1 << 16
+MAX_SEQUENCE = 1 << 22
+MAX_LAYERS = 512
+MAX_MODEL = 1 << 20
+"""Characters of a model's file."""
+
 CACHE_BYTES = 64 << 20
 """Memory for answers that may be asked for again."""
 

@@ -22,18 +22,20 @@ Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^/\\\x00-\x
 OptionValue = bool | int | float | Annotated[str, Field(max_length=80)] | None
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A request, or a part of one, without unknown keys and with values of the right types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class File(_Strict):
+class File(Strict):
     """A file that the user picked: its text, and its name without folders."""
 
     name: Name
     text: Annotated[str, Field(max_length=limits.MAX_FILE)]
 
 
-class Wanted(_Strict):
+class Wanted(Strict):
     """One schedule: a registered name with chunks and options of its own, or a file."""
 
     name: Name = ""
@@ -54,7 +56,7 @@ _NUMBERS: dict[str, Any] = {
 """Values of a cost, by its shape."""
 
 
-class CostValues(_Strict):
+class CostValues(Strict):
     """Costs as typed; None is the default."""
 
     basis: Literal["action", "rank"] = "rank"
@@ -68,7 +70,7 @@ class CostValues(_Strict):
     }
 
 
-class State(_Strict):
+class State(Strict):
     """State of the page: schedules, sizes, costs and lowerings."""
 
     schedules: Annotated[list[Wanted], Field(min_length=1, max_length=limits.MAX_SCHEDULES)]
@@ -126,7 +128,42 @@ def cost_named(message: str) -> str:
     return word if word in CostValues.model_fields else ""
 
 
-class Export(_Strict):
+Degree = Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
+
+
+class Question(Strict):
+    """What is to be planned; degrees and the like are held fixed where they are given."""
+
+    model: Name = ""
+    file: File | None = None
+    gpu: Name
+    gpus: Degree
+    batch: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)]
+    sequence: Annotated[int, Field(ge=1, le=limits.MAX_SEQUENCE)]
+    precision: Literal["bf16", "fp16"] = "bf16"
+    memory: Annotated[str, Field(max_length=40)] | None = None
+    imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
+    framework: Name | None = None
+    tp: Degree | None = None
+    cp: Degree | None = None
+    ep: Degree | None = None
+    dp: Degree | None = None
+    pp: Degree | None = None
+    chunks: Chunks | None = None
+    microbatch_size: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)] | None = None
+    schedule: Name | None = None
+    recompute: Literal["none", "selective", "full"] | None = None
+    zero: Annotated[int, Field(ge=0, le=3)] | None = None
+
+
+class Look(Strict):
+    """A look at a search that runs, which may end it."""
+
+    search: Name
+    stop: bool = False
+
+
+class Export(Strict):
     """A file to make: which of the schedules of a state, which part of a trace, which format."""
 
     state: State
@@ -135,7 +172,7 @@ class Export(_Strict):
     format: Literal["torch-csv", "torch-csv-comms", "json", "chrome-trace", "html"]
 
 
-def read(model: type[_Strict], body: bytes) -> Any:
+def read(model: type[Strict], body: bytes) -> Any:
     """A request as a model.
 
     Raises
@@ -189,9 +226,14 @@ WHOLE = {
     "microbatches": (1, limits.MAX_MICROBATCHES),
     "chunks": (1, limits.MAX_CHUNKS),
     "iterations": (1, limits.MAX_ITERATIONS),
+    **dict.fromkeys(("gpus", "tp", "cp", "ep", "dp", "pp"), (1, limits.MAX_GPUS)),
+    **dict.fromkeys(("batch", "microbatch_size"), (1, limits.MAX_BATCH)),
+    "sequence": (1, limits.MAX_SEQUENCE),
+    "zero": (0, 3),
 }
 """The least and the most of whole numbers."""
 
 _BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
-_FIELDS = {*State.model_fields, *CostValues.model_fields} - {"file"}
-_NAMES = {*_FIELDS, *Wanted.model_fields, *File.model_fields, *Export.model_fields}
+_FIELDS = {*State.model_fields, *CostValues.model_fields, *Question.model_fields} - {"file"}
+_NAMES = {*_FIELDS, *Wanted.model_fields, *File.model_fields, *Export.model_fields,
+          *Look.model_fields}  # fmt: skip

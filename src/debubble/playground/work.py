@@ -32,7 +32,7 @@ PREDICTED, MEASURED = ", predicted", ", measured"
 
 MAX_OPTION = 1 << 20
 
-_DRAWING = Lock()
+DRAWING = Lock()
 """Drawings are made one at a time: matplotlib is not made for threads."""
 
 
@@ -266,7 +266,7 @@ def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, 
     if form == "html":
         from debubble.view.page import page
 
-        with _DRAWING:
+        with DRAWING:
             text = page([timeline], time_unit=unit, limit=memory)
         return text.encode(), "text/html", f"{name}.html"
     if form == "chrome-trace":

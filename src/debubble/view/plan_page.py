@@ -42,7 +42,7 @@ def plan_page(asked: Asked, found: Found) -> str:
         f"<p>{html.escape(left_out(found))}</p>",
         inline_svg(front(found), "Step time and memory of plans"),
         "<h2>Memory of every rank at its peak</h2>",
-        _memory(best),
+        _table(memory_rows(best)),
         "<h2>Flags</h2>",
         *_flags(asked, best),
     ]
@@ -52,7 +52,8 @@ def plan_page(asked: Asked, found: Found) -> str:
     )  # fmt: skip
 
 
-def _memory(plan: Plan) -> str:
+def memory_rows(plan: Plan) -> list[list[str]]:
+    """Memory of every rank at its peak, part by part; heads first."""
     heads = ["rank", "peak", *PARTS, "at action"]
     rows = [
         [
@@ -61,7 +62,7 @@ def _memory(plan: Plan) -> str:
         ]
         for rank in plan.memory
     ]  # fmt: skip
-    return _table([heads, *rows])
+    return [heads, *rows]
 
 
 def _table(rows: Iterable[Iterable[str]]) -> str:

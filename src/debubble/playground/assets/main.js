@@ -8,27 +8,13 @@ import { listenForDrops, open, showCosts } from "./files.js";
 import { MOST } from "./link.js";
 import { Picker } from "./picker.js";
 import { showPlot } from "./plot.js";
-import { address, defaults, form, offered, repack, request, restore } from "./state.js";
+import { post } from "./server.js";
+import { address, choose, defaults, form, offered, repack, request, restore } from "./state.js";
 
 const timeline = $("timeline");
 const BUSY = 400; // milliseconds after which a page says that it computes
 
 // ---- talking to the server
-
-/** What the server answers, or the file it makes; throws {message, field, nearest} for anything else. */
-async function post(path, value, isFile = false) {
-  let response;
-  try {
-    response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
-  } catch {
-    throw { message: "The server does not answer; is debubble serve still running?" };
-  }
-  if (response.ok && isFile) return response;
-  let data;
-  try { data = await response.json(); } catch { data = { message: `The server answered ${response.status} ${response.statusText}, and no reason.` }; }
-  if (!response.ok) throw data;
-  return data;
-}
 
 let asking = false, again = false, turn = 0;
 
@@ -102,7 +88,7 @@ const use = (field, value) => { $(field).value = value; follow(); ask(); };
 
 // ---- the address
 
-function remember() { history.replaceState(null, "", address(timeline.state)); }
+function remember() { if (!plan?.shown) history.replaceState(null, "", address(timeline.state)); }
 
 async function changedFiles() {
   picker.show();
@@ -183,18 +169,44 @@ function listen() {
   for (const id of Object.keys(defaults())) $(id).addEventListener("input", () => { follow(); ask(); });
   document.querySelectorAll('input[name="basis"]').forEach((box) => box.addEventListener("change", ask));
   $("upload").addEventListener("change", async () => { const picked = [...$("upload").files]; if (picked.length) await take(picked); $("upload").value = ""; });
-  listenForDrops(take);
+  listenForDrops((picked) => (plan?.shown ? plan.take(picked) : take(picked)));
+  $("schedules-tab").addEventListener("click", async () => { if (!plan?.shown) return; plan.show(false); if (!timeline.view) await back(""); else remember(); });
+  $("plan-tab").addEventListener("click", () => showPlan());
+  $("faster").addEventListener("click", async () => (await import("./faster.js")).find(request, changedFiles));
   $("copy").addEventListener("click", copy);
   timeline.addEventListener("timeline-view", remember);
-  addEventListener("hashchange", back);
+  addEventListener("hashchange", () => back());
 }
 
-async function back() {
-  const view = await restore(location.hash);
+async function back(hash = location.hash) {
+  if (hash.startsWith("#plan")) { await showPlan(hash); return; }
+  plan?.show(false);
+  const view = await restore(hash);
   follow();
   picker.show();
   if (view) timeline.state = view;
   ask();
+}
+
+// ---- the other page, which is loaded when it is first looked at
+
+let plan = null;
+
+async function showPlan(hash) {
+  plan ??= await (await import("./plan.js")).makePlan(compare);
+  plan.show(true, hash);
+  applyTheme();
+}
+
+/** A plan's schedule with its sizes and costs, beside the others. */
+async function compare({ name, costs, fields }) {
+  plan.show(false);
+  await restore("#s=");
+  form.costs = costs;
+  choose(name);
+  for (const [id, value] of Object.entries(fields)) if ($(id)) $(id).value = [value].flat().join("/");
+  follow();
+  await changedFiles();
 }
 
 const THEMES = ["auto", "light", "dark"];
@@ -203,9 +215,9 @@ function applyTheme() {
   let name = "auto";
   try { name = localStorage.getItem("debubble-theme") ?? "auto"; } catch { /* storage may be off */ }
   const dark = name === "dark" || (name === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = timeline.dataset.theme = dark ? "dark" : "light";
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
   $("theme").textContent = `Theme: ${name}`;
-  timeline.repaint?.();
+  for (const part of document.querySelectorAll("debubble-timeline")) { part.dataset.theme = dark ? "dark" : "light"; part.repaint?.(); }
   return name;
 }
 

@@ -1,0 +1,162 @@
+"""Plans for a model on a number of GPUs, and what the page shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from debubble.core.errors import did_you_mean
+from debubble.planner.ask import PRECISIONS, ask
+from debubble.planner.candidate import RECOMPUTES
+from debubble.planner.degrees import ZEROS, Fixed, Group, groups
+from debubble.planner.flags import flags
+from debubble.planner.gpus import GPUS
+from debubble.planner.model import Model
+from debubble.planner.model_files import parse_model, read_model, shipped_models
+from debubble.planner.orders import plannable
+from debubble.planner.plan import Asked
+from debubble.planner.report import (
+    columns,
+    costs_yaml,
+    gigabytes,
+    left_out,
+    paragraphs,
+    whole_timeline,
+)
+from debubble.planner.request import SIZES, check_request
+from debubble.planner.rules import FRAMEWORKS
+from debubble.planner.search import Found, search
+from debubble.playground import limits
+from debubble.playground.limits import RefusedError
+from debubble.playground.searches import Search
+from debubble.playground.state import File, Question
+from debubble.playground.uploads import upload
+from debubble.playground.work import DRAWING
+from debubble.view.figure import render
+from debubble.view.plan_figure import front
+from debubble.view.plan_page import memory_rows
+from debubble.view.timeline_data import encode
+
+TOP = 10
+"""Plans in the table."""
+
+TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many here"
+
+
+def inputs() -> dict[str, Any]:
+    """What can be chosen from."""
+    return {
+        "models": list(shipped_models()),
+        "gpus": [[name, f"{name}, {gigabytes(gpu.memory)}"] for name, gpu in GPUS.items()],
+        "precisions": PRECISIONS,
+        "frameworks": list(FRAMEWORKS),
+        "schedules": plannable(),
+        "recomputes": RECOMPUTES,
+        "zeros": ZEROS,
+        "sizes": SIZES,
+    }
+
+
+def plan(question: Question, running: Search) -> dict[str, Any]:
+    """The best plans, or those found until the search is over."""
+    if question.gpu not in GPUS:
+        raise RefusedError(f"gpu '{question.gpu}': {did_you_mean(question.gpu, GPUS)}", "gpu")
+    asked = ask(
+        _model(question), question.gpu, question.gpus, question.batch, question.sequence,
+        precision=question.precision, memory=question.memory, imbalance=question.imbalance,
+    )  # fmt: skip
+    named = () if question.schedule is None else (question.schedule,)
+    fixed = Fixed(
+        **{name: getattr(question, name) for name in (*SIZES, "recompute", "zero", "framework")},
+        schedules=named or None,
+    )
+    check_request(asked.model, asked.cluster, asked.training, fixed)
+
+    def tell(found: Found) -> None:
+        best = found.plans[0].step_time if found.plans else None
+        running.progress = {
+            "considered": found.considered, "simulated": found.simulated, "best": best
+        }  # fmt: skip
+        if running.over():
+            raise KeyboardInterrupt
+
+    long: list[int] = []
+    short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
+    found = search(asked, short, TOP, tell)
+    if sum(long) and not found.considered:
+        raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
+    if sum(long):
+        found.leave_out(TOO_LONG, sum(long))
+    return _answer(asked, found)
+
+
+def _model(question: Question) -> Model:
+    """The model of a file, or one of those that come with the package."""
+    if question.file is None:
+        # Names only: whoever asks has no say in which files are read.
+        if question.model not in shipped_models():
+            hint = did_you_mean(question.model, shipped_models())
+            raise RefusedError(f"model '{question.model}': {hint}", "model")
+        return read_model(question.model)
+    if len(question.file.text) > limits.MAX_MODEL:
+        raise RefusedError(
+            f"the model's file has {len(question.file.text):,} characters; the limit is "
+            f"{limits.MAX_MODEL:,}",
+            "model",
+        )
+    model = parse_model(question.file.text, question.file.name)
+    if len(model.layers) > limits.MAX_LAYERS:
+        raise RefusedError(
+            f"the model has {len(model.layers):,} layers; the limit is {limits.MAX_LAYERS}", "model"
+        )
+    return model
+
+
+def _short(found: Iterable[Group], long: list[int]) -> Iterator[Group]:
+    """Groups without the orders that have too many actions, which are counted in `long`."""
+    for group in found:
+        chunks = limits.MAX_ACTIONS // (3 * group.microbatches * group.degrees.pp)
+        orders = {
+            name: tuple(split for split in splits if split[0] <= chunks)
+            for name, splits in group.orders.items()
+        }
+        kept = replace(group, orders=orders)
+        long.append(group.count - kept.count)
+        if kept.count:
+            yield kept
+
+
+def _answer(asked: Asked, found: Found) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "paragraphs": paragraphs(asked, found),
+        "left_out": left_out(found),
+        "interrupted": found.interrupted,
+        "plans": None,
+    }
+    if not found.plans:
+        return answer
+    best = found.plans[0]
+    timeline = whole_timeline(asked, best)
+    with DRAWING:
+        picture = render(front(found), "svg", facecolor="none").decode()
+    return answer | {
+        "plans": [
+            {"title": column.title, "cells": column.cells, "left": column.left}
+            for column in columns(asked, found, verdicts=True)
+        ],
+        "memory": memory_rows(best),
+        "front": picture,
+        "flags": [
+            [name, flags(asked.model, asked.training, best.candidate, name)] for name in FRAMEWORKS
+        ],
+        "timelines": encode([timeline], limit=asked.limit),
+        "other_tab": _for_comparison(asked, found),
+    }
+
+
+def _for_comparison(asked: Asked, found: Found) -> dict[str, Any]:
+    """The best plan for the page that compares schedules: costs, sizes, and its schedule."""
+    best = found.plans[0]
+    file = File(name="plan.yaml", text=costs_yaml(asked, best))
+    return upload(file) | {"name": best.candidate.schedule}

@@ -1,0 +1,112 @@
+"""The tab of plans in a real browser, and the search for a faster order."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import pytest
+
+HOST = "document.querySelector('debubble-timeline')"
+PLANS = ".plan-result table"
+
+
+@pytest.fixture
+def page(visit, server):
+    return visit(server)
+
+
+def fill(page, **values):
+    for name, value in values.items():
+        page.fill(f"#plan-{name}", str(value))
+
+
+def small(page):
+    """Ask for plans of a small model on four GPUs."""
+    page.select_option("#plan-model", "llama-3.2-1b")
+    fill(page, gpus=4, batch=8, sequence=2048, tp=1, pp=2)
+    page.select_option("#plan-schedule", "zb-h1")
+
+
+def test_a_plan_is_found_and_shown(page):
+    assert not any("/plan.js" in address for address in page.requests)
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    assert not page.locator("#bench").is_visible()
+    small(page)
+    page.click(".go")
+    page.wait_for_selector("#plan debubble-timeline[ready]")
+    assert "llama-3.2-1b: 1.236 B parameters" in page.inner_text("#plan .status")
+    assert "the fastest that fits" in page.locator(PLANS).first.inner_text()
+    assert page.locator(PLANS).nth(1).locator("tbody tr").count() == 2
+    assert page.evaluate("document.querySelector('.plan-front').naturalWidth") > 100
+    assert "tied embeddings with pp 2" in page.inner_text(".plan-result details >> nth=1")
+    # The best plan's schedule, sizes and costs go to the other tab.
+    page.get_by_role("button", name="Compare its schedule with others").click()
+    page.wait_for_function(f"() => {HOST}.data?.runs.length === 1")
+    assert page.evaluate(f"{HOST}.data.runs[0].name") == "zb-h1"
+    assert page.input_value("#ranks") == "2"
+    assert "plan.yaml" in page.inner_text("#costs")
+
+
+def test_a_link_brings_the_question_back(page):
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    small(page)
+    assert "model=llama-3.2-1b" in page.url
+    page.reload()
+    page.wait_for_selector("#plan-gpus")
+    assert page.input_value("#plan-model") == "llama-3.2-1b"
+    assert page.input_value("#plan-pp") == "2"
+    # The other tab begins as ever.
+    page.click("#schedules-tab")
+    page.wait_for_function(f"() => {HOST}.data?.runs.length === 4")
+    assert "#plan" not in page.url
+
+
+def test_a_long_search_tells_how_far_it_is_and_can_be_cancelled(page):
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    fill(page, gpus=512, batch=1024)
+    page.click(".go")
+    page.wait_for_function(
+        "() => document.querySelector('#plan .status').innerText.includes('plans decided')"
+    )
+    page.get_by_role("button", name="Cancel, keep the best").click()
+    page.wait_for_selector(".plan-result:not([hidden])")
+    assert "Ended early" in page.inner_text(".plan-result")
+
+
+def test_what_is_wrong_is_said_beside_the_form(page):
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    small(page)
+    fill(page, gpus=0)
+    page.click(".go")
+    page.wait_for_selector(".status[data-how=bad]")
+    assert "gpus is 0" in page.inner_text("#plan .status")
+    assert page.locator("[data-field=plan-gpus].wrong").count() == 1
+    fill(page, gpus=4)
+    # A model of one's own, pasted.
+    page.select_option("#plan-model", label="from a config.json")
+    folder = resources.files("debubble.planner") / "models"
+    text = (folder / "llama-3.2-1b.json").read_text(encoding="utf-8")
+    page.fill("#plan textarea", text)
+    page.click(".go")
+    page.wait_for_selector(PLANS)
+    assert "1.236 B parameters" in page.inner_text("#plan .status")
+
+
+def test_a_faster_order_is_found_and_compared(page):
+    page.fill("#memory", "3")
+    page.wait_for_function(f"() => {HOST}.data.limit === 3")
+    page.click("#faster")
+    page.wait_for_function(
+        "() => document.querySelector('#faster-note').innerText.includes(' by ')"
+    )
+    page.click("#faster")
+    page.wait_for_function(f"() => {HOST}.data.runs.some(run => run.name === 'optimized')")
+    assert page.inner_text("#faster-note").startswith("optimized.json: ")
+    page.fill("#iterations", "2")
+    page.click("#faster")
+    page.wait_for_selector("#faster-note.problem")
+    assert "leave iterations empty" in page.inner_text("#faster-note")

@@ -1,0 +1,226 @@
+"""Searches of the server: plans and faster orders, with progress, an early end and limits."""
+
+from __future__ import annotations
+
+import time
+from importlib import resources
+
+import pytest
+
+import debubble as db
+from debubble.planner.ask import ask as asked_for
+from debubble.planner.degrees import Fixed, groups
+from debubble.planner.gpus import GPUS
+from debubble.planner.model_files import shipped_models
+from debubble.planner.report import columns, paragraphs
+from debubble.planner.search import search
+from debubble.playground import limits, plans
+from debubble.playground.searches import Searches
+
+QUESTION = {
+    "model": "llama-3.2-1b", "gpu": "h100", "gpus": 4, "batch": 8, "sequence": 2048,
+    "tp": 1, "pp": 2, "schedule": "zb-h1",
+}  # fmt: skip
+LONG = {"model": "llama-3.1-70b", "gpu": "h100", "gpus": 512, "batch": 1024, "sequence": 8192}
+STATE = {
+    "schedules": [{"name": "1f1b"}], "ranks": 4, "microbatches": 8, "chunks": 2, "memory": 3.0,
+    "costs": {"basis": "rank", "F": 10.0, "I": 12.0, "W": 8.0},
+}  # fmt: skip
+
+
+def started(ask, path, data):
+    answer = ask(path, data)
+    assert answer.is_success, answer.text
+    return answer.json()["search"]
+
+
+def look(ask, name, stop=False):
+    return ask("/api/search", {"search": name, "stop": stop})
+
+
+def ended(ask, name, stop=False):
+    """The last look at a search."""
+    while True:
+        answer = look(ask, name, stop)
+        if not answer.is_success or answer.json()["done"]:
+            return answer
+        time.sleep(0.02)
+
+
+def found(ask, data, path="/api/plan"):
+    return ended(ask, started(ask, path, data)).json()["answer"]
+
+
+def refused(ask, data, path="/api/plan"):
+    """Message and field of a refusal, at once or by the search."""
+    answer = ask(path, data)
+    if answer.is_success:
+        answer = ended(ask, answer.json()["search"])
+    assert answer.status_code == 422
+    return answer.json()["message"], answer.json()["field"]
+
+
+def test_what_can_be_asked_for_is_what_there_is(ask):
+    lists = ask("/api/planner").json()
+    assert lists["models"] == list(shipped_models())
+    assert [name for name, _ in lists["gpus"]] == list(GPUS)
+    assert set(lists["frameworks"]) == {"megatron", "torchtitan", "automodel"}
+
+
+def test_plans_are_those_of_the_library(ask):
+    answer = found(ask, QUESTION)
+    asked = asked_for("llama-3.2-1b", "h100", 4, 8, 2048)
+    fixed = Fixed(tp=1, pp=2, schedules=("zb-h1",))
+    wanted = search(
+        asked, groups(asked.model, asked.cluster, asked.training, fixed), plans.TOP
+    )  # fmt: skip
+    assert answer["paragraphs"] == paragraphs(asked, wanted)
+    assert [(column["title"], tuple(column["cells"])) for column in answer["plans"]] == [
+        (column.title, column.cells) for column in columns(asked, wanted, verdicts=True)
+    ]
+    assert not answer["interrupted"]
+    assert len(answer["memory"]) == 3
+    assert "<svg" in answer["front"]
+    assert [name for name, _ in answer["flags"]] == ["megatron", "torchtitan", "automodel"]
+    (timeline,) = answer["timelines"]["timelines"]
+    assert timeline["ranks"] == 2
+
+
+def test_the_best_plan_goes_into_the_comparison(ask):
+    answer = found(ask, QUESTION)
+    other = answer["other_tab"]
+    state = {"schedules": [{"name": other["name"]}], "costs": {"file": other["costs"]}}
+    shown = ask("/api/simulate", state | other["fields"]).json()
+    (timeline,) = shown["timelines"]["timelines"]
+    makespan = answer["timelines"]["timelines"][0]["makespan"]
+    assert timeline["makespan"] == pytest.approx(makespan, rel=1e-5)
+    assert shown["table"]["best"]
+
+
+def test_a_model_may_come_as_a_file(ask):
+    folder = resources.files("debubble.planner") / "models"
+    text = (folder / "llama-3.2-1b.json").read_text(encoding="utf-8")
+    own = QUESTION | {"file": {"name": "config.json", "text": text}}
+    del own["model"]
+    of_file, of_name = found(ask, own), found(ask, QUESTION)
+    assert of_file["paragraphs"][1:] == of_name["paragraphs"][1:]
+
+
+def test_without_a_plan_the_answer_says_so(ask):
+    answer = found(ask, QUESTION | {"memory": "2GB"})
+    assert answer["plans"] is None
+    assert "no plan fits into 2.0 GB" in answer["paragraphs"][1]
+
+
+def test_a_search_that_is_cancelled_keeps_the_best(ask):
+    name = started(ask, "/api/plan", LONG)
+    while not look(ask, name).json().get("considered"):
+        time.sleep(0.02)
+    answer = ended(ask, name, stop=True).json()["answer"]
+    assert answer["interrupted"]
+    assert "stopped before the end" in answer["left_out"]
+    assert look(ask, name).status_code == 410
+
+
+@pytest.mark.parametrize("limit", ["SEARCH_SECONDS", "UNHEARD"])
+def test_a_search_ends_when_its_time_is_over_or_nobody_asks(ask, monkeypatch, limit):
+    monkeypatch.setattr(limits, limit, -1.0)
+    assert found(ask, LONG)["interrupted"]
+
+
+def test_one_search_at_a_time(ask):
+    name = started(ask, "/api/plan", LONG)
+    second = ask("/api/plan", QUESTION)
+    assert second.status_code == 429
+    assert "cancel it, or wait" in second.json()["message"]
+    # Other requests are answered all the same.
+    assert ask("/api/simulate", STATE).is_success
+    ended(ask, name, stop=True)
+    assert found(ask, QUESTION)["plans"]
+
+
+def test_few_searches_of_all_clients_run_at_a_time():
+    searches = Searches()
+
+    def work(running):
+        while not running.over():
+            time.sleep(0.005)
+        return b"{}"
+
+    names = [searches.start(f"10.0.0.{k}", work) for k in range(limits.SEARCHES)]
+    with pytest.raises(limits.RefusedError, match="other searches are running"):
+        searches.start("10.0.0.99", work)
+    for name in names:
+        while searches.look(name, stop=True)[1] is None:
+            time.sleep(0.005)
+    name = searches.start("10.0.0.99", work)
+    while searches.look(name, stop=True)[1] is None:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "field"),
+    [
+        ({"model": "secret.json"}, "the nearest", "model"),
+        ({"model": "/etc/passwd"}, "give a text without slashes", "model"),
+        ({"gpu": "h10"}, "did you mean 'h100'", "gpu"),
+        ({"gpu": "own.yaml"}, "gpu 'own.yaml'", "gpu"),
+        ({"gpus": 0}, "gpus is 0", "gpus"),
+        ({"gpus": 10**6}, "gpus is 1000000; give a number less than or equal to 65536", "gpus"),
+        ({"batch": 1.5}, "give a whole number from 1 to 65,536", "batch"),
+        ({"tp": 3}, "the nearest that works is tp 2", ""),
+        ({"memory": "lots"}, "memory is 'lots'", ""),
+        ({"framework": "mega"}, "megatron", ""),
+        ({"schedule": "dualpipe"}, "is not for plans", ""),
+        ({"file": {"name": "config.json", "text": "[]"}}, "a model is a mapping", ""),
+    ],
+)
+def test_what_no_plan_can_meet_is_refused(ask, change, message, field):
+    text, about = refused(ask, QUESTION | change)
+    assert message in text
+    assert about == field
+
+
+def test_models_without_end_are_refused(ask):
+    text = (
+        "{hidden: 8, vocabulary: 8, layers: 10000, mlp: {width: 8}, "
+        "attention: {heads: 1, kv_heads: 1, head_dim: 8}}"
+    )
+    own = QUESTION | {"file": {"name": "model.yaml", "text": text}}
+    assert "10,000 layers; the limit is 512" in refused(ask, own)[0]
+
+
+def test_orders_with_too_many_actions_are_left_out_and_counted(ask, monkeypatch):
+    monkeypatch.setattr(limits, "MAX_ACTIONS", 10)
+    assert "which is too many here" in found(ask, QUESTION)["left_out"]
+    monkeypatch.setattr(limits, "MAX_ACTIONS", 5)
+    assert "use a smaller batch" in refused(ask, QUESTION)[0]
+
+
+def test_a_faster_order_is_found(ask):
+    name = started(ask, "/api/optimize", STATE)
+    while "best" not in look(ask, name).json():
+        time.sleep(0.02)
+    answer = ended(ask, name, stop=True).json()["answer"]
+    both = STATE | {"schedules": [{"name": "1f1b"}, {"file": answer["file"]}]}
+    rows = {row["name"]: row for row in ask("/api/simulate", both).json()["table"]["rows"]}
+    costs = db.Costs.per_rank(F=10, I=12, W=8)
+    plain = db.simulate(db.make("1f1b", ranks=4, microbatches=8), costs).makespan
+    (order,) = [row for label, row in rows.items() if label != "1f1b"]
+    assert order["makespan"] < plain
+    assert order["peak_activation"] <= 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "field"),
+    [
+        ({"iterations": 2}, "leave iterations empty", "iterations"),
+        ({"recompute": "full"}, "recompute is for published schedules", "recompute"),
+        ({"microbatches": 60000}, "use fewer microbatches", "microbatches"),
+        ({"memory": 0.01}, "memory", ""),
+    ],
+)
+def test_what_no_search_knows_is_refused(ask, change, message, field):
+    text, about = refused(ask, STATE | change, "/api/optimize")
+    assert message in text
+    assert about == field
