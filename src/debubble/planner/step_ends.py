@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from debubble.core.placement import Placement
 from debubble.planner.candidate import Candidate, Training
@@ -65,19 +66,21 @@ def step_ends(
     shards, experts = group_of(cluster, degrees, "shards"), group_of(cluster, degrees, "expert_dp")
     split = candidate.zero >= 1
     reduce = all_gather if split else all_reduce
+
+    @cache
+    def shared(part: StageParameters) -> tuple[float, float]:
+        """Seconds to reduce gradients and to gather weights; most stages are like others."""
+        return (
+            reduce(gpu, shards, training.gradient_bytes * part.dense)
+            + reduce(gpu, experts, training.gradient_bytes * part.experts),
+            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts),
+        )
+
     gradients, optimizer, weights = [], [], []
     for rank in range(degrees.pp):
         here = [stage for row in placement.table for stage, home in enumerate(row) if home == rank]
         own = [stage_parameters(model, training, candidate, stage) for stage in here]
-        reduced = [
-            reduce(gpu, shards, training.gradient_bytes * part.dense)
-            + reduce(gpu, experts, training.gradient_bytes * part.experts)
-            for part in own
-        ]
-        gathered = [
-            all_gather(gpu, shards, 2 * part.dense) + all_gather(gpu, experts, 2 * part.experts)
-            for part in own
-        ]
+        reduced, gathered = zip(*map(shared, own), strict=True)
         # The stage that comes first in the model ends the step and begins the next.
         last = min(range(len(here)), key=here.__getitem__)
         layers = max(candidate.layers[here[last]], 1)
