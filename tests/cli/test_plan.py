@@ -127,6 +127,7 @@ def test_a_measured_step_calibrates(run: Run, tmp_path: Path) -> None:
         ([*SMALL, "--imbalance", "x"], "imbalance is nan"),
         ([*SMALL, "-o", "plan.txt"], "'plan.txt': a report is .html"),
         ([*SMALL, "--framework", "jax"], "unknown framework 'jax'"),
+        ([*SMALL, "--gpus", 1009, "--batch", 256], "the nearest that works is 1024 GPUs"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(refused: Run, words: list[Any], message: str) -> None:

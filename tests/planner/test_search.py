@@ -15,6 +15,7 @@ from debubble.planner.bounds import pipeline_bound
 from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Fixed, Group, groups
 from debubble.planner.plan import Asked, evaluate, timed
+from debubble.planner.report import text
 from debubble.planner.rules import broken
 from debubble.planner.search import Found, search
 from debubble.planner.split import runnable
@@ -131,6 +132,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     found = search(asked, few(asked), 3, stop)
     assert found.interrupted
     assert found.plans[0].causes
+    assert "the best when the search was stopped" in text(asked, found, 200)
 
 
 def test_only_what_is_faster_than_a_limit_is_kept() -> None:

@@ -200,6 +200,9 @@ class Writer:
         """Let go of the file; what was not added is not there."""
         with suppress(sqlite3.Error):
             self._file.execute("ROLLBACK")
+        with suppress(sqlite3.Error):
+            # Else whoever reads the file later leaves two more beside it.
+            self._file.execute("PRAGMA journal_mode = DELETE")
         self._file.close()
 
 
