@@ -253,6 +253,8 @@ def _varies(rows: Sequence[Plan], name: str) -> bool:
 
 
 def _nothing(asked: Asked, found: Found) -> str:
+    if found.interrupted:
+        return f"no plan that fits into {gigabytes(asked.limit)} was found before the search ended"
     if found.near:
         least = min(found.near, key=lambda plan: max(plan.peaks))
         return (
