@@ -232,7 +232,7 @@ def test_a_search_is_ended_from_outside_with_the_best_so_far() -> None:
     result = db.optimize(
         ranks=8, chunks=2, microbatches=16, memory=4, costs=db.Costs(F=5, I=6, W=4),
         time_limit=120, cache=False, published=False, until=lambda: bool(reported),
-        report=lambda makespan, bound, found_by: reported.append(makespan),
+        report=lambda *news: reported.append(news[0]),
     )  # fmt: skip
     assert result.status == "interrupted"
     assert result.makespan == min(reported)
