@@ -227,6 +227,17 @@ def _interrupted_search() -> None:
     assert db.check(result.schedule, memory=4).ok
 
 
+def test_a_search_is_ended_from_outside_with_the_best_so_far() -> None:
+    reported: list[float] = []
+    result = db.optimize(
+        ranks=8, chunks=2, microbatches=16, memory=4, costs=db.Costs(F=5, I=6, W=4),
+        time_limit=120, cache=False, published=False, until=lambda: bool(reported),
+        report=lambda *news: reported.append(news[0]),
+    )  # fmt: skip
+    assert result.status == "interrupted"
+    assert result.makespan == min(reported)
+
+
 @pytest.mark.slow
 def test_reports_only_get_better() -> None:
     seen: list[tuple[float, float]] = []

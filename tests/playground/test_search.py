@@ -125,7 +125,10 @@ def test_a_search_that_is_cancelled_keeps_the_best(ask):
 @pytest.mark.parametrize("limit", ["SEARCH_SECONDS", "UNHEARD"])
 def test_a_search_ends_when_its_time_is_over_or_nobody_asks(ask, monkeypatch, limit):
     monkeypatch.setattr(limits, limit, -1.0)
-    assert found(ask, LONG)["interrupted"]
+    answer = found(ask, LONG)
+    assert answer["interrupted"]
+    assert answer["plans"] is None
+    assert "was found before the search ended" in answer["paragraphs"][1]
 
 
 def test_one_search_at_a_time(ask):

@@ -293,7 +293,7 @@ def _varies(rows: Sequence[Plan], name: str) -> bool:
 
 def _nothing(asked: Asked, found: Found) -> str:
     if found.interrupted:
-        return "stopped before any plan was found"
+        return f"no plan that fits into {gigabytes(asked.limit)} was found before the search ended"
     text = f"no plan fits into {gigabytes(asked.limit)}"
     if found.near:
         least = min(found.near, key=lambda plan: max(plan.peaks))
