@@ -176,4 +176,4 @@ def test_a_huge_grid_is_refused_with_its_size() -> None:
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "sweeps").iterdir()), ids=lambda p: p.stem)
 def test_examples_are_specs(path: Path) -> None:
-    assert 50 <= read_spec(path).size <= 1000
+    assert 16 <= read_spec(path).size <= 1000
