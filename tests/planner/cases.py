@@ -10,6 +10,7 @@ from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Mlp, Model
 from debubble.planner.orders import first_cut
+from debubble.planner.plan import Asked, Plan, finished, timed
 from debubble.planner.rules import Case
 
 
@@ -87,3 +88,8 @@ def sampled(framework: str, each: int) -> list[Case]:
             one = some.choice(list(group.candidates()))
             found.append(Case(model, gpus, training, one))
     return found
+
+
+def evaluate(asked: Asked, candidate: Candidate) -> Plan:
+    """All that is said of one candidate."""
+    return finished(asked, timed(asked, candidate)[0])

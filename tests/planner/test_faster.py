@@ -12,9 +12,10 @@ from debubble.planner import faster
 from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.faster import faster_order, optimized
-from debubble.planner.plan import Asked, evaluate, simulated
+from debubble.planner.plan import Asked, simulated
 from debubble.planner.report import data, text
 from debubble.planner.search import Found
+from tests.planner.cases import evaluate
 
 ASKED = ask("llama-3.1-8b", "h100", 8, 16, 4096)
 ONE = Candidate(Degrees(dp=2, pp=4), 1, 8, "zb-h1", (8, 9, 9, 6))

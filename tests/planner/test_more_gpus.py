@@ -7,8 +7,8 @@ from dataclasses import replace
 from debubble.planner.ask import ask
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.more_gpus import enough_gpus, one_more_node, with_gpus
-from debubble.planner.plan import evaluate
 from debubble.planner.search import search
+from tests.planner.cases import evaluate
 
 HELD = Fixed(schedules=("1f1b",), zero=1, cp=1, microbatch_size=1)
 

@@ -13,7 +13,6 @@ from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.plan import (
     CAUSES,
     Asked,
-    evaluate,
     simulated,
     speed,
     tied,
@@ -21,6 +20,7 @@ from debubble.planner.plan import (
     with_peaks,
 )
 from debubble.planner.report import costs_yaml, whole_timeline
+from tests.planner.cases import evaluate
 
 ASKED = ask("llama-3.1-8b", "h100", 32, 64, 8192)
 

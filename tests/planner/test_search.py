@@ -14,12 +14,13 @@ from debubble.planner.ask import ask
 from debubble.planner.bounds import pipeline_bound
 from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Fixed, Group, groups
-from debubble.planner.plan import Asked, evaluate, timed
+from debubble.planner.plan import Asked, timed
 from debubble.planner.report import text
 from debubble.planner.rules import broken
 from debubble.planner.search import Found, search
 from debubble.planner.split import runnable
 from debubble.planner.why import why_data, why_not, why_text
+from tests.planner.cases import evaluate
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zb-h1")
 

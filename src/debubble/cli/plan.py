@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from debubble.planner.plan import Asked
     from debubble.planner.search import Found
 
-RECOMPUTES = ("none", "selective", "full")
-
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
 Count = Annotated[str | None, typer.Option(metavar="N", help="Hold it fixed.")]
@@ -205,6 +203,7 @@ def _asked(
 def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
     """What is held fixed."""
     from debubble.planner.ask import whole
+    from debubble.planner.candidate import RECOMPUTES
     from debubble.planner.degrees import Fixed
 
     held: dict[str, Any] = {"framework": framework}

@@ -156,7 +156,7 @@ class Schedule:
                 object.__setattr__(self, name, checked(name, spec, value, sizes))
         self._check_vocabulary()
         for name in ("actions", "offsets"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
+            object.__setattr__(self, name, check.packed(name, getattr(self, name)))
         if len(self.offsets) != self.placement.ranks + 1:
             raise ParameterError(
                 f"{len(self.offsets) - 1} programs for {self.placement.ranks} ranks; "
@@ -368,21 +368,6 @@ class Schedule:
 def sizes(schedule: Schedule, *names: str) -> dict[str, int]:
     """Some sizes of a schedule by name, for plain data."""
     return {name: getattr(schedule, name) for name in names}
-
-
-def _numbers(name: str, values: Any) -> NDArray[np.int64]:
-    """Packed actions or offsets that nobody can change any more."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ParameterError(
-            f"{name} is an array of {array.dtype} with {array.ndim} dimensions; give one "
-            "dimension of int64"
-        )
-    # What is looked at once must stay as it is.
-    array = array.copy() if array.flags.writeable else array
-    array = np.ascontiguousarray(array, dtype=np.int64)
-    array.setflags(write=False)
-    return array
 
 
 SAVED: dict[str, Saved] = {

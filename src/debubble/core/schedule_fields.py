@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import ParameterError, WrongValueError
 from debubble.core.slicing import check_cut
@@ -209,3 +210,18 @@ def options(name: str, value: Any, _sizes: Sizes) -> dict[str, Any]:
             ):
                 raise WrongValueError(path, item, "give numbers, text or a list of them")
     return dict(value)
+
+
+def packed(name: str, values: Any) -> NDArray[np.int64]:
+    """Packed actions or offsets that nobody can change any more."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ParameterError(
+            f"{name} is an array of {array.dtype} with {array.ndim} dimensions; give one "
+            "dimension of int64"
+        )
+    # What is looked at once must stay as it is.
+    array = array.copy() if array.flags.writeable else array
+    array = np.ascontiguousarray(array, dtype=np.int64)
+    array.setflags(write=False)
+    return array

@@ -44,9 +44,6 @@ class MemoryUse:
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions
         The schedule's actions, with the kinds that these tables mean.
-    fullest
-        Position of the action during which every rank first holds its peak, shape ``(ranks,)``; −1
-        where there is none, or where not the order but the times of copies decide.
     """
 
     peak: NDArray[np.float64]
@@ -55,7 +52,6 @@ class MemoryUse:
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
     actions: Program
-    fullest: NDArray[np.int64]
 
     def deltas(
         self, schedule: Schedule, rank: int
@@ -124,7 +120,6 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     at_start[RECOMPUTED_F] = table.checkpoint + table.kv if slicing else table.checkpoint
     peak = np.zeros(schedule.ranks)
     left = np.zeros(schedule.ranks)
-    fullest = np.zeros(schedule.ranks, dtype=np.int64)
     peak_memory.run(
         len(schedule),
         actions,
@@ -137,9 +132,8 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         at_end.ravel(),
         peak,
         left,
-        fullest,
     )
-    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions, fullest)
+    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions)
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:

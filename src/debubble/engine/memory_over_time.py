@@ -71,4 +71,4 @@ def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Fl
         held = np.cumsum(changes(schedule, use, begin, end, rank)[1])
         peak[rank] = use.static[rank] + held.max(initial=0.0)
         left[rank] = held[-1] if len(held) else 0.0
-    return replace(use, peak=peak, left=left, fullest=np.full(schedule.ranks, -1))
+    return replace(use, peak=peak, left=left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import Candidate, Training
@@ -75,6 +76,17 @@ def recompute_modules(model: Model, training: Training, candidate: Candidate) ->
     return default_modules(model, training)
 
 
+class _Key(NamedTuple):
+    """All of a candidate that activations depend on."""
+
+    tp: int
+    cp: int
+    ep: int
+    size: int
+    recompute: str
+    modules: tuple[str, ...]
+
+
 @lru_cache(maxsize=256)
 def default_modules(model: Model, training: Training) -> tuple[str, ...]:
     """Modules that ``"selective"`` computes again where a candidate names none."""
@@ -91,7 +103,7 @@ def layer_activation(
     model: Model, layer: Layer, training: Training, candidate: Candidate
 ) -> Activation:
     """Bytes that one layer stores of one microbatch on one GPU."""
-    return _activation(model, layer, training, *_key(model, training, candidate))
+    return _activation(model, layer, training, _key(model, training, candidate))
 
 
 def stage_activation(
@@ -110,7 +122,7 @@ def stage_activations(
     model: Model, training: Training, candidate: Candidate
 ) -> tuple[Activation, ...]:
     """The same of all stages; candidates that differ in order, replicas or ZeRO share it."""
-    return _stages(model, training, candidate.layers, *_key(model, training, candidate))
+    return _stages(model, training, candidate.layers, _key(model, training, candidate))
 
 
 @lru_cache(maxsize=16384)
@@ -118,14 +130,9 @@ def _stages(
     model: Model,
     training: Training,
     layers: tuple[int, ...],
-    tp: int,
-    cp: int,
-    ep: int,
-    size: int,
-    recompute: str,
-    modules: tuple[str, ...],
+    key: _Key,
 ) -> tuple[Activation, ...]:
-    sums = _sums(model, training, tp, cp, ep, size, recompute, modules)
+    sums = _sums(model, training, key)
     found, begin = [], 0
     for stage, count in enumerate(layers):
         end = begin + count
@@ -156,16 +163,10 @@ def logits_bytes(model: Model, training: Training, candidate: Candidate) -> floa
     return LOGIT_BYTES * tokens * vocabulary * (1 + model.mtp)
 
 
-_Key = tuple[int, int, int, int, str, tuple[str, ...]]
-
-
 def _key(model: Model, training: Training, candidate: Candidate) -> _Key:
-    """All of a candidate that activations depend on."""
-    degrees = candidate.degrees
+    degrees, size = candidate.degrees, candidate.microbatch_size
     modules = recompute_modules(model, training, candidate)
-    return (
-        degrees.tp, degrees.cp, degrees.ep, candidate.microbatch_size, candidate.recompute, modules
-    )  # fmt: skip
+    return _Key(degrees.tp, degrees.cp, degrees.ep, size, candidate.recompute, modules)
 
 
 @dataclass(frozen=True)
@@ -185,20 +186,14 @@ class _Sums:
 def _sums(
     model: Model,
     training: Training,
-    tp: int,
-    cp: int,
-    ep: int,
-    size: int,
-    recompute: str,
-    modules: tuple[str, ...],
+    key: _Key,
 ) -> _Sums:
-    key = (tp, cp, ep, size, recompute, modules)
-    each = [_activation(model, layer, training, *key) for layer in model.layers]
+    each = [_activation(model, layer, training, key) for layer in model.layers]
     stored = ((one.stored, one.kept_for_weight, one.recompute_kept) for one in each)
     rows = zip(*stored, strict=True)
     totals = tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
-    tokens = training.sequence * size / cp
-    stream = tokens / (tp if training.sequence_parallel else 1)
+    tokens = training.sequence * key.size / key.cp
+    stream = tokens / (key.tp if training.sequence_parallel else 1)
     inputs = 4 * stream * model.hidden  # of the final norm and of the head
     head = Activation(inputs, inputs, inputs, 0.0, 0.0)
     if model.mtp:
@@ -220,32 +215,27 @@ def _activation(
     model: Model,
     layer: Layer,
     training: Training,
-    tp: int,
-    cp: int,
-    ep: int,
-    size: int,
-    recompute: str,
-    modules: tuple[str, ...],
+    key: _Key,
 ) -> Activation:
-    tokens = training.sequence * size / cp
-    on_stream = tp if training.sequence_parallel else 1
-    busiest = training.imbalance if ep > 1 else 1.0
+    tokens = training.sequence * key.size / key.cp
+    on_stream = key.tp if training.sequence_parallel else 1
+    busiest = training.imbalance if key.ep > 1 else 1.0
 
     def bytes_of(parts: Parts) -> float:
-        split = parts.split / tp + parts.routed * busiest / on_stream
+        split = parts.split / key.tp + parts.routed * busiest / on_stream
         return tokens * (parts.stream / on_stream + split + parts.whole)
 
-    drops = module_parts(model, layer, training, tp)
+    drops = module_parts(model, layer, training, key.tp)
     whole = bytes_of(drops["all"])
     checkpoint = bytes_of(Parts(stream=2.0 * model.hidden))
-    kept = bytes_of(kept_parts(model, layer, training, tp))
+    kept = bytes_of(kept_parts(model, layer, training, key.tp))
     stored = whole
-    if recompute == "full":
+    if key.recompute == "full":
         stored = checkpoint
-    elif modules == (EVERY_SECOND,):
-        stored = bytes_of(every_second_product(model, layer, tp))
-    elif recompute == "selective":
-        names = set(modules)
+    elif key.modules == (EVERY_SECOND,):
+        stored = bytes_of(every_second_product(model, layer, key.tp))
+    elif key.recompute == "selective":
+        names = set(key.modules)
         if "moe" in names:
             names -= {"moe_act", "shared_experts"}
         stored -= sum(bytes_of(drops[name]) for name in names)

@@ -6,7 +6,9 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from debubble.core.actions import Kind
+import numpy as np
+from numpy.typing import NDArray
+
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
@@ -22,8 +24,7 @@ from debubble.planner.memory import FRAGMENTATION, RankMemory, margin, memory_co
 from debubble.planner.model import Model
 from debubble.planner.stage_costs import stage_costs
 from debubble.planner.state import stage_states
-from debubble.planner.step import total
-from debubble.planner.step_ends import StepEnds, step_ends
+from debubble.planner.step import Step, step_of
 from debubble.schedules import registry
 
 
@@ -105,17 +106,20 @@ def schedule_of(asked: Asked, candidate: Candidate, costs: Costs) -> Schedule:
 
 def _room(asked: Asked, candidate: Candidate, placement: Placement) -> list[float]:
     """Bytes that every rank has for activations, beside what stays and the logits."""
-    states = stage_states(asked.model, asked.training, candidate)
-    beside = [margin(asked.training)] * candidate.degrees.pp
-    homes = placement.ranks_of_stages.tolist()
-    for rank, state in zip(homes, states, strict=True):
-        beside[rank] += state.total
-    logits = (1 + FRAGMENTATION) * logits_bytes(asked.model, asked.training, candidate)
-    beside[homes[-1]] += logits
-    room = [(asked.limit - held) / (1 + FRAGMENTATION) for held in beside]
-    if min(room) <= 0:
+    logits = logits_bytes(asked.model, asked.training, candidate)
+    room = (asked.limit - _standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
+    room[placement.ranks_of_stages[-1]] -= logits
+    if room.min() <= 0:
         raise ParameterError("weights, optimizer states and logits alone are too large")
-    return room
+    return [float(rest) for rest in room]
+
+
+def _standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
+    """Bytes that every rank holds during the whole step, margin included; shape ``(pp,)``."""
+    held = np.full(candidate.degrees.pp, margin(asked.training))
+    states = stage_states(asked.model, asked.training, candidate)
+    np.add.at(held, placement.ranks_of_stages, [state.total for state in states])
+    return held
 
 
 def costs_of(asked: Asked, candidate: Candidate) -> Costs:
@@ -144,8 +148,8 @@ def timed(
 ) -> tuple[Plan, Timeline]:
     """The step time of a candidate, without its memory; in an order of its own, or its schedule."""
     timeline = simulated(asked, candidate, order)
-    ends = _ends(asked, candidate, timeline)
-    return Plan(candidate, total(timeline, ends), (), asked.limit, order=order), timeline
+    seconds = _step(asked, candidate, timeline).seconds
+    return Plan(candidate, seconds, (), asked.limit, order=order), timeline
 
 
 def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
@@ -154,10 +158,7 @@ def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
     Where the activations alone are too large, that is all of it: less than the peaks really are.
     """
     model, training, candidate = asked.model, asked.training, plan.candidate
-    held = [margin(training)] * candidate.degrees.pp
-    homes = timeline.schedule.placement.ranks_of_stages.tolist()
-    for rank, state in zip(homes, stage_states(model, training, candidate), strict=True):
-        held[rank] += state.total
+    held = _standing(asked, candidate, timeline.schedule.placement)
     peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
     if max(peaks) <= asked.limit:
         memory = memory_of(model, asked.cluster.gpu, training, candidate, timeline)
@@ -169,29 +170,18 @@ def finished(asked: Asked, plan: Plan) -> Plan:
     """A plan with all that is said of it: causes of its time, and parts of its memory."""
     candidate = plan.candidate
     timeline = simulated(asked, candidate, plan.order)
-    ends = _ends(asked, candidate, timeline)
     memory = memory_of(asked.model, asked.cluster.gpu, asked.training, candidate, timeline)
     return replace(
         plan,
         peaks=tuple(rank.peak for rank in memory),
-        causes=causes_of(asked, candidate, timeline, ends),
+        causes=causes_of(asked, candidate, _step(asked, candidate, timeline)),
         bubble_ratio=max(timeline.bubble_ratio, 0.0),  # sums of one rank may differ in rounding
         memory=memory,
     )
 
 
-def evaluate(asked: Asked, candidate: Candidate) -> Plan:
-    """All of a plan at once."""
-    return finished(asked, timed(asked, candidate)[0])
-
-
-def _ends(asked: Asked, candidate: Candidate, timeline: Timeline) -> StepEnds:
-    duration = timeline.table.duration
-    backward = tuple((duration[Kind.I] + duration[Kind.W]).tolist())
-    return step_ends(
-        asked.model, asked.cluster, asked.training, candidate, backward,
-        timeline.schedule.placement,
-    )  # fmt: skip
+def _step(asked: Asked, candidate: Candidate, timeline: Timeline) -> Step:
+    return step_of(asked.model, asked.cluster, asked.training, candidate, timeline)
 
 
 CAUSES = {
@@ -210,10 +200,9 @@ CAUSES = {
 """Causes of a step's seconds, each in words."""
 
 
-def causes_of(
-    asked: Asked, candidate: Candidate, timeline: Timeline, ends: StepEnds
-) -> dict[str, float]:
+def causes_of(asked: Asked, candidate: Candidate, step: Step) -> dict[str, float]:
     """Seconds of a step by each of :data:`CAUSES`; they sum to the step time."""
+    timeline, ends = step.timeline, step.ends
     busy = timeline.busy
     makespan, mean, most = timeline.makespan, float(busy.mean()), float(busy.max())
     found = dict.fromkeys(CAUSES, 0.0)
@@ -223,7 +212,7 @@ def causes_of(
     found["compute"] += mean - sum(found.values())
     found["imbalance"], found["bubble"] = most - mean, makespan - most
     found["optimizer"], found["weights"] = max(ends.optimizer), max(ends.weights)
-    found["gradients"] = total(timeline, ends) - makespan - found["optimizer"] - found["weights"]
+    found["gradients"] = step.seconds - makespan - found["optimizer"] - found["weights"]
     return found
 
 

@@ -34,9 +34,16 @@ def step_time(
         candidate.schedule, ranks=degrees.pp, microbatches=candidate.microbatches, costs=costs,
         chunks=degrees.chunks if degrees.chunks > 1 else None,
     )  # fmt: skip
-    timeline = simulate(schedule, costs)
-    backward = backward_times(costs)
-    ends = step_ends(model, cluster, training, candidate, backward, schedule.placement)
+    return step_of(model, cluster, training, candidate, simulate(schedule, costs))
+
+
+def step_of(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, timeline: Timeline
+) -> Step:
+    """The step whose pipeline was simulated with costs of :func:`stage_costs`."""
+    backward = backward_times(timeline.table.costs)
+    placement = timeline.schedule.placement
+    ends = step_ends(model, cluster, training, candidate, backward, placement)
     return Step(total(timeline, ends), timeline, ends)
 
 

@@ -280,9 +280,8 @@ def make(
 def made_once(name: str, **parameters: Any) -> Schedule:
     """The schedule of :func:`make`, the same object for the same parameters, which are hashable.
 
-    What is worked out about a schedule is kept with it, its event graphs above all: with other
-    costs :func:`debubble.engine.totals.totals` takes a fraction of the time. The schedules asked
-    for last are kept.
+    What is worked out about a schedule is kept with it, its event graphs above all: simulating it
+    with other costs takes a fraction of the time. The schedules asked for last are kept.
     """
     return make(name, **parameters)
 

@@ -6,7 +6,7 @@ from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE
 from debubble.engine.jit import Array, kernel, unsigned
 
 
-@kernel(writes=("peak", "left", "fullest"))
+@kernel(writes=("peak", "left"))
 def peak_memory(
     actions: Array,
     offsets: Array,
@@ -18,9 +18,8 @@ def peak_memory(
     at_end: Array,
     peak: Array,
     left: Array,
-    fullest: Array,
 ) -> None:
-    """Largest memory of every rank, where it is first held, and what is left at its end.
+    """Largest memory of every rank, and what is left at its end.
 
     ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends. Actions of
     one rank do not run at the same time, except those of a group, so that the order alone
@@ -31,7 +30,6 @@ def peak_memory(
         held = 0.0
         most = 0.0
         later = 0.0
-        fullest[rank] = -1
         for position in range(offsets[rank], offsets[rank + 1]):
             action = actions[unsigned(position)]
             place = (action >> STAGE_SHIFT) & STAGE_MASK
@@ -46,9 +44,7 @@ def peak_memory(
             held += at_start[spot]
             later += at_end[spot]
             if (action >> PAIR_SHIFT) & 1 == 0:
-                if held > most:
-                    most = held
-                    fullest[rank] = position
+                most = max(most, held)
                 held += later
                 later = 0.0
         peak[rank] = most
