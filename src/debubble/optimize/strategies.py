@@ -342,9 +342,8 @@ def listed(
         duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
         table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
         candidates = ()
-    limits = np.minimum(
-        problem.limits, 4.0 * problem.microbatches * problem.microbatch_memory.max() + 1.0
-    )
+    most = 4.0 * problem.microbatches * problem.microbatch_memory.max() + 1.0
+    limits = np.minimum(problem.limits, most)
     order = listing.schedule(
         problem.placement, table, problem.microbatches, limits,
         recompute=problem.recomputed if problem.recompute else None, published=candidates,

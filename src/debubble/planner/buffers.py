@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, kinds_of
+from debubble.core.actions import TRANSFER_KINDS, kinds_of
 from debubble.core.waits import primary_of
 from debubble.engine.timeline import Timeline
 from debubble.planner.moments import Floats, Moments
@@ -76,9 +76,8 @@ def buffers(
     keeps, schedule = KEEPS[runtime], timeline.schedule
     size = boundary / schedule.slices
     last = schedule.stages - 1
-    kinds, stages = moments.kinds, moments.stages
-    forward = kinds == Kind.F
-    backward = (kinds == Kind.I) | (kinds == Kind.B)
+    stages = moments.stages
+    forward, backward = moments.handing(1), moments.handing(-1)
     takes_input, takes_gradient = forward & (stages > 0), backward & (stages < last)
     hands_output, hands_gradient = forward & (stages < last), backward & (stages > 0)
     starts, stops = moments.starts, moments.stops
@@ -122,7 +121,7 @@ def _arrivals(timeline: Timeline, rank: int, moments: Moments) -> tuple[NDArray[
     producer = primary_of(schedule)[moments.positions]
     known = producer >= 0
     producer = np.where(known, producer, 0)
-    receives = np.isin(kinds_of(schedule.actions[producer]), (Kind.RECV_F, Kind.RECV_B))
+    receives = np.isin(kinds_of(schedule.actions[producer]), TRANSFER_KINDS)
     home = np.searchsorted(schedule.offsets, producer, side="right") - 1
     # A receive needs its buffer from its start.
     times = np.where(receives, timeline.start[producer], timeline.end[producer])

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, unpack
+from debubble.core.actions import VOCABULARY_KINDS, unpack
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline
@@ -288,13 +288,12 @@ def _activations(
 
 def _logits(schedule: Schedule, moments: Moments, size: float) -> Floats:
     """Logits where the head runs: all of them while it does, a share from forward to backward."""
-    kinds, last = moments.kinds, moments.stages == schedule.stages - 1
+    last = moments.stages == schedule.stages - 1
     if schedule.vocabulary:
         size /= schedule.ranks
-        forward, backward = kinds == Kind.S, kinds == Kind.T
+        forward, backward = (moments.kinds == kind for kind in VOCABULARY_KINDS)
     else:
-        forward = (kinds == Kind.F) & last
-        backward = ((kinds == Kind.I) | (kinds == Kind.B)) & last
+        forward, backward = moments.handing(1) & last, moments.handing(-1) & last
     held = size * HELD_LOGITS
     return moments.held(
         (moments.starts[forward], size),

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program, computes, ends_group, kinds_of, stages_of
+from debubble.core.kind_relations import boundary_offsets
 from debubble.engine.timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -64,6 +65,11 @@ class Moments:
     def stages(self) -> Integers:
         """Stage of each action."""
         return stages_of(self.program)
+
+    def handing(self, direction: int) -> Mask:
+        """Mask of what computes for the stage behind (1), or for the one before (−1)."""
+        offsets = boundary_offsets().items()
+        return np.isin(self.kinds, [kind for kind, offset in offsets if offset == direction])
 
     def backwards(self, runtime: str) -> tuple[Mask, Mask, Mask]:
         """Masks of backwards for the input, of those for the weights, and of whole ones.
