@@ -1,0 +1,65 @@
+"""Times of their own for single actions: measured ones, jitter, microbatches that differ.
+
+A compiled schedule pays the same cost for every action of a kind and stage. Here every action has
+an entry of the cost vector for itself, behind those of the graph, so that all that reads a graph
+(evaluation, critical path, slack, pictures) works with them as it stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from debubble.core.actions import computes, kinds_of
+from debubble.engine.event_graph import EventGraph
+
+
+def shared_costs(graph: EventGraph) -> int:
+    """The number of entries of a graph's cost vector without times of single actions."""
+    return graph.dynamic_costs + len(graph.dynamic_kind)
+
+
+def with_own_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
+    """The same graph with an entry of the cost vector for every action.
+
+    Parameters
+    ----------
+    graph
+        A compiled schedule with n actions.
+    delays
+        Whether the results that actions receive from other ranks have delays of their own, too.
+        That is possible where transfers occupy nobody, in the p2p mode ``"overlapped"`` of a
+        schedule without sends and receives.
+
+    Returns
+    -------
+    EventGraph
+        With c entries that actions share (see :func:`shared_costs`), entry c + a is the time of
+        action a, where it computes; an overlapped pair takes the time of its second half. With
+        `delays`, entry c + n + a is the delay of what action a receives.
+
+    Examples
+    --------
+    >>> import debubble as db
+    >>> import numpy as np
+    >>> schedule, costs = db.make("1f1b", ranks=2, microbatches=2), db.Costs(F=1, B=2)
+    >>> timeline = db.simulate(schedule, costs)
+    >>> graph = with_own_times(timeline.graph)
+    >>> slow = timeline.duration.copy()
+    >>> slow[0] = 5.0
+    >>> timeline.makespan, float(graph.evaluate(np.concatenate([timeline.costs, slow])).max())
+    (9.0, 13.0)
+    """
+    shared, count = shared_costs(graph), len(graph.node)
+    works = np.flatnonzero(computes(kinds_of(graph.schedule.actions)))
+    node = graph.node[works]
+    cost = graph.cost.astype(np.uint32)
+    cost[node] = shared + works
+    lag = graph.lag
+    if delays:
+        assert not len(graph.sent), "transfers that are nodes have no delays of their own"
+        lag = lag.astype(np.uint32)
+        waits = lag[node] > 0
+        lag[node[waits]] = shared + count + works[waits]
+    return replace(graph, cost=cost, lag=lag)
