@@ -1,0 +1,194 @@
+"""What a trace says of a run: actions, messages and pauses, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.costs import Costs
+
+Clocks: TypeAlias = Literal["one", "hosts", "ranks"]
+"""Whether all ranks read one clock, every host has its own, or every rank has its own zero."""
+
+T = TypeVar("T", bound="Columns")
+
+
+def column(dtype: Any, unknown: Any) -> Any:
+    """A column of numbers, and the number that says that a format does not tell."""
+    return field(metadata={"dtype": dtype, "unknown": unknown})
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Rows as arrays of one length; see :meth:`of` for how to make them."""
+
+    @classmethod
+    def of(cls: type[T], **columns: Sequence[Any] | NDArray[Any]) -> T:
+        """Rows from the columns that a format has; the others are unknown."""
+        count = len(next(iter(columns.values()))) if columns else 0
+        made = {}
+        for spec in fields(cls):
+            dtype, unknown = spec.metadata["dtype"], spec.metadata["unknown"]
+            values = columns.pop(spec.name, None)
+            made[spec.name] = (
+                np.full(count, unknown, dtype) if values is None else np.asarray(values, dtype)
+            )
+            assert len(made[spec.name]) == count, f"{spec.name} has another length"
+        assert not columns, f"there is no column {', '.join(columns)}"
+        return cls(**made)
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self: T, rows: NDArray[Any]) -> T:
+        """Some of the rows: a mask, or positions."""
+        return type(self)(**{spec.name: getattr(self, spec.name)[rows] for spec in fields(self)})
+
+
+@dataclass(frozen=True, eq=False)
+class Actions(Columns):
+    """What ranks computed: one row for every action that the trace has.
+
+    Times are in seconds, of the rank's own clock where clocks differ. A row is the time that the
+    action computes, without its wait for input, as far as the format tells (`waited`).
+
+    Parameters
+    ----------
+    step, copy, rank
+        Optimizer step (index of :attr:`Observed.steps`), data-parallel copy, pipeline rank.
+    kind, stage, microbatch, slice
+        The action; kinds are those of :class:`debubble.core.kinds.Kind`.
+    pair
+        Number that both halves of an overlapped pair have, −1 for an action alone.
+    start, end
+        When it computed.
+    issued
+        When the host began with it: the start of its range, or of its first launch.
+    waited
+        When its input was there and it could have begun, as the rank's runtime saw it.
+    busy
+        Time in which the device really worked between `start` and `end`.
+    """
+
+    step: NDArray[np.int32] = column(np.int32, 0)
+    copy: NDArray[np.int32] = column(np.int32, 0)
+    rank: NDArray[np.int32] = column(np.int32, 0)
+    kind: NDArray[np.int8] = column(np.int8, 0)
+    stage: NDArray[np.int32] = column(np.int32, 0)
+    microbatch: NDArray[np.int32] = column(np.int32, 0)
+    slice: NDArray[np.int32] = column(np.int32, 0)
+    pair: NDArray[np.int32] = column(np.int32, -1)
+    start: NDArray[np.float64] = column(np.float64, np.nan)
+    end: NDArray[np.float64] = column(np.float64, np.nan)
+    issued: NDArray[np.float64] = column(np.float64, np.nan)
+    waited: NDArray[np.float64] = column(np.float64, np.nan)
+    busy: NDArray[np.float64] = column(np.float64, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Messages(Columns):
+    """What went from rank to rank: one row for every message of which an end is known.
+
+    Parameters
+    ----------
+    step, copy, source, target
+        Optimizer step, copy, and the ranks; times are on the clock of the rank they belong to.
+    kind, stage, microbatch, slice
+        The action that made it: an F for activations, an I or B for gradients.
+    sent
+        When the source posted the send. That it has been sent is known to nobody: where a wait
+        for it ended says nothing of the transfer.
+    posted, waited, arrived
+        When the target posted the receive, began to wait for it, and had it.
+    """
+
+    step: NDArray[np.int32] = column(np.int32, 0)
+    copy: NDArray[np.int32] = column(np.int32, 0)
+    source: NDArray[np.int32] = column(np.int32, 0)
+    target: NDArray[np.int32] = column(np.int32, 0)
+    kind: NDArray[np.int8] = column(np.int8, 0)
+    stage: NDArray[np.int32] = column(np.int32, 0)
+    microbatch: NDArray[np.int32] = column(np.int32, 0)
+    slice: NDArray[np.int32] = column(np.int32, 0)
+    sent: NDArray[np.float64] = column(np.float64, np.nan)
+    posted: NDArray[np.float64] = column(np.float64, np.nan)
+    waited: NDArray[np.float64] = column(np.float64, np.nan)
+    arrived: NDArray[np.float64] = column(np.float64, np.nan)
+
+
+PAUSES = ("garbage-collection", "memory")
+"""Why a rank's host stood still: Python's garbage collector, or an allocation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pauses(Columns):
+    """Times in which a rank's host did something else, and why (an index of :data:`PAUSES`)."""
+
+    copy: NDArray[np.int32] = column(np.int32, 0)
+    rank: NDArray[np.int32] = column(np.int32, 0)
+    cause: NDArray[np.int8] = column(np.int8, 0)
+    start: NDArray[np.float64] = column(np.float64, np.nan)
+    end: NDArray[np.float64] = column(np.float64, np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """A run as its trace tells it.
+
+    Parameters
+    ----------
+    format
+        Who wrote it, for instance ``"kineto"``.
+    ranks, copies
+        Pipeline ranks, and data-parallel copies of the pipeline.
+    steps
+        Numbers of the optimizer steps, as the run counted them.
+    actions, messages, pauses
+        What happened.
+    hosts
+        Host of every rank of every copy, ``hosts[copy * ranks + rank]``; empty where not known.
+    clocks
+        Which ranks share a clock.
+    waits_inside
+        Whether the rows of actions contain their wait for input, and nothing says how long it was.
+    order_assumed
+        Name of the schedule whose order was taken because the trace has none; else empty.
+    missing
+        Ranks of which there is no file, as ``(copy, rank)``.
+    taken_for
+        What was taken for rank, stage, step and clock, in words.
+    left_out
+        Why how many events, files or steps were not used.
+    costs
+        Where a format has sums of times and no actions: costs made of them.
+    """
+
+    format: str
+    ranks: int
+    copies: int
+    steps: tuple[int, ...]
+    actions: Actions
+    messages: Messages = field(default_factory=Messages.of)
+    pauses: Pauses = field(default_factory=Pauses.of)
+    hosts: tuple[str, ...] = ()
+    clocks: Clocks = "one"
+    waits_inside: bool = False
+    order_assumed: str = ""
+    missing: tuple[tuple[int, int], ...] = ()
+    taken_for: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    costs: Costs | None = None
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return int(self.actions.stage.max(initial=-1)) + 1
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of a step."""
+        return int(self.actions.microbatch.max(initial=-1)) + 1

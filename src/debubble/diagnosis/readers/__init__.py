@@ -1,0 +1,1 @@
+"""One module for every kind of file in which a run leaves its times."""
