@@ -17,9 +17,11 @@ Clocks: TypeAlias = Literal["one", "hosts", "ranks"]
 T = TypeVar("T", bound="Columns")
 
 
-def column(dtype: Any, unknown: Any) -> Any:
-    """A column of numbers, and the number that says that a format does not tell."""
-    return field(metadata={"dtype": dtype, "unknown": unknown})
+UNKNOWN = {np.dtype(np.float64): np.nan, np.dtype(np.int32): 0}
+"""What a column holds of which a format tells nothing."""
+
+ALONE = -1
+"""The pair of an action that is in none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +33,22 @@ class Columns:
         """Rows from the columns that a format has; the others are unknown."""
         count = len(next(iter(columns.values()))) if columns else 0
         made = {}
-        for spec in fields(cls):
-            dtype, unknown = spec.metadata["dtype"], spec.metadata["unknown"]
-            values = columns.pop(spec.name, None)
-            made[spec.name] = (
+        for name, dtype in cls.types().items():
+            unknown = ALONE if name == "pair" else UNKNOWN[dtype]
+            values = columns.pop(name, None)
+            made[name] = (
                 np.full(count, unknown, dtype) if values is None else np.asarray(values, dtype)
             )
-            assert len(made[spec.name]) == count, f"{spec.name} has another length"
+            assert len(made[name]) == count, f"{name} has another length"
         assert not columns, f"there is no column {', '.join(columns)}"
         return cls(**made)
+
+    @classmethod
+    def types(cls) -> dict[str, np.dtype[Any]]:
+        """Every column and the type of its numbers: times are floats, all else is whole."""
+        whole = np.dtype(np.int32)
+        times = np.dtype(np.float64)
+        return {item.name: times if "float" in str(item.type) else whole for item in fields(cls)}
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -74,19 +83,19 @@ class Actions(Columns):
         Time in which the device really worked between `start` and `end`.
     """
 
-    step: NDArray[np.int32] = column(np.int32, 0)
-    copy: NDArray[np.int32] = column(np.int32, 0)
-    rank: NDArray[np.int32] = column(np.int32, 0)
-    kind: NDArray[np.int8] = column(np.int8, 0)
-    stage: NDArray[np.int32] = column(np.int32, 0)
-    microbatch: NDArray[np.int32] = column(np.int32, 0)
-    slice: NDArray[np.int32] = column(np.int32, 0)
-    pair: NDArray[np.int32] = column(np.int32, -1)
-    start: NDArray[np.float64] = column(np.float64, np.nan)
-    end: NDArray[np.float64] = column(np.float64, np.nan)
-    issued: NDArray[np.float64] = column(np.float64, np.nan)
-    waited: NDArray[np.float64] = column(np.float64, np.nan)
-    busy: NDArray[np.float64] = column(np.float64, np.nan)
+    step: NDArray[np.int32]
+    copy: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    slice: NDArray[np.int32]
+    pair: NDArray[np.int32]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    issued: NDArray[np.float64]
+    waited: NDArray[np.float64]
+    busy: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,18 +115,18 @@ class Messages(Columns):
         When the target posted the receive, began to wait for it, and had it.
     """
 
-    step: NDArray[np.int32] = column(np.int32, 0)
-    copy: NDArray[np.int32] = column(np.int32, 0)
-    source: NDArray[np.int32] = column(np.int32, 0)
-    target: NDArray[np.int32] = column(np.int32, 0)
-    kind: NDArray[np.int8] = column(np.int8, 0)
-    stage: NDArray[np.int32] = column(np.int32, 0)
-    microbatch: NDArray[np.int32] = column(np.int32, 0)
-    slice: NDArray[np.int32] = column(np.int32, 0)
-    sent: NDArray[np.float64] = column(np.float64, np.nan)
-    posted: NDArray[np.float64] = column(np.float64, np.nan)
-    waited: NDArray[np.float64] = column(np.float64, np.nan)
-    arrived: NDArray[np.float64] = column(np.float64, np.nan)
+    step: NDArray[np.int32]
+    copy: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    slice: NDArray[np.int32]
+    sent: NDArray[np.float64]
+    posted: NDArray[np.float64]
+    waited: NDArray[np.float64]
+    arrived: NDArray[np.float64]
 
 
 PAUSES = ("garbage-collection", "memory")
@@ -128,11 +137,11 @@ PAUSES = ("garbage-collection", "memory")
 class Pauses(Columns):
     """Times in which a rank's host did something else, and why (an index of :data:`PAUSES`)."""
 
-    copy: NDArray[np.int32] = column(np.int32, 0)
-    rank: NDArray[np.int32] = column(np.int32, 0)
-    cause: NDArray[np.int8] = column(np.int8, 0)
-    start: NDArray[np.float64] = column(np.float64, np.nan)
-    end: NDArray[np.float64] = column(np.float64, np.nan)
+    copy: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    cause: NDArray[np.int32]
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
