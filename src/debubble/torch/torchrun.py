@@ -6,6 +6,7 @@ others are, and leaves when one of them is in trouble.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -27,6 +28,9 @@ from debubble.torch.watch import FAILED, PERIOD, WAITS, State, reason
 from debubble.torch.world import Work, World, devices
 
 FAILURE = f"debubble/{FAILED}"
+
+LOST = 2
+"""Exit code of the ranks of a world that is lost."""
 
 
 def is_joined() -> bool:
@@ -97,9 +101,22 @@ def run_joined(
         guard.stop()
         raise
     except BaseException as error:
-        raise guard.report(error) from None
+        lost = guard.report(error)
+        atexit.register(_end_at_once)
+        raise lost from None
     dist.destroy_process_group()
     return results
+
+
+def _end_at_once() -> None:
+    """End the process after its last output, without taking PyTorch apart.
+
+    Threads that still wait for ranks that are gone would be unwound in the middle of C++, which
+    aborts the process: exit code -6 in place of 2.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(LOST)
 
 
 class _Guard(threading.Thread):
@@ -183,4 +200,4 @@ class _Guard(threading.Thread):
         # The main thread may wait for something that never comes.
         if message:
             print(f"debubble: {message}", file=sys.stderr, flush=True)
-        os._exit(2)
+        os._exit(LOST)

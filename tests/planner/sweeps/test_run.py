@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,4 @@ def test_processes_compute_the_same(
     end = run(spec, tmp_path / "two.sqlite", jobs=2)
     assert end.here == 9
     assert table(tmp_path / "two.sqlite") == table(tmp_path / "one.sqlite")
+    assert multiprocessing.active_children() == []

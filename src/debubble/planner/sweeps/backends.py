@@ -48,14 +48,16 @@ def _processes(jobs: int, address: str | None) -> Iterator[None]:
     with joblib.parallel_config(
         backend="loky", n_jobs=jobs, initializer=start_worker, initargs=(os.getpid(),)
     ):
+        from joblib.externals.loky import get_reusable_executor
+
         try:
             yield
         except BaseException:
-            from joblib.externals.loky import get_reusable_executor
-
             # Nobody wants what they are working on.
-            get_reusable_executor().shutdown(wait=False, kill_workers=True)
+            get_reusable_executor(reuse=True).shutdown(wait=False, kill_workers=True)
             raise
+        # Idle workers would stay for five minutes, each with all of its memory.
+        get_reusable_executor(reuse=True).shutdown(wait=True)
 
 
 @contextmanager
