@@ -73,3 +73,16 @@ def test_refusals_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert again == found
         refused += bool(found)
     assert refused
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v", "1f1b", "vocab-1"])
+def test_more_costs_than_16_bits_can_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With little room for costs the schedule is compiled once more, with wider indices."""
+    schedule = db.make(name, ranks=4, microbatches=16)
+    costs = db.Costs(O=2.5, p2p=0.125, head={"F": 1})
+    plain = db.simulate(schedule, costs)
+    monkeypatch.setattr("debubble.engine.compile._FEW_COSTS", len(plain.costs) - 2)
+    again = db.simulate(replace(schedule), costs)
+    assert (plain.graph.cost.dtype, again.graph.cost.dtype) == (np.uint16, np.uint32)
+    assert np.array_equal(plain.node_end, again.node_end)
+    assert np.array_equal(plain.graph.cost, again.graph.cost)

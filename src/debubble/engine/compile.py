@@ -71,7 +71,10 @@ def compile_programs(
     return EventGraph(schedule, mode, *schedule.derived[key])
 
 
-def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> EventGraph:
+def _compile(
+    schedule: Schedule, mode: P2PMode, shared: int, explain: bool, few: bool = True
+) -> EventGraph:
+    """Compile with indices of costs in 16 bits; where those are too few, once more without."""
     survey = survey_of(schedule)
     kinds, grouped = survey.kinds & ~_PLAIN, survey.grouped
     explicit = bool(kinds & _TRANSFERS)
@@ -92,8 +95,10 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         size += count
     costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
     costs += (count if grouped else 0) + (6 * places if rare else 0)
+    room = _FEW_COSTS - (1 + TIMED_KINDS * places + ranks)
+    few = few and room > 0
+    costs = min(costs, room) if few else costs
     # One block: of several, malloc gives those back to the system that it is asked for next time.
-    few = 1 + TIMED_KINDS * places + ranks + costs <= _FEW_COSTS
     block = np.zeros((4 if few else 5, size), dtype=np.uint32)
     first, second, third = block[:3]
     indices: NDArray[Any] = block[3:].view(np.uint16 if few else np.uint32)
@@ -145,6 +150,9 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         _transfers(schedule, mode) if explicit else None,
         _aside(schedule, mode, kinds, shared, explain) if rare else None,
     )
+    used = int(state[layout.DYNAMIC])
+    if used > costs:
+        return _compile(schedule, mode, shared, explain, few=False)
     outcome = int(state[layout.OUTCOME])
     if outcome == sweep.DONE and kinds & _COPIES and _recomputed_in_part(schedule):
         outcome = sweep.MIXED
@@ -152,7 +160,7 @@ def _compile(schedule: Schedule, mode: P2PMode, shared: int, explain: bool) -> E
         if not explain:
             raise ScheduleError(f"'{schedule.name}' cannot run")
         raise explain_refusal(schedule, mode)
-    nodes, used = int(state[layout.NODES]), int(state[layout.DYNAMIC])
+    nodes = int(state[layout.NODES])
     # A copy, because there was room for many more.
     dynamic_kind, dynamic_a, dynamic_b = dynamic[:, :used].copy()
     return EventGraph(

@@ -141,12 +141,12 @@ def link_cost(link: int, sizes: Sizes, rare: Rare, state: Array) -> int:
 
 @helper
 def new_cost(kind: int, a: int, b: int, sizes: Sizes, rare: Rare, state: Array) -> int:
-    """Add a cost; returns its index."""
-    number: int = state[DYNAMIC]
+    """Add a cost; returns its index. Beyond the room for costs they are only counted."""
+    number: int = min(state[DYNAMIC], len(rare.kind) - 1)
     rare.kind[number] = kind
     rare.a[number] = a
     rare.b[number] = b
-    state[DYNAMIC] = number + 1
+    state[DYNAMIC] += 1
     return sizes.base + number
 
 
