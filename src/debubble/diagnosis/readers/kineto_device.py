@@ -32,6 +32,8 @@ class Kernels:
         When, in nanoseconds.
     sort
         Whether it computes, or is a collective or a p2p of NCCL.
+    torn
+        Ranges that launched a kernel of which the trace has nothing.
     """
 
     owner: Times
@@ -39,6 +41,7 @@ class Kernels:
     start: Times
     end: Times
     sort: Times
+    torn: frozenset[int]
 
     def __len__(self) -> int:
         return len(self.owner)
@@ -58,20 +61,35 @@ def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
         Start and end of ranges that do not overlap, sorted; shape ``(2 or more, n)``.
     """
     launches, kernels = file.launches.sorted(), file.kernels.sorted()
-    at = np.searchsorted(launches[0], kernels[0])
-    known = at < launches.shape[1]
-    known[known] = launches[0][at[known]] == kernels[0][known]
+    known, at = _found(kernels[0], launches[0])
     if len(known) and not known.all():
         left_out[NO_LAUNCH] += int((~known).sum())
     time = launches[1][at[known]]
     _, start, end, _, sort = kernels[:, known]
-    owner = np.searchsorted(ranges[0], time, side="right") - 1
-    inside = (owner >= 0) & (time <= ranges[1][np.maximum(owner, 0)]) if ranges.shape[1] else (
-        np.zeros(len(owner), bool)
-    )  # fmt: skip
-    owner, time, start, end, sort = (c[inside] for c in (owner, time, start, end, sort))
-    order = np.lexsort((start, owner))
-    return Kernels(*(column[order] for column in (owner, time, start, end, sort)))
+    owner = _owners(ranges, time)
+    columns = np.stack([owner, time, start, end, sort])[:, owner >= 0]
+    ran, _ = _found(launches[0], kernels[0])
+    lost = _owners(ranges, launches[1][~ran & (launches[2] > 0)])
+    torn = frozenset(lost[lost >= 0].tolist()) if len(kernels[0]) else frozenset()
+    order = np.lexsort((columns[2], columns[0]))
+    owner, time, start, end, sort = columns[:, order]
+    return Kernels(owner, time, start, end, sort, torn)
+
+
+def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
+    """Which values are among some sorted ones, and where."""
+    at = np.searchsorted(among, values)
+    known = at < len(among)
+    known[known] = among[at[known]] == values[known]
+    return known, at
+
+
+def _owners(ranges: Times, times: Times) -> Times:
+    """The range that each time lies in, or −1."""
+    if not ranges.shape[1]:
+        return np.full(len(times), -1)
+    owner = np.searchsorted(ranges[0], times, side="right") - 1
+    return np.where((owner >= 0) & (times <= ranges[1][np.maximum(owner, 0)]), owner, -1)
 
 
 def busy(start: Times, end: Times) -> int:

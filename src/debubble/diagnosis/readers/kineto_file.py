@@ -96,7 +96,7 @@ class KinetoFile:
     sends, receives, arrivals
         Starts of c10d's sends and receives on the host, start and end of gloo's receives.
     launches
-        Correlation and time.
+        Correlation, time, and whether it is one of a kernel.
     kernels
         Correlation, start, end, stream, and whether it is a collective (1) or a p2p (2).
     """
@@ -114,7 +114,7 @@ class KinetoFile:
     sends: Columns = field(default_factory=lambda: Columns(1))
     receives: Columns = field(default_factory=lambda: Columns(1))
     arrivals: Columns = field(default_factory=lambda: Columns(2))
-    launches: Columns = field(default_factory=lambda: Columns(2))
+    launches: Columns = field(default_factory=lambda: Columns(3))
     kernels: Columns = field(default_factory=lambda: Columns(5))
     pauses: Columns = field(default_factory=lambda: Columns(3))
     base: int = 0
@@ -186,7 +186,8 @@ def _launch(found: KinetoFile, text: bytes, left_out: LeftOut) -> None:
     correlation, time = _CORRELATION.search(text), _TIME.search(text)
     if correlation is None or time is None:
         return
-    found.launches.add(left_out, int(correlation[1]), _nanoseconds(time))
+    launches = b"LaunchKernel" in text
+    found.launches.add(left_out, int(correlation[1]), _nanoseconds(time), launches)
     if _ALLOCATES.search(text) is not None:
         start, end = times(text)
         if end - start >= SHORTEST_PAUSE:

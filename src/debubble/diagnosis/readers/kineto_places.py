@@ -51,6 +51,8 @@ def places(
         found = {r: Place(copies[pipelines[r]], numbers[stages[r]]) for r in sorted(first)}
         if len(set(found.values())) == len(found):
             return found
+        # Both ends of a bidirectional pipeline have the same stages.
+        return _by_group(pipelines)
     return {
         rank: Place(copy, numbers[mine])
         for mine, ranks in classes.items() for copy, rank in enumerate(ranks)

@@ -25,7 +25,7 @@ from debubble.diagnosis.readers.stream import LeftOut
 UNKNOWN = -1
 """A time that is not known, and the stage of a range that only says its microbatch."""
 
-NO_KERNELS = "actions of which no kernel is in the trace"
+NO_KERNELS = "actions of which kernels are not in the trace"
 
 _Placed = tuple[int, "Moved"]
 """A message's end, and the index of the action that makes or needs it."""
@@ -117,6 +117,7 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     moved: list[_Placed] = []
     made: dict[_Key, int] = {}
     coming: dict[_Key, int] = {}
+    torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
     waits = received = 0
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
         parts = parts_of(file.names[number])
@@ -129,7 +130,7 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
                     moved[place] = len(computed), one_end
                     waited = max(waited, one_end.arrived)
             if found.on_device:
-                one = _on_device(parts, kernels, at)
+                one = _on_device(parts, kernels, at) if at not in torn else None
             else:
                 one = _on_host(parts, start, end, waited, host)
             if one is None:
