@@ -193,6 +193,11 @@ class Collected:
             usual[place] = max(counts, key=lambda done: (counts[done], len(done)))
             wrong[place] = {step for step in steps if found.get(step) != usual[place]}
         parts = _parts(usual)
+        if len(parts) == len(usual):
+            raise FormatError(
+                f"{self.where}: no rank has the forward and backward of every microbatch in any "
+                "step; trace whole steps"
+            )
         self._count(PARTS, len(parts))
         cut = {step for place, found in wrong.items() if place not in parts for step in found}
         cut -= twice
@@ -254,13 +259,16 @@ assert set(WORK_KINDS) <= set(UNIT_KINDS) & set(COMPUTE_KINDS)
 def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
-    """The copies and ranks that never have the forwards of all microbatches."""
-    counts = {
-        place: len({(unit, part) for kind, _, unit, part in done if kind == Kind.F})
-        for place, done in usual.items()
-    }
+    """The copies and ranks that never have all microbatches, or not the backward of each."""
+    forwards = {at: {one[1:] for one in done if one[0] == Kind.F} for at, done in usual.items()}
+    backwards = {at: {one[1:] for one in done if one[0] in BACKWARD} for at, done in usual.items()}
+    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
     most = max(counts.values())
-    return {place for place, count in counts.items() if count < most}
+    learns = any(backwards.values())
+    return {
+        at for at, found in forwards.items()
+        if counts[at] < most or (learns and backwards[at] != found)
+    }  # fmt: skip
 
 
 def table(columns: type[T], rows: Sequence[Sequence[float]]) -> T:

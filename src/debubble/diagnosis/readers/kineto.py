@@ -62,7 +62,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     for path, runs in unnamed.items():
         file = read_file(path, Counter()) if microbatches else KinetoFile(path)
         if microbatches:
-            add_ranges(file, runs, microbatches, left_out)
+            add_ranges(file, runs, microbatches)
         _keep(traces, file, left_out)
     assumed = "1f1b" if microbatches else ""
     if not traces:

@@ -47,7 +47,7 @@ def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
                 continue
             start, end = times(text)
             rows = evaluated if evaluates else recorded
-            rows.add(left_out, start, end, int(number[1]) if number else -1)
+            rows.add(start, end, int(number[1]) if number else -1)
     return _runs(_outermost(evaluated.sorted().T.tolist()), recorded.sorted().T.tolist())
 
 
@@ -110,7 +110,7 @@ def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
     return found
 
 
-def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int, left_out: LeftOut) -> None:
+def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int) -> None:
     """Give a file ranges as GPipe's: the k-th forward is microbatch k's, and so on.
 
     Such a range begins with the receive of its input and ends with the send of its result.
@@ -125,6 +125,6 @@ def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int, left_ou
         sent = sends[np.searchsorted(sends, end) :][:1]
         last = int(sent[0]) if len(sent) and sent[0] < after else end
         name = f"{NAMES[kind]} {counts[kind] % microbatches}"
-        file.add_range(name, begin, last, left_out)
+        file.add_range(name, begin, last)
         counts[kind] += 1
         before = last
