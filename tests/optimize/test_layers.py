@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,16 @@ from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
 from debubble.optimize import strategies
 from debubble.optimize.bounds import lower_bound
+from debubble.optimize.cut_bound import bound_of_cuts
 from debubble.optimize.cuts import neighbours
+from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.layers import Cutting, cut_costs, cut_problem, even_cut
+from debubble.optimize.layers import cut_costs, even_cut
 from debubble.optimize.pareto import sweep
 from debubble.optimize.problem import Problem
 from debubble.optimize.search import problems_of
 from debubble.optimize.stop import Stop
+from tests.optimize.by_hand import all_cuts
 from tests.optimize.problems import fastest
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
@@ -31,11 +33,6 @@ TIMES = st.integers(1, 6).map(lambda n: n / 2)
 PARTS = st.none() | st.fixed_dictionaries(
     {"F": TIMES, "B": TIMES}, optional={"activation": st.sampled_from([0.25, 1.0])}
 )
-
-
-def all_cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
-    borders = ((0, *inner, layers) for inner in combinations(range(1, layers), stages - 1))
-    return [tuple(b - a for a, b in pairwise(border)) for border in borders]
 
 
 @st.composite
@@ -62,9 +59,16 @@ def uncut(draw: st.DrawFn, mode: str = "overlapped", memory: Any = None) -> Prob
     return root
 
 
+def cuts_of(root: Problem) -> list[tuple[int, ...]]:
+    assert root.layers is not None
+    costs = root.layers.costs
+    ends = costs.embedding is not None, costs.head is not None
+    return all_cuts(root.layers.count, root.stages, *ends)
+
+
 def fastest_of_all_cuts(root: Problem) -> float:
     found = []
-    for cut in all_cuts(root.layers, root.stages):
+    for cut in cuts_of(root):
         problem = cut_problem(root, cut)
         if np.all(problem.microbatch_memory <= problem.limits_with_slack):
             found.append(fastest(problem, in_turn=True))
@@ -77,7 +81,7 @@ def fastest_of_all_cuts(root: Problem) -> float:
 @given(data=st.data())
 def test_bounds_hold_for_every_cut(mode: str, data: st.DataObject) -> None:
     root = data.draw(uncut(mode))
-    assert Cutting(root).bound() <= fastest_of_all_cuts(root) + 1e-9
+    assert bound_of_cuts(Cutting(root)) <= fastest_of_all_cuts(root) + 1e-9
 
 
 @pytest.mark.slow
@@ -101,7 +105,7 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
         problem = cut_problem(root, cut)
         incumbent = Incumbent(problem, Stop())
         strategies.begin(incumbent)
-        assert cutting.bound() <= incumbent.makespan * (1 + 1e-9)
+        assert bound_of_cuts(cutting) <= incumbent.makespan * (1 + 1e-9)
 
 
 @pytest.mark.slow
@@ -109,9 +113,10 @@ def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None
 @given(st.data())
 def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
     root = data.draw(uncut())
+    assert root.layers is not None
     result = db.optimize(
         ranks=root.ranks, microbatches=root.microbatches, placement=root.placement,
-        backward="fused", costs=root.table.costs, layers=root.layers,
+        backward="fused", costs=root.table.costs, layers=root.layers.count,
         memory=None if np.isinf(root.limits[0]) else root.limits.tolist(), **FAST,
     )  # fmt: skip
     best = fastest_of_all_cuts(root)
@@ -120,7 +125,7 @@ def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
     if strategies.has_solver():
         assert result.status == "optimal"
         assert result.makespan == pytest.approx(best)
-    assert sum(result.layers) == root.layers
+    assert sum(result.layers) == root.layers.count
     assert result.costs is not None
     timeline = db.simulate(result.schedule, result.costs)
     assert timeline.makespan == result.makespan
@@ -134,7 +139,7 @@ def test_one_rank_after_the_other_has_as_many_layers_as_it_can() -> None:
         layers=12,
     )  # fmt: skip
     spans = [lower_bound(cut_problem(root, cut)) for cut in all_cuts(12, 3)]
-    assert Cutting(root).bound() == pytest.approx(min(spans))
+    assert bound_of_cuts(Cutting(root)) == pytest.approx(min(spans))
 
 
 def test_a_head_moves_layers_away_from_the_last_stage() -> None:
@@ -306,11 +311,3 @@ def test_even_cuts_and_neighbours() -> None:
     near = list(neighbours((2,) * 64))
     assert len(near) < 400
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
-
-
-@pytest.mark.parametrize(("name", "choice"), [("recompute", "free"), ("offload", [0])])
-def test_layers_are_cut_without_other_choices(name: str, choice: Any) -> None:
-    costs = db.Costs(host_bandwidth=1)
-    asked: dict[str, Any] = {"ranks": 2, "microbatches": 2, "layers": 4, "costs": costs}
-    with pytest.raises(db.ParameterError, match=f"layers are cut without {name}"):
-        db.optimize(**asked, **{name: choice})

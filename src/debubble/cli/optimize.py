@@ -21,6 +21,7 @@ from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, read_stages
 
 SWEEP = "sweep"
+OF_FILE = "costs"
 
 LONGEST_LABEL = 200
 """Characters of a name in a cost file."""
@@ -31,7 +32,11 @@ def optimize(
     setup: Setup,
     layers: Annotated[
         str | None,
-        takes("N", "Cut N equal layers into the stages as is fastest; costs are of an even cut."),
+        takes(
+            "N|costs",
+            "Cut layers into the stages as is fastest: N equal ones, costs then are of an even "
+            "cut; or, with 'costs', those of the cost file's section layers.",
+        ),
     ] = None,
     placement: Annotated[
         str, takes("SHAPE", "wave (two chunks: a V), loop, any, or the stages' ranks: 0,1,1,0.")
@@ -86,7 +91,7 @@ def optimize(
         "effort": _number("--effort", effort),
         "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
         "seed": count("--seed", seed, 0, LARGEST), "workers": count("--workers", workers, 1, 256),
-        "layers": None if layers is None else count("--layers", layers, 0, LARGEST),
+        "layers": None if layers is None else _layers(layers, inputs),
         "cache": not no_cache,
     }  # fmt: skip
     if options["chunks"] is None:
@@ -145,6 +150,22 @@ def _shape(text: str) -> str | list[int]:
     if "," not in text:
         return text
     return [count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
+
+
+def _layers(text: str, inputs: Inputs) -> Any:
+    """A number of equal layers, or the costs of every layer in the cost file."""
+    if text.strip() != OF_FILE:
+        return count("--layers", text, 0, LARGEST)
+    if inputs.file is None:
+        raise ParameterError(
+            f"--layers is '{OF_FILE}' and there is no cost file; give one with --costs, or a number"
+        )
+    if not inputs.file.layers:
+        raise ParameterError(
+            f"--layers is '{OF_FILE}' and the cost file has no section layers; 'debubble profile' "
+            "writes one where all stages are lists of layers; give a number of equal layers"
+        )
+    return inputs.file.layers
 
 
 def _needed(inputs: Inputs, key: str) -> int:
@@ -240,6 +261,7 @@ app = command(
         "optimize -p 4 -m 8 -v 2 --memory 2 --times F=5,I=6,W=4 --no-cache",
         "optimize -p 4 -m 8 -v 2 --memory 3 --rank-times F=10,I=12,W=8 --time-limit 5 -o best.csv",
         "optimize -p 4 -m 16 --layers 26 --rank-times F=13,I=13,W=13 --memory 4 -o best.csv",
+        "optimize --costs examples/layers.yaml --layers costs --recompute free -o best.json",
         "optimize -p 2 -m 4 -v 2 --memory sweep -o frontier.png",
         "optimize -p 4 -m 8 -v 2 --memory 1.5 --times F=5,I=6,W=4 --recompute free",
     ],

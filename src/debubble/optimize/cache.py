@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.actions import Kind, Program, kinds_of
+from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.optimize.choices import choice_in, choice_of
-from debubble.optimize.layers import cut_problem
+from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
 
-VERSION = 3
+VERSION = 4
 """Raised when entries have other fields."""
 
 MOST_ENTRIES = 512
@@ -103,11 +104,21 @@ def _data(problem: Problem) -> list[Any]:
                table.checkpoint, table.kv, table.offload)  # fmt: skip
     return [
         VERSION, problem.placement.table, problem.microbatches, problem.mode, problem.backward,
-        problem.layers,
+        _of_layers(problem),
         problem.recompute, problem.offload,
         [table.costs.host_bandwidth, table.costs.host_link_shared_by] if problem.offload else [],
         *([value.hex() for value in array.ravel().tolist()] for array in numbers),
     ]  # fmt: skip
+
+
+def _of_layers(problem: Problem) -> Any:
+    """Number of the layers, costs of each, and of the ends beside them."""
+    if problem.layers is None:
+        return 0
+    layers = problem.layers
+    each = {name: [x.hex() for x in values] for name, values in sorted(layers.each.items())}
+    ends = [sorted((getattr(layers.costs, name) or {}).items()) for name in PARTS]
+    return [layers.count, each, ends]
 
 
 def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entry | None:
@@ -152,9 +163,11 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
 
 def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:
     """The problem with stages of these layers; None where they are not its layers."""
-    if not problem.layers:
+    if problem.layers is None:
         return None if cut else problem
-    if len(cut) != problem.stages or sum(cut) != problem.layers or min(cut) < 1:
+    if len(cut) != problem.stages or sum(cut) != problem.layers.count:
+        return None
+    if any(count < least for count, least in zip(cut, Cutting(problem).least, strict=True)):
         return None
     return cut_problem(problem, cut)
 

@@ -5,7 +5,7 @@ Where the search may choose, every stage has a few ways; a choice takes one for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.lowering.recompute import Stages, chosen_stages
-from debubble.optimize.offload import Offload, eased, is_none
+from debubble.optimize.offload import Offload, is_none
 from debubble.optimize.problem import Problem
 
 KEEP, RECOMPUTE, OFFLOAD = 0, 1, 2
@@ -76,11 +76,13 @@ def with_choice(problem: Problem, chosen: Sequence[int]) -> Problem:
     )  # fmt: skip
 
 
-def with_way_out(error: ParameterError, problem: Problem) -> ParameterError:
+def with_way_out(
+    error: ParameterError, problem: Problem, smallest: Callable[[Problem], float]
+) -> ParameterError:
     """Extend a memory error with the smallest limit that works if more stages recompute."""
     full = with_choice(problem, [way | RECOMPUTE for way in choice_of(problem)])
-    least = float(eased(full).smallest_limits.max())
-    if least >= float(eased(problem).smallest_limits.max()) * (1 - TOLERANCE):
+    least = smallest(full)
+    if least >= smallest(problem) * (1 - TOLERANCE):
         return error
     return ParameterError(f"{error}, or {least:.12g} with recompute")
 

@@ -18,7 +18,9 @@ from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
-from debubble.optimize.layers import Cutting
+from debubble.optimize.cut_bound import bound_of_cuts
+from debubble.optimize.cutting import Cutting, smallest_limit
+from debubble.optimize.layers import layers_of
 from debubble.optimize.offload import eased
 from debubble.optimize.problem import Problem
 from debubble.optimize.published import compare_with_published
@@ -150,7 +152,7 @@ def sweep(
         options.get("recompute", "none"), options.get("offload", "none"), options.get("layers"),
     )  # fmt: skip
     unlimited = min(
-        Cutting(problem).bound() if problem.layers else lower_bound(relaxed(eased(problem)))
+        bound_of_cuts(Cutting(problem)) if problem.layers else lower_bound(relaxed(eased(problem)))
         for problem in problems
     )
     points: list[tuple[float, Result]] = []
@@ -172,7 +174,8 @@ def sweep(
         if result.status == "interrupted" or result.makespan <= unlimited * (1 + TOLERANCE):
             break
     last = points[-1][1]
-    layers = options.get("layers")
+    given = options.get("layers")
+    layers = None if given is None else layers_of(given, costs)
     rows = compare_with_published(
         last.timeline if layers else last.schedule, costs, None, p2p_mode,
         recompute=options.get("recompute", "none"), layers=layers,
@@ -184,9 +187,7 @@ def sweep(
 def limits_for(problem: Problem) -> list[float]:
     """Memory limits of a sweep, from the smallest that works, in whole largest activations."""
     step = float(problem.table.activation.max())
-    least = float(eased(problem).smallest_limits.max())
-    if problem.layers:
-        least = Cutting(problem).smallest_memory
+    least = smallest_limit(problem)
     if step == 0:
         return [1.0]
     most = float(problem.microbatch_memory.max()) * min(

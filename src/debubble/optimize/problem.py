@@ -26,6 +26,7 @@ from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
+from debubble.optimize.layers import Layers
 
 NO_MEMORY = 1e-200
 """What a stage that stores nothing counts for where memory is divided by it: the rest is finite."""
@@ -66,8 +67,8 @@ class Problem(Workload):
         ``"split"`` into I and W, ``"fused"`` into B, or ``"free"``, split but for what is faster
         fused.
     layers
-        How many layers are to be cut into the stages, whose times are then those of an even cut; 0
-        where the stages are given.
+        The layers that are to be cut into the stages, whose times are then those of an even cut;
+        None where the stages are given.
     cut
         Layers of every stage, where they were cut.
     offload
@@ -77,7 +78,7 @@ class Problem(Workload):
 
     mode: P2PMode = "overlapped"
     backward: Backward = "split"
-    layers: int = 0
+    layers: Layers | None = None
     cut: tuple[int, ...] = ()
     offload: tuple[bool, ...] = ()
 

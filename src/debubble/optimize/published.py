@@ -23,7 +23,7 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize.choices import Recompute, same_for_all, ways_of
-from debubble.optimize.layers import cut_costs, even_cut
+from debubble.optimize.layers import Layers, even_cut
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 from debubble.schedules.registry import Entry, entries, make
@@ -74,7 +74,7 @@ def compare_with_published(
     *,
     recompute: Recompute = "none",
     copies: bool = False,
-    layers: int | None = None,
+    layers: Layers | None = None,
     stop: Stop | None = None,
 ) -> Comparison:
     """Published schedules of the same model on the same costs, with a found one among them.
@@ -90,13 +90,14 @@ def compare_with_published(
     schedule = found if isinstance(found, Schedule) else found.schedule
     ranks, microbatches = schedule.ranks, schedule.microbatches
     same_model = costs.basis == "rank" and costs.chunks is None
+    same_model |= bool(layers and layers.each)
     limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
     items: list[Schedule | Timeline] = [found]
     notes: list[str] = []
     if layers:
         notes.append(
-            f"{schedule.name} has its own cut of the {layers} layers; the others are cut evenly, "
-            "into stages that differ by one layer at most"
+            f"{schedule.name} has its own cut of the {layers.count} layers; the others are cut "
+            "evenly, into stages that differ by one layer at most"
         )
     asked = list(entries().values())
     for index, entry in enumerate(asked):
@@ -112,27 +113,24 @@ def compare_with_published(
                 place = entry.placement(ranks, chunks)
             except DebubbleError:
                 continue
-            its = cut_costs(costs, place, even_cut(layers, place.stages), layers)
+            cut = layers.cut(place, even_cut(layers.count, place.stages))
+            its = replace(cut, static=costs.static)
         known = _made(entry, ranks, microbatches, chunks, its, limit)
         if known is None:
             continue
         more = _more_kinds(known)
         if copies and more == set(COPY_KINDS) and not known.offload_to:
-            items.append(known)
-        if known.slices > 1 or more:
-            continue
-        if layers:
             items.append(simulate(known, its, mode))
+        if known.slices > 1 or more:
             continue
         try:
             choices = same_for_all(ways_of(recompute, "none", known.stages))
         except ParameterError:
             continue
-        both = compare(
-            [add_recompute(known, np.flatnonzero(chosen).tolist()) for chosen in choices],
-            costs=costs, memory=limit, p2p_mode=mode,
-        )  # fmt: skip
-        items += [row.schedule for row in both.rows[:1]]
+        both = [add_recompute(known, np.flatnonzero(chosen).tolist()) for chosen in choices]
+        tried = [simulate(each, its, mode) for each in both]
+        rows = compare(tried, costs=its, memory=limit, p2p_mode=mode).rows
+        items += [row.timeline for row in rows[:1]]
     compared = compare(items, costs=costs, memory=limit, p2p_mode=mode)
     return replace(compared, notes=(*notes, *compared.notes))
 

@@ -27,7 +27,8 @@ from debubble.optimize.choices import (
     with_way_out,
 )
 from debubble.optimize.cuts import Cuts
-from debubble.optimize.layers import Cutting, check_layers
+from debubble.optimize.cutting import Cutting, smallest_limit
+from debubble.optimize.layers import Given, even_cut, layers_of
 from debubble.optimize.offload import (
     Offload,
     check_offload,
@@ -67,7 +68,7 @@ def optimize(
     microbatches: int,
     chunks: int | Sequence[int] | None = None,
     costs: Costs | None = None,
-    layers: int | None = None,
+    layers: Given | None = None,
     memory: float | Sequence[float] | None = None,
     placement: Shape = "any",
     backward: Backward = "free",
@@ -95,9 +96,13 @@ def optimize(
     costs
         What actions cost; the default is one unit of time each for F, I and W.
     layers
-        Number of equal layers that are to be cut into the stages, at least one for each; how many
-        every stage gets is then open. `costs` are those of an even cut, one number each, and what
-        only the first or last stage does comes on top of its layers. None for stages as they are.
+        Layers that are to be cut into the stages, so that it is open how many every stage gets: at
+        least one, but for a first stage with an embedding and a last one with a head. A number of
+        equal ones, of which `costs` are those of an even cut, one number each; or a mapping with
+        the costs of every layer, as :func:`debubble.profile` and the section ``layers`` of a cost
+        file have them: ``{"F": [1, 1, 2], "B": [2, 2, 4], "head": {"F": 0.5, "B": 1}}``, which
+        count in place of those in `costs`. What only the first or last stage does comes on top of
+        its layers. None for stages as they are.
     memory
         Limit for the activations of every rank, or one per rank, in activation units or in the unit
         of ``costs.activation``; None for no limit.
@@ -196,15 +201,16 @@ def optimize(
     compared = None
     if published:
         copies = not is_none(offload)
-        found = timeline if layers else schedule
+        cut = best.problem.layers
+        found = timeline if cut else schedule
         soon = Stop(AFTER_CTRL_C if interrupted else math.inf)
         compared = compare_with_published(
             found, costs, memory, p2p_mode,
-            recompute=recompute, copies=copies, layers=layers, stop=soon,
+            recompute=recompute, copies=copies, layers=cut, stop=soon,
         )  # fmt: skip
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
-        compared, best.problem.cut, timeline.table.costs if layers else None,
+        compared, best.problem.cut, timeline.table.costs if best.problem.layers else None,
     )  # fmt: skip
 
 
@@ -235,7 +241,7 @@ def problems_of(
     mode: P2PMode,
     recompute: Recompute = "none",
     offload: Offload = "none",
-    layers: int | None = None,
+    layers: Given | None = None,
 ) -> list[Problem]:
     """One problem for every placement to choose from under which the memory is enough.
 
@@ -246,31 +252,32 @@ def problems_of(
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
     check_offload(offload, costs)
-    if layers is not None:
-        check_layers(layers, costs)
-        for name, choice in (("recompute", recompute), ("offload", offload)):
-            if not is_none(choice):
-                raise ParameterError(f"layers are cut without {name}; leave one of the two out")
+    model = None if layers is None else layers_of(layers, costs)
     problems: list[Problem] = []
     refusals: list[tuple[float, ParameterError]] = []
     for place in _placements(ranks, microbatches, chunks, placement, costs):
-        table = costs.resolve(place)
+        its = costs
+        if model is not None:
+            its = model.costs
+            if model.each:
+                its = model.cut(place, even_cut(model.count, place.stages))
+        table = its.resolve(place)
         limits = memory_limits(memory, ranks)
         limits = np.full(ranks, np.inf) if limits is None else np.broadcast_to(limits, (ranks,))
         problem = Problem(
             place, table, microbatches, limits,
-            mode=mode, backward=backward, layers=layers or 0,
+            mode=mode, backward=backward, layers=model,
         )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
-            model = eased(asked)
             try:
-                if layers is None:
-                    model.check_limits()
+                if model is None:
+                    eased(asked).check_limits()
                 else:
-                    Cutting(problem).check()
+                    Cutting(asked).check()
             except ParameterError as error:
-                refusals.append((float(model.smallest_limits.max()), with_way_out(error, asked)))
+                least = float(eased(asked).smallest_limits.max())
+                refusals.append((least, with_way_out(error, asked, smallest_limit)))
             else:
                 problems.append(asked)
     if not problems:
@@ -279,14 +286,13 @@ def problems_of(
 
 
 def _spaces(problems: Sequence[Problem], recompute: Recompute, offload: Offload) -> list[Space]:
-    """The variants over every placement: its cuts where there are layers, else its choices."""
-    if problems[0].layers:
-        return [Cuts(problem) for problem in problems]
+    """The variants over every placement: its choices, or its cuts with the choices over each."""
     by_placement: dict[object, list[Problem]] = {}
     for problem in problems:
         by_placement.setdefault(problem.placement.table, []).append(problem)
+    space = Cuts if problems[0].layers else Choices
     return [
-        Choices(those, ways_of(recompute, offload, those[0].stages))
+        space(those, ways_of(recompute, offload, those[0].stages))
         for those in by_placement.values()
     ]
 

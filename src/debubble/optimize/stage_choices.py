@@ -173,7 +173,7 @@ class Choices:
     Parameters
     ----------
     problems
-        Those in which all stages do the same, as far as they are free and it fits.
+        Those in which all stages do the same, as far as they are free.
     ways
         What every stage may do.
     """
@@ -192,7 +192,7 @@ class Choices:
 
     def first(self) -> list[Problem]:
         """The variants in which all stages do the same."""
-        return self._first
+        return [problem for problem in self._first if fits(problem)]
 
     def group(self, problem: Problem) -> Hashable:
         """Number of the choice that all stages share, or the variant itself."""

@@ -9,8 +9,9 @@ Every variant is a problem of its own. The search
 4. improves those variants by which the bound for all of them is lowest, where they are small.
 
 What neighbours are, and what bounds all variants over one placement, is said by a :class:`Space`:
-one for cuts (:mod:`debubble.optimize.cuts`), one for choices of stages
-(:mod:`debubble.optimize.stage_choices`); where neither is open a space holds one variant.
+one for choices of stages (:mod:`debubble.optimize.stage_choices`), and one for cuts
+(:mod:`debubble.optimize.cuts`), each with the choices over it; where neither is open a space holds
+one variant.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Variants:
         self.spaces = spaces
         self.stop = stop
         self._by_variant: dict[Hashable, Incumbent] = {}
+        self._over: dict[Hashable, list[Incumbent]] = {}
         self._known: Known = {}
         self._proven = 0.0
         self._report = report
@@ -118,6 +120,9 @@ class Variants:
         if found is None:
             found = Incumbent(problem, Stop(parent=self.stop), self._tell, self._known)
             self._by_variant[problem.variant] = found
+            table = problem.placement.table
+            for cut in {(), problem.cut}:
+                self._over.setdefault((table, cut), []).append(found)
         return found
 
     def has(self, problem: Problem) -> bool:
@@ -125,9 +130,8 @@ class Variants:
         return problem.variant in self._by_variant
 
     def over(self, root: Problem) -> list[Incumbent]:
-        """The incumbents over one placement."""
-        table = root.placement.table
-        return [each for each in self.incumbents if each.problem.placement.table == table]
+        """The incumbents over one placement, and over one cut where `root` has one."""
+        return list(self._over.get((root.placement.table, root.cut), ()))
 
     @property
     def best(self) -> Incumbent:

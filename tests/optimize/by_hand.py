@@ -1,0 +1,191 @@
+"""Cuts of layers by hand: what stages take, and the fastest order, without engine and optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+KEEP, RECOMPUTE, OFFLOAD = 0, 1, 2
+
+
+def all_cuts(
+    layers: int, stages: int, embedding: bool = False, head: bool = False
+) -> list[tuple[int, ...]]:
+    """Every cut; the first stage may be an embedding alone, the last a head alone."""
+    cuts = (cut for cut in product(range(layers + 1), repeat=stages) if sum(cut) == layers)
+    inner = range(embedding, stages - head)
+    return [cut for cut in cuts if all(cut[stage] for stage in inner)]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a few layers.
+
+    Parameters
+    ----------
+    layers
+        F, I, W, B, R, activation, kept_for_weight, recompute_kept and offload_share of each.
+    embedding, head
+        The same of what the first and the last stage do beside, shares excepted.
+    homes
+        The rank of every stage.
+    microbatches, limit, p2p, overhead
+        As for the optimizer; transfers take time between ranks and occupy none.
+    torch
+        Whether the first stage's W is its whole backward, and its I nothing.
+    backward
+        split or fused.
+    """
+
+    layers: Sequence[Mapping[str, float]]
+    embedding: Mapping[str, float]
+    head: Mapping[str, float]
+    homes: tuple[int, ...]
+    microbatches: int
+    limit: float
+    p2p: float
+    overhead: float
+    torch: bool
+    backward: str
+
+    def stages(self, cut: Sequence[int], choice: Sequence[int]) -> list[dict[str, float]]:
+        """What the stages of a cut take and hold."""
+        found, begin = [], 0
+        for stage, count in enumerate(cut):
+            parts: list[Mapping[str, float]] = list(self.layers[begin : begin + count])
+            begin += count
+            shares = ("kept_for_weight", "recompute_kept", "offload_share")
+            for end, part in ((0, self.embedding), (len(cut) - 1, self.head)):
+                if stage == end and part:
+                    near = self.layers[0 if part is self.embedding else -1]
+                    parts.append({"R": part["F"], **part} | {name: near[name] for name in shares})
+            time = {kind: sum(part[kind] for part in parts) for kind in "FIWBR"}
+            if self.torch and stage == 0:
+                time |= {"I": 0.0, "W": time["B"]}
+            held = sum(part["activation"] for part in parts)
+            kept = sum(part["activation"] * part["kept_for_weight"] for part in parts)
+            stored = held
+            if choice[stage] & RECOMPUTE:
+                stored = sum(part["activation"] * part["recompute_kept"] for part in parts)
+                time["I"] += time["R"] + self.overhead
+                time["B"] += time["R"] + self.overhead
+            if choice[stage] & OFFLOAD:
+                stored -= sum(part["activation"] * part["offload_share"] for part in parts)
+            again = time["R"] + self.overhead if choice[stage] & RECOMPUTE else 0.0
+            if self.torch and stage == 0:
+                kept = held
+            found.append(
+                {kind: time[kind] + self.overhead for kind in "FIWB"}
+                | {"again": again, "held": held, "kept": kept, "stored": stored}
+            )
+        return found
+
+    def fastest(self, cut: Sequence[int], choice: Sequence[int]) -> float:
+        """The smallest makespan of any order within memory; infinite where there is none.
+
+        Copies to the host take no time.
+        """
+        stages = self.stages(cut, choice)
+        kinds = "FB" if self.backward == "fused" else "FIW"
+        ways = [
+            [
+                order
+                for order in orders(kinds, tuple(s for s in range(len(cut)) if self.homes[s] == r),
+                                    self.microbatches)
+                if self._fits(order, stages)
+            ]
+            for r in sorted(set(self.homes))
+        ]  # fmt: skip
+        return min((self._makespan(chosen, stages) for chosen in product(*ways)), default=INFINITE)
+
+    def _fits(self, order: Order, stages: Sequence[Mapping[str, float]]) -> bool:
+        now = peak = 0.0
+        for kind, s, _ in order:
+            stage = stages[s]
+            if kind == "F":
+                now += stage["stored"]
+            elif kind in "IB":
+                now += stage["held"] - stage["stored"]
+            peak = max(peak, now)
+            if kind != "F":
+                now -= {"I": stage["held"] - stage["kept"], "W": stage["kept"]}.get(
+                    kind, stage["held"]
+                )
+        return peak <= self.limit * (1 + 1e-9)
+
+    def _makespan(self, chosen: Sequence[Order], stages: Sequence[Mapping[str, float]]) -> float:
+        """Time of an order; infinite where it waits for itself."""
+        end: dict[tuple[str, int, int], float] = {}
+        back, last = "B" if self.backward == "fused" else "I", len(stages) - 1
+        at, free = [0] * len(chosen), [0.0] * len(chosen)
+        left = sum(map(len, chosen))
+        while left:
+            before = left
+            for rank, order in enumerate(chosen):
+                while at[rank] < len(order):
+                    kind, s, b = order[at[rank]]
+                    needs = {
+                        "F": [("F", s - 1, b)] if s else [],
+                        "W": [("I", s, b)],
+                        back: [(back, s + 1, b)] if s < last else [],
+                    }[kind]
+                    if any(need not in end for need in needs):
+                        break
+                    ready = max(
+                        (
+                            end[need] + self.p2p * (self.homes[need[1]] != self.homes[s])
+                            for need in needs
+                        ),
+                        default=0.0,
+                    )
+                    again = stages[s]["again"] if kind == back else 0.0
+                    # R needs no gradient.
+                    start = max(free[rank] + again, ready)
+                    end[kind, s, b] = free[rank] = start + stages[s][kind] - again
+                    at[rank] += 1
+                    left -= 1
+            if left == before:
+                return INFINITE
+        return max(free)
+
+
+Order = tuple[tuple[str, int, int], ...]
+INFINITE = float("inf")
+
+
+@cache
+def orders(kinds: str, stages: tuple[int, ...], microbatches: int) -> tuple[Order, ...]:
+    """Every order of a rank's actions in which each kind of a stage takes microbatches in turn."""
+    actions = list(product(kinds, stages, range(microbatches)))
+
+    def ready(action: tuple[str, int, int], done: frozenset[tuple[str, int, int]]) -> bool:
+        kind, s, b = action
+        needs = [(kind, s, b - 1)] if b else []
+        needs += [("F", one, b) for one in stages if (one < s if kind == "F" else one >= s)]
+        if kind == "W":
+            needs = [*needs, ("I", s, b)]
+        elif kind != "F":
+            needs += [(kind, one, b) for one in stages if one > s]
+        return done.issuperset(needs)
+
+    def extend(order: Order) -> Iterator[Order]:
+        if len(order) == len(actions):
+            yield order
+        done = frozenset(order)
+        for action in actions:
+            if action not in done and ready(action, done):
+                yield from extend((*order, action))
+
+    return tuple(extend(()))
+
+
+def rounded(values: Mapping[str, Any]) -> dict[str, float]:
+    """A layer's costs by the rules for what is not given: B is I + W, R is F."""
+    found = {"activation": 0.0, "kept_for_weight": 1.0, "recompute_kept": 0.0,
+             "offload_share": 1.0, **values}  # fmt: skip
+    found.setdefault("B", found["I"] + found["W"])
+    found.setdefault("R", found["F"])
+    return found
