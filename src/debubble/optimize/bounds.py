@@ -212,6 +212,11 @@ def one_rank(
 
 def area_bound(problem: Problem, heads: Grid, tails: Grid) -> float:
     """Memory of lone microbatches over time, against what every rank has."""
+    return float(areas(problem, heads, tails).max(initial=0.0))
+
+
+def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
+    """The bound by memory over time that every rank gives, shape ``(ranks,)``; 0 where none."""
     alone = heads[:, :, 0] + problem.times
     begin = heads[0, :, 0]
     # What an action frees has been there since the forward began.
@@ -224,5 +229,7 @@ def area_bound(problem: Problem, heads: Grid, tails: Grid) -> float:
     last = np.full(problem.ranks, np.inf)
     np.minimum.at(last, problem.homes, tails[1:].min(axis=(0, 2)))
     used = problem.microbatch_memory > 0
-    spans = problem.per_rank(area)[used] / problem.limits_with_slack[used]
-    return float((first[used] + spans + last[used]).max(initial=0.0))
+    spans = np.zeros(problem.ranks)
+    spans[used] = problem.per_rank(area)[used] / problem.limits_with_slack[used]
+    spans[used] += (first + last)[used]
+    return spans

@@ -1,0 +1,262 @@
+r"""Bounds that know memory over time: some ranks are kept exactly, all others are delays.
+
+**The relaxation.** Keep some ranks with all their actions, one machine each, and their memory from
+the start of every forward to the end of its W. Of all other ranks nothing is left but the time they
+take: a kept action of a microbatch starts no sooner than the end of the microbatch's kept action
+before it and everything on the way between the two, no sooner than its head, and is followed by its
+tail (:func:`~debubble.optimize.bounds.longest_paths`). Every order of the whole problem, with each
+chain in microbatch order as in :mod:`debubble.optimize.bounds`, is an order here that ends no
+later, so that no order is faster than the fastest one here. That holds in all modes of transfers,
+none of which is faster than its delays. W only needs its I, which is on its rank; those of equal
+time and memory are interchangeable, and which one runs is left open. That relaxes more.
+
+**Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
+*keys*, the start, or behind R the time at which the gradient is needed. On a rank, and on the way
+of a microbatch, keys never fall. So every order is a sequence of actions, each run as soon as its
+rank, its input, its memory and the key before it allow, and what is run like this is at no time
+behind the order. A *state* is what a beginning of a sequence leaves: how far every chain is, how many W
+have run, when each rank is free, the last key, and when results under way arrive.
+
+* Of two states whose chains are equally far, one is no worse if as many W have run or more, and
+  all times are as early or earlier: whatever follows the other one can follow it, no later. The
+  other one is dropped.
+* W run right before an action that waits, for memory or for its input. One that runs before an
+  action which waits for neither can run behind it instead: the action starts earlier, nothing else
+  changes. So it is enough to try the numbers of W of which each either starts before the action's
+  input is there, or frees memory that the action needs.
+* A state is dropped if the rest of the work of a rank, or the rest of a chain with its tail, cannot
+  end before the target.
+
+If no state is left there is no such order, and the target is a bound. Targets grow until one can be
+met. States of one level, which have run as many actions, are all that is kept, and in the steady
+state their number does not depend on the level: the time grows with the number of microbatches, not
+faster. Where states get too many a target counts as one that can be met.
+
+**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more.
+
+**Which ranks.** The one that has memory taken the longest, before and after which most has to be
+done, is the strongest by itself: at even times the one at the turn of a V. Then the others one by
+one, and the strongest two, three … together; if these are all ranks, nothing is relaxed but the
+modes of transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.listing import TOLERANCE
+from debubble.optimize._kept_kernel import keep_best, next_states
+from debubble.optimize.bounds import areas, longest_paths
+from debubble.optimize.problem import Problem
+from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.stop import Stop
+
+Whole: TypeAlias = NDArray[np.int64]
+"""Whole numbers."""
+
+STATES = 200_000
+"""States that are looked at for one set of ranks, times the effort; about a second."""
+
+MOST_STATES = 50_000
+"""States of one level; with more a target counts as one that can be met."""
+
+FIRST_STEPS = 16
+"""Targets between the bound that is known and the makespan to beat, to begin with."""
+
+PRECISION = 2e-4
+"""How exactly the largest target is sought, relative to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The relaxation: chains c of F and I or B, in the order in which a microbatch passes them.
+
+    Parameters
+    ----------
+    microbatches
+        Number of microbatches.
+    rank_of
+        Rank of every chain, as a place among the kept ones; shape ``(chains,)`` as of all of these:
+    times, redo, delays
+        Time of an action, the part of it before the gradient is needed, and the time from the end
+        of the chain before to its start.
+    waits
+        Column of a state in which the inputs under way begin; 0 where nothing is waited for.
+    class_of
+        Class of its W; −1 for none.
+    taken, changes
+        Memory that is taken at the start, and what is left of that at the end.
+    heads, tails
+        Earliest start, and what follows the end; shape ``(chains, microbatches)``.
+    limits
+        Memory of every kept rank.
+    class_rank, class_time, class_free
+        Rank of every class of W, time, and memory that one of it frees.
+    width
+        Columns of a state.
+    """
+
+    microbatches: int
+    rank_of: Whole
+    times: Whole
+    redo: Whole
+    delays: Whole
+    waits: Whole
+    heads: Whole
+    tails: Whole
+    taken: NDArray[np.float64]
+    changes: NDArray[np.float64]
+    limits: NDArray[np.float64]
+    class_of: Whole
+    class_rank: Whole
+    class_time: Whole
+    class_free: NDArray[np.float64]
+    width: int
+
+
+def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
+    """The relaxation of a problem whose times are whole numbers to some of its ranks."""
+    stages, m = problem.stages, problem.microbatches
+    way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
+    lags = [*problem.forward_link, *problem.backward_lag[::-1]]
+    place = {rank: number for number, rank in enumerate(ranks)}
+    chains, delays, delay = [], [], 0.0
+    for chain, lag in zip(way, lags, strict=True):
+        delay += lag
+        if problem.homes[chain[1]] in place:
+            chains.append(chain)
+            delays.append(delay)
+            delay = 0.0
+        else:
+            delay += problem.times[chain]
+    rank_of = [place[int(problem.homes[s])] for _, s in chains]
+    taken, freed = (
+        np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
+    )
+    classes: dict[tuple[int, int, float], int] = {}
+    class_of = np.full(len(chains), -1)
+    for c, (kind, s) in enumerate(chains):
+        if kind == 1 and not problem.fused:
+            time, free = round(problem.times[2, s]), float(problem.freed[2, s])
+            if time:
+                class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
+            else:
+                freed[c] += free
+    limits = problem.limits_with_slack[list(ranks)]
+    width = len(chains) + len(classes) + len(ranks) + 1
+    waits = np.zeros(len(chains), dtype=np.int64)
+    for c in range(1, len(chains)):
+        if delays[c] > 0 or rank_of[c] != rank_of[c - 1]:
+            waits[c] = width
+            # On one side of the gap every microbatch in it has its activation.
+            holder = c - 1 if chains[c - 1][0] == 0 else c
+            stored = problem.taken[0, chains[holder][1]]
+            width += min(m, int(limits[rank_of[holder]] / stored) + 1) if stored > 0 else m
+    heads, tails, *_ = longest_paths(problem)
+    return Kept(
+        m, np.array(rank_of), _whole([problem.times[chain] for chain in chains]),
+        _whole([kind * problem.recompute_time[s] for kind, s in chains]), _whole(delays), waits,
+        _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
+        taken, taken - freed, limits, class_of, _whole([rank for rank, _, _ in classes]),
+        _whole([time for _, time, _ in classes]), np.array([free for _, _, free in classes]),
+        width,
+    )  # fmt: skip
+
+
+def _whole(values: Sequence[object]) -> Whole:
+    return np.asarray(np.round(np.array(values, dtype=float)), dtype=np.int64)
+
+
+class Count:
+    """States that may still be looked at."""
+
+    def __init__(self, states: float) -> None:
+        self.left = states
+
+
+def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
+    """Whether there is an order that ends before a target; None where that took too much."""
+    chains = len(kept.times)
+    states = np.zeros((1, kept.width), dtype=np.int64)
+    # Sums of counts with these are different for different counts, or else nothing is dropped.
+    multipliers = np.random.default_rng(0).integers(1 << 62, size=chains) * 2 + 1
+    room = 1024
+    for _ in range(chains * kept.microbatches):
+        number = room + 1
+        while number > room:
+            found = np.empty((room, kept.width), dtype=np.int64)
+            parents = np.empty(room, dtype=np.int64)
+            number = next_states.compiled(
+                states, kept.microbatches, target, kept.rank_of, kept.times, kept.redo, kept.delays,
+                kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
+                kept.class_of, kept.class_rank, kept.class_time, kept.class_free, found, parents,
+            )  # fmt: skip
+            room = max(room, 2 * number if number > room else 0)
+        if number == 0:
+            return False
+        found = found[:number]
+        keys = found[:, :chains] @ multipliers
+        order = np.lexsort((found[:, chains:].sum(axis=1), keys))
+        best = np.empty(number, dtype=np.int64)
+        states = found[best[: keep_best.compiled(found, order, keys, chains, best)]]
+        left.left -= len(states)
+        if len(states) > MOST_STATES or left.left < 0 or stop():
+            return None
+    return True
+
+
+def kept_bound(
+    problem: Problem, ranks: Sequence[int], low: float, best: float, states: float, stop: Stop
+) -> float:
+    """The largest target that is shown to be a bound.
+
+    Parameters
+    ----------
+    problem, ranks
+        Of which problem which ranks are kept.
+    low, best
+        A bound that is known, and a makespan that is reached: nothing above it is sought.
+    states
+        How many states to look at.
+    stop
+        Ends the search early.
+    """
+    factor = factor_for(all_times(problem), best)
+    kept = keep(rounded(problem, factor), ranks)
+    left = Count(states)
+    bound = int(low * factor * (1 + TOLERANCE))
+    highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
+    step = max(1, (highest - bound) // FIRST_STEPS)
+    grows = True
+    while bound < highest and not stop() and left.left > 0:
+        if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
+            break
+        target = min(bound + step, highest)
+        if ends_before(kept, target, left, stop) is False:
+            bound = target
+            step = 2 * step if grows else max(1, (highest - bound) // 2)
+        else:
+            highest, grows = target - 1, False
+            step = max(1, (highest - bound) // 2)
+    return max(low, bound / factor)
+
+
+def strongest(problem: Problem) -> list[int]:
+    """Ranks by how long they have memory taken and what has to be done before and after."""
+    heads, tails, *_ = longest_paths(problem)
+    spans = areas(problem, heads, tails) + TOLERANCE * np.arange(problem.ranks)
+    ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
+    return ranks
+
+
+def sets_of_ranks(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Sets of ranks to keep: each by itself, then the strongest two, three and more."""
+    ranks = strongest(problem)
+    yield from ((rank,) for rank in ranks)
+    for number in range(2, len(ranks) + 1):
+        yield tuple(sorted(ranks[:number]))
