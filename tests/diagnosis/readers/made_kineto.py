@@ -70,11 +70,12 @@ def write(
     old: bool = False,
     host: str = "node-{node}",
     suffix: str = ".json.gz",
+    zero: float | None = None,
 ) -> None:
     """A file for every rank of every copy, in which the host runs `ahead` of the device."""
     ranks = ranks_of_copy or run.schedule.ranks
     copies = 1 + max(one.copy for one in run.done)
-    zero = min(one.start for one in run.done) - 1.0
+    zero = (min(one.start for one in run.done) if zero is None else zero) - 1.0
     for copy in range(copies):
         for rank in range(run.schedule.ranks):
             events = Events(copy * ranks + rank, zero)

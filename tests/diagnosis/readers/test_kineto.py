@@ -68,6 +68,17 @@ def test_kernels_that_were_dropped(tmp_path: Path) -> None:
     }
 
 
+def test_windows_of_one_run(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=4)
+    for folder, steps in (("iteration_20", (9, 10)), ("iteration_10", (7, 8))):
+        part = made.MadeRun(run.schedule, tuple(one for one in run.done if one.step in steps))
+        zero = min(one.start for one in run.done)
+        made_kineto.write(part, tmp_path / folder, zero=zero)
+    found = read(tmp_path)
+    assert (found.steps, found.left_out) == ((7, 8, 9, 10), {})
+    made.assert_recovered(found, run)
+
+
 def test_old_files(tmp_path: Path) -> None:
     run = made.run("1f1b")
     made_kineto.write(run, tmp_path, old=True)

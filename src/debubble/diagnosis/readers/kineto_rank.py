@@ -119,8 +119,9 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     coming: dict[_Key, int] = {}
     torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
     waits = received = 0
+    names = [parts_of(name) for name in file.names]
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
-        parts = parts_of(file.names[number])
+        parts = names[number]
         if all(part.kind in COMPUTE_KINDS for part in parts):
             waited = max(host.arrivals_in(start, end), default=UNKNOWN)
             for part in parts:
