@@ -31,8 +31,8 @@ MAX_ROWS = 1 << 24
 MAX_RANKS = 1 << 16
 MAX_PLACES = 1 << 20
 LIMITS = {
-    "rank": MAX_RANKS, "copy": 1 << 14, "stage": MAX_STAGES, "microbatch": 1 << 20,
-    "slice": 1 << 10,
+    "step": 1 << 31, "copy": 1 << 14, "rank": MAX_RANKS, "kind": len(Kind), "stage": MAX_STAGES,
+    "microbatch": 1 << 20, "slice": 1 << 10,
 }  # fmt: skip
 """Least number of each column that is refused."""
 
@@ -133,6 +133,7 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
+        self._check_numbers()
         actions = table(Actions, self.actions)
         span = actions.end - actions.start
         sound = np.isfinite(span) & (span >= 0)
@@ -140,10 +141,6 @@ class Collected:
         actions = actions.take(sound)
         if not len(actions):
             raise FormatError(f"{self.where}: no action has both a start and an end")
-        for name, most in LIMITS.items():
-            found = int(getattr(actions, name).max())
-            if found >= most:
-                raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
         span = span[sound]
         if len(span) > 1 and np.allclose(span, unit, rtol=1e-6, atol=0):
             raise FormatError(
@@ -174,6 +171,13 @@ class Collected:
             since(zero, pauses), tuple(known) if any(known) else (), clocks, missing=tuple(missing),
             taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
         )  # fmt: skip
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers of actions that no run has."""
+        for place, name in enumerate(KEY):
+            found, most = max((row[place] for row in self.actions), default=0), LIMITS[name]
+            if found >= most:
+                raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
 
     def _count(self, reason: str, count: int) -> None:
         if count:

@@ -127,7 +127,9 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
             for part in parts:
                 place = coming.pop(_key(part), None)
                 if place is not None:
-                    one_end = moved[place][1]._replace(waited=start)
+                    one_end = moved[place][1]
+                    if not found.on_device:
+                        one_end = one_end._replace(waited=start)
                     moved[place] = len(computed), one_end
                     waited = max(waited, one_end.arrived)
             if found.on_device:

@@ -103,10 +103,7 @@ def _read_file(scan: Scan) -> _Step:
     """The last group of a file."""
     groups: dict[int, _Step] = {}
     for texts in scan.events():
-        for text in texts:
-            if _NAMED.search(text) is None:
-                continue
-            event = scan.decode(text)
+        for event in scan.decode_all([text for text in texts if _NAMED.search(text)]):
             named = actions_named(str(event.get("name"))[:200])
             if len(named) != 1:
                 continue
