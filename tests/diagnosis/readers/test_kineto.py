@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,24 @@ def test_times_of_kernels(tmp_path: Path, name: str, copies: int) -> None:
     for at in np.flatnonzero(messages.kind == Kind.F)[::5]:
         key = (messages.step[at], messages.copy[at], messages.stage[at], messages.microbatch[at])
         assert messages.sent[at] == pytest.approx(ends[key])
+
+
+def test_what_was_launched_in_time_waited_for_its_input(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=4, microbatches=8)
+    made_kineto.write(run, tmp_path, ahead=30e-3)
+    rows = read(tmp_path).actions
+    waits = 0
+    for rank in range(4):
+        here = np.flatnonzero((rows.rank == rank) & (rows.step == 0))
+        for before, at in pairwise(here):
+            idle = rows.start[at] - rows.end[before]
+            if 1e-6 < idle < 29e-3:
+                assert rows.waited[at] == rows.start[at]
+                waits += 1
+            elif idle > 30e-3:
+                assert rows.issued[at] > rows.end[before]
+                assert np.isnan(rows.waited[at])
+    assert waits > 10
 
 
 def test_pauses(tmp_path: Path) -> None:

@@ -253,6 +253,8 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
     cuts = cuts_of([one.parts for one in computed])
     bounds = [0, *cuts, len(computed)]
     found.steps = [(list(computed[a:b]), []) for a, b in pairwise(bounds)]
+    if found.on_device:
+        found.steps = [(_waits(actions), ends) for actions, ends in found.steps]
     for index, end in moved:
         if 0 <= index < len(computed):
             found.steps[bisect_right(cuts, index)][1].append(end)
@@ -263,6 +265,18 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
         numbers = steps[2][np.maximum(at, 0)].tolist()
         if (at >= 0).all() and len(set(numbers)) == len(numbers):
             found.numbers = numbers
+
+
+def _waits(computed: list[Computed]) -> list[Computed]:
+    """Actions of a device with what they waited for.
+
+    What was launched before the previous action ended could have begun then, so it began when its
+    input was there. What was launched later waited for the host.
+    """
+    return computed[:1] + [
+        one._replace(waited=one.start) if one.issued <= before.end < one.start else one
+        for before, one in pairwise(computed)
+    ]
 
 
 def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:
