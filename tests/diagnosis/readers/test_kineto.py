@@ -87,6 +87,16 @@ def test_kernels_that_were_dropped(tmp_path: Path) -> None:
     }
 
 
+def test_files_that_say_their_rank_at_the_end(tmp_path: Path) -> None:
+    run = made.run("1f1b", copies=2)
+    made_kineto.write(run, tmp_path, late=True)
+    for path in sorted(tmp_path.iterdir()):
+        path.rename(path.with_name(f"host_{path.name.translate(str.maketrans('', '', 'rank'))}"))
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.taken_for["rank"] == "distributedInfo.rank"
+
+
 def test_windows_of_one_run(tmp_path: Path) -> None:
     run = made.run("1f1b", steps=4)
     for folder, steps in (("iteration_20", (9, 10)), ("iteration_10", (7, 8))):

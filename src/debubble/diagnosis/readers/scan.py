@@ -61,6 +61,7 @@ class Scan:
         begun = False
         for chunk in chunks(self.path, self.left_out):
             self.size += len(chunk)
+            self.tail = chunk[-KEPT:] if len(chunk) >= KEPT else (self.tail + chunk)[-KEPT:]
             rest += chunk
             if not begun:
                 begin = _BEGIN.search(rest)
@@ -75,7 +76,6 @@ class Scan:
                 self.left_out[TOO_LONG] += 1
                 rest = b""
             yield pieces
-        self.tail = rest[-KEPT:]
         if begun and rest:
             yield [rest]
         elif not begun:
