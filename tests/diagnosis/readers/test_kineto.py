@@ -142,6 +142,20 @@ def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_training_without_a_pipeline(tmp_path: Path) -> None:
+    evaluates = "autograd::engine::evaluate_function: MmBackward0"
+    rows = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at * 10.0, "dur": 5.0,
+         "args": {"Sequence number": number}}
+        for at, (name, number) in enumerate(
+            [("aten::mm", 0), ("aten::mm", 1), (evaluates, 1), (evaluates, 0)] * 3
+        )
+    ]  # fmt: skip
+    made.write(tmp_path / "rank0.json", {"schemaVersion": 1, "traceEvents": rows})
+    with pytest.raises(FormatError, match="no range of 1 files is called like an action"):
+        read(tmp_path)
+
+
 def test_a_drawing_of_pytorch(tmp_path: Path) -> None:
     rows = [
         {"name": f"{rank}{kind}{unit}", "cat": "computation", "ph": "X", "pid": rank, "tid": rank,

@@ -56,8 +56,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             left_out[NO_RANK] += 1
         elif file.numbers:
             _keep(traces, file, left_out)
-        else:
+        elif len(file.sends.values) or len(file.receives.values):
             unnamed[path] = runs_of(path, Counter())
+        else:
+            left_out[NO_ACTIONS] += 1
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     for path, runs in unnamed.items():
         file = read_file(path, Counter()) if microbatches else KinetoFile(path)
