@@ -57,12 +57,7 @@ def write(
                 gemm = strings.setdefault("gemm", len(strings) + 1)
                 base_file.execute(
                     "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?)",
-                    (
-                        start - lead + 10_000,
-                        start - lead + 15_000,
-                        thread + (letter != "F"),
-                        number,
-                    ),
+                    (launched, launched + 5_000, thread + (letter != "F"), number),
                 )
                 row = (start, end, 0, 7, number, gemm, process)[: 7 if pid else 6]
                 base_file.execute(

@@ -100,7 +100,9 @@ class KinetoFile:
     groups
         Process groups that the rank is in, as names with their ranks.
     ranges
-        Start and end of what is called like an action, and its number in `names`.
+        Start and end of what is called like an action, and the number of its name.
+    numbers
+        Names of ranges by their numbers.
     steps
         Start, end and number of the profiler's steps.
     sends, receives, arrivals
@@ -118,7 +120,7 @@ class KinetoFile:
     backend: str = ""
     host: str = ""
     groups: Sequence[tuple[str, tuple[int, ...]]] = ()
-    names: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
     ranges: Columns = field(default_factory=lambda: Columns(3))
     steps: Columns = field(default_factory=lambda: Columns(3))
     sends: Columns = field(default_factory=lambda: Columns(1))
@@ -148,8 +150,12 @@ class KinetoFile:
 
     def add_range(self, name: str, start: int, end: int) -> None:
         """Add a range that is called like an action."""
-        self.ranges.add(start, end, len(self.names))
-        self.names.append(name)
+        self.ranges.add(start, end, self.numbers.setdefault(name, len(self.numbers)))
+
+    @property
+    def names(self) -> list[str]:
+        """What ranges are called, by their numbers."""
+        return list(self.numbers)
 
     def forget(self) -> None:
         """Drop all events, of which there may be millions."""

@@ -103,7 +103,7 @@ def _observed(where: str, traces: dict[int, RankTrace], left_out: LeftOut) -> Ob
             step, 0, rank, kind, stage_of(rank, chunk, ranks, v_shaped), microbatch, start, end,
             slice=piece, issued=issued, busy=busy,
         )  # fmt: skip
-    hosts = tuple(traces[rank].file.host if rank in traces else "" for rank in range(ranks))
+    hosts = {(0, rank): trace.file.host for rank, trace in traces.items()}
     return collected.observed(
         NAME,
         {
@@ -114,8 +114,8 @@ def _observed(where: str, traces: dict[int, RankTrace], left_out: LeftOut) -> Ob
             "clock": "of every host, since 1970",
             "times": "kernels, by where they were launched",
         },
-        ranks=ranks, hosts=hosts if any(hosts) else (),
-        clocks="one" if any(hosts) and len(set(hosts)) == 1 else "hosts",
+        ranks=ranks, hosts=hosts,
+        clocks="one" if all(hosts.values()) and len(set(hosts.values())) == 1 else "hosts",
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
         zero, host = _session(base, tables)
         for file in files.values():
             file.base, file.host = zero, host
-            if not file.names:
+            if not file.numbers:
                 left_out[NO_RANGES] += 1
             elif file.rank < 0:
                 left_out[NO_RANK] += 1
@@ -171,6 +171,8 @@ def _ranges(
             left_out[CLEARED] += 1
         elif match is not None:
             kind = "B" if match[1] == "BW" else match[1]
+            if file.ranges.full:
+                raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
             file.add_range(f"{int(match[3])}{kind}{match[2]}.{match[4] or 0}", start, end)
     number = _RANK.findall(path.name)
     for file in found.values():
