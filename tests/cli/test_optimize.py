@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.interchange.layouts import parse_layout
 
 Run = Callable[..., Any]
 SMALL = ["optimize", "-p", 2, "-m", 4, "-v", 2, "--no-cache"]
@@ -203,3 +204,32 @@ def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> 
     assert process.returncode == 0, err
     assert "before it was interrupted" in out
     assert "Traceback" not in err
+
+
+def test_layers_of_the_cost_file_are_cut(run: Run, tmp_path: Path) -> None:
+    best, example = tmp_path / "best.json", Path(__file__).parents[2] / "examples" / "layers.yaml"
+    words = ["optimize", "--costs", example, "--layers", "costs", "--placement", "loop",
+             "--no-cache", "--effort", 0.02]  # fmt: skip
+    plain = run(*words, "--json").data
+    assert sum(plain["layers"]) == 8
+    # The head takes as long as four of the dense layers.
+    assert plain["layers"][-1] == 0
+    assert plain["layout"].endswith("|L")
+    words += ["--recompute", "free", "--memory", "5GB"]
+    data = run(*words, "-o", best, "--json").data
+    assert data["recompute"]
+    assert max(data["peak_activation"]) <= 5
+    again = run("simulate", best, "--costs", tmp_path / "best.costs.json", "--json").data
+    assert again["makespan"] == pytest.approx(data["makespan"])
+    assert again["peak_activation"] == pytest.approx(data["peak_activation"])
+    modules = json.loads((tmp_path / "best.modules.json").read_text())
+    assert modules["layers"] == data["layers"]
+    assert parse_layout(modules["megatron"]).layers == tuple(data["layers"])
+
+
+def test_layers_that_no_cost_file_has_are_refused(refused: Run, tmp_path: Path) -> None:
+    words = ["optimize", "-p", 2, "-m", 4, "--layers", "costs"]
+    assert "'costs' and there is no cost file; give one with --costs" in refused(*words)
+    path = tmp_path / "x.yaml"
+    path.write_text("times: {F: 1, B: 2}\n")
+    assert "the cost file has no section layers" in refused(*words, "--costs", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,70 @@ def test_a_hugging_face_config(run: Callable[..., Any], tmp_path: Path) -> None:
     assert run("simulate", "zb-h1", "--costs", costs, "-m", 4).code == 0
     float32 = run("profile", "--model", path, "-p", 2, *words[:-2], "--dtype", "float32", "--json")
     assert float32.data["times"]["message"] == 2 * 8 * 16 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_layers_that_differ_are_measured_cut_and_trained(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="builds the model")
+    torch = pytest.importorskip("torch")
+    import debubble.torch as dt
+    from tests.torch.loop import cross_entropy
+    from tests.torch.world import in_ranks
+
+    # Every second layer is a mixture of experts.
+    sizes = {
+        "vocab_size": 61, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "decoder_sparse_step": 2,
+        "max_position_embeddings": 32, "experts_implementation": "eager",
+    }  # fmt: skip
+    config, costs, best = (tmp_path / name for name in ("config.json", "costs.yaml", "best.csv"))
+    config.write_text(json.dumps({"model_type": "qwen3_moe", "dtype": "float32", **sizes}))
+    measured = run("profile", "--model", config, "-p", 2, "-m", 4, "--steps", 3, "--rows", 1,
+                   "--tokens", 8, "-o", costs)  # fmt: skip
+    assert measured.code == 0, measured.err
+    forward = load_costs(costs).layers["F"]
+    assert len(forward) == 6
+    assert len(set(forward)) > 1
+
+    words = ["--costs", costs, "--layers", "costs", "--effort", 0.01, "--no-cache"]
+    data = run("optimize", *words, "-o", best, "--json").data
+    assert data["makespan"] == pytest.approx(
+        run("simulate", best, "--costs", tmp_path / "best.costs.json", "--json").data["makespan"]
+    )
+    modules = json.loads((tmp_path / "best.modules.json").read_text())
+    assert modules["layers"] == data["layers"]
+    assert sum(data["layers"]) == 6
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        kind = transformers.AutoConfig.for_model("qwen3_moe", **sizes)
+        return transformers.AutoModelForCausalLM.from_config(kind, dtype=torch.float64)
+
+    tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(1))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    whole = model()
+    wanted = cross_entropy(whole(x).logits, y)
+    wanted.backward()
+    gradients = {name: weight.grad for name, weight in whole.named_parameters()}
+
+    def work(rank: int) -> tuple[float, bool]:
+        one = model()
+        # By numbers of layers, or by the names that NeMo Automodel takes: the same stages.
+        stages = dt.split(one, modules["layers"])
+        named = dt.split(one, modules["automodel"])
+        same = [
+            [name for name, _ in stage.named_parameters()] for stage in stages
+        ] == [[name for name, _ in stage.named_parameters()] for stage in named]  # fmt: skip
+        pipe = dt.Pipeline(str(best), stages, cross_entropy)
+        loss = pipe.step(x, target=y).item()
+        mine = [(w.grad, gradients[n]) for n, w in one.named_parameters() if w.grad is not None]
+        close = all(torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12) for ours, theirs in mine)
+        return loss, same and close and len(mine) > 0
+
+    for loss, right in in_ranks(2, work):
+        assert loss == pytest.approx(wanted.item(), rel=1e-9)
+        assert right

@@ -45,6 +45,10 @@ def uncut(draw: st.DrawFn, mode: str = "overlapped", memory: Any = None) -> Prob
         embedding=draw(PARTS), head=draw(PARTS),
     )  # fmt: skip
     limit = memory or draw(st.sampled_from([2.5, 4, 6, None]))
+    layers: Any = draw(st.integers(p * v, 6))
+    if draw(st.booleans()):
+        each = st.lists(TIMES, min_size=layers, max_size=layers)
+        layers = {"F": draw(each), "I": draw(each), "W": draw(each)}
     (root,) = problems_of(
         p,
         m,
@@ -54,7 +58,7 @@ def uncut(draw: st.DrawFn, mode: str = "overlapped", memory: Any = None) -> Prob
         shape(p, v),
         "fused",
         mode,
-        layers=draw(st.integers(p * v, 6)),
+        layers=layers,
     )
     return root
 
@@ -116,7 +120,7 @@ def test_the_result_is_the_best_of_all_cuts(data: st.DataObject) -> None:
     assert root.layers is not None
     result = db.optimize(
         ranks=root.ranks, microbatches=root.microbatches, placement=root.placement,
-        backward="fused", costs=root.table.costs, layers=root.layers.count,
+        backward="fused", costs=root.layers.costs, layers=root.layers.each or root.layers.count,
         memory=None if np.isinf(root.limits[0]) else root.limits.tolist(), **FAST,
     )  # fmt: skip
     best = fastest_of_all_cuts(root)

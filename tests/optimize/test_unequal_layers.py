@@ -102,8 +102,6 @@ def test_bounds_hold_for_every_cut_choice_and_order(seeds: int) -> None:
     checked = 0
     for seed in range(20 * seeds, 20 * seeds + 20):
         asked, model, ways, cuts = one = case(seed)
-        if not cuts:
-            continue
         root, refused = one.root(None), False
         if model.limit < INFINITE:
             root = replace(root, limits=np.full(root.ranks, model.limit))
@@ -129,8 +127,6 @@ def test_bounds_hold_for_every_cut_choice_and_order(seeds: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_cut_costs_what_its_layers_do(seed: int) -> None:
     one = case(seed)
-    if not one.cuts:
-        return
     root = one.root(None)
     for cut in one.cuts[:: max(1, len(one.cuts) // 4)]:
         problem = cut_problem(root, cut)
@@ -214,29 +210,26 @@ def test_an_embedding_can_be_alone_in_every_program() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, 60, 3))
-def test_the_result_is_the_best_of_all_cuts_and_choices(seed: int) -> None:
-    one = case(seed)
-    asked, model, ways, cuts = one
-    free = asked["offload"] != "none"
-    if not cuts or free:
-        return
-    limit = None if model.limit == INFINITE else model.limit
-    call = {key: value for key, value in asked.items() if key not in ("mode", "chunks")}
-    try:
+@pytest.mark.parametrize("seeds", range(4))
+def test_the_result_is_the_best_of_all_cuts_and_choices(seeds: int) -> None:
+    solved = 0
+    for asked, model, ways, cuts in map(case, range(12 * seeds, 12 * seeds + 12)):
+        best = min(model.fastest(cut, choice) for cut in cuts for choice in product(*ways))
+        if best == INFINITE or asked["offload"] != "none":
+            continue
+        call = {key: value for key, value in asked.items() if key not in ("mode", "chunks")}
+        limit = None if model.limit == INFINITE else model.limit
         result = db.optimize(**call, memory=limit, **FAST)
-    except db.ParameterError:
-        return
-    best = min(model.fastest(cut, choice) for cut in cuts for choice in product(*ways))
-    assert result.lower_bound <= best * (1 + 1e-9)
-    assert result.makespan >= best * (1 - 1e-9)
-    if strategies.has_solver() and len(set(map(len, ways))) == 1 and max(map(len, ways)) == 1:
-        assert result.status == "optimal"
-        assert result.makespan == pytest.approx(best)
-    timeline = db.simulate(result.schedule, result.costs)
-    assert timeline.makespan == result.makespan
-    if limit is not None:
-        assert np.all(timeline.peak_activation <= limit * (1 + 1e-8))
+        assert result.lower_bound <= best * (1 + 1e-9)
+        assert result.makespan >= best * (1 - 1e-9)
+        if strategies.has_solver() and max(map(len, ways)) == 1:
+            assert result.status == "optimal"
+            assert result.makespan == pytest.approx(best)
+            solved += 1
+        timeline = db.simulate(result.schedule, result.costs)
+        assert timeline.makespan == result.makespan
+        assert np.all(timeline.peak_activation <= model.limit * (1 + 1e-8))
+    assert solved >= 3 or not strategies.has_solver()
 
 
 LAYERS: dict[str, Any] = {

@@ -59,6 +59,7 @@ GOOD: list[Case] = [
     case(dense(26), "interleaved-1f1b", pp=4, chunks=2, layers=(2, 4, 4, 3) * 2),
     case(dense(), "interleaved-1f1b", pp=4, chunks=2, layers=(3, 5, 4, 4, 4, 4, 4, 4)),
     case(dense(), pp=4, layers=(0, 11, 11, 10)),
+    case(dense(), "interleaved-1f1b", pp=4, chunks=2, layers=(0, 3, 7, 5, 6, 4, 7, 0)),
     case(dense(30), pp=32, m=64),
     case(dense(), dp=2, pp=2, gradient_bytes=2, moment_bytes=2, precision="fp16"),
     case(dense(), dp=4, pp=2, zero=3),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations, islice, pairwise
 from math import comb
 
 import numpy as np
@@ -151,7 +151,8 @@ class Cutting:
                 f"layers is {self.count}, fewer than the {needed} stages{those}; give a stage at "
                 "least one layer, or fewer chunks"
             )
-        if not (self.fits(self.most_layers()) if self.plain else self.seeds()):
+        some = self.fits(self.most_layers()) if self.plain else any(self._fitting())
+        if not some:
             limits = "/".join(f"{limit:.12g}" for limit in np.unique(root.limits))
             raise ParameterError(
                 f"memory {limits} is too small for one microbatch, however the {self.count} "
@@ -260,6 +261,8 @@ class Cutting:
         p = self.root.ranks
         same = [np.full(p, count) for count in (1.0, p / 3, p / 2, float(p))]
         rooms: list[NDArray[np.float64]] = [*same, np.arange(p, 0.0, -1.0)]
+        if np.isinf(self.root.limits).all():
+            rooms = rooms[:1]
         cuts = [self._even]
         if self.plain:
             for room in rooms:
@@ -272,7 +275,15 @@ class Cutting:
                 for room in rooms for cut in self._starts()
             ]  # fmt: skip
         found = [cut for cut in dict.fromkeys(cuts) if self.fits_cut(cut)]
-        return found or (self.few() or [])[:1]
+        return found or list(islice(self._fitting(), 1))
+
+    def _fitting(self) -> Iterator[Cut]:
+        """Cuts that fit, those that are found sooner first."""
+        one = np.ones(self.root.ranks)
+        yield from filter(self.fits_cut, [self._even, *self._starts()])
+        found = (self._improved(cut, self.root.limits, one) for cut in self._starts())
+        yield from filter(self.fits_cut, found)
+        yield from self.few() or []
 
     @property
     def _even(self) -> Cut:

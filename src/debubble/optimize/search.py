@@ -99,10 +99,9 @@ def optimize(
         Layers that are to be cut into the stages, so that it is open how many every stage gets: at
         least one, but for a first stage with an embedding and a last one with a head. A number of
         equal ones, of which `costs` are those of an even cut, one number each; or a mapping with
-        the costs of every layer, as :func:`debubble.profile` and the section ``layers`` of a cost
-        file have them: ``{"F": [1, 1, 2], "B": [2, 2, 4], "head": {"F": 0.5, "B": 1}}``, which
-        count in place of those in `costs`. What only the first or last stage does comes on top of
-        its layers. None for stages as they are.
+        the costs of every layer, as in a cost file's section ``layers``: ``{"F": [1, 1, 2], "B":
+        [2, 2, 4], "head": {"F": 0.5, "B": 1}}``, which count in place of those in `costs`. What
+        only the first or last stage does comes on top of its layers. None for stages as they are.
     memory
         Limit for the activations of every rank, or one per rank, in activation units or in the unit
         of ``costs.activation``; None for no limit.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.interchange.cost_files import load_costs
 from debubble.planner.ask import ask
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.search import search
@@ -171,3 +172,20 @@ def test_a_command_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_of("double", {"ranks": 4}) == [{"twice": 8}]
     assert "schedule" not in parameters
     assert simulate is COMMANDS["simulate"].run
+
+
+def test_layers_are_those_of_the_cost_file() -> None:
+    options = {
+        "costs": "layers.yaml", "microbatches": 4, "layers": "costs", "placement": "loop",
+        "effort": 0.01,
+    }  # fmt: skip
+    (row,) = rows_of("optimize", options)
+    file = load_costs(EXAMPLES / "layers.yaml")
+    wanted = db.optimize(
+        ranks=4, microbatches=4, layers=file.layers, costs=file.costs, placement="loop",
+        memory=file.memory_limit, effort=0.01, workers=1, cache=False, published=False,
+    )  # fmt: skip
+    assert row["lower_bound"] <= wanted.makespan * (1 + 1e-9)
+    assert wanted.lower_bound <= row["makespan"] * (1 + 1e-9)
+    (row,) = rows_of("optimize", {"ranks": 4, "microbatches": 4, "layers": "costs"})
+    assert row["error"] == "layers is 'costs', and there is no cost file that has any layers"

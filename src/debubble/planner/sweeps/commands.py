@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
-from debubble.core.errors import ScheduleError
+from debubble.core.errors import ParameterError, ScheduleError
 from debubble.lowering.chain import LOWERINGS, lower, split
 from debubble.planner.sweeps import plans
 from debubble.planner.sweeps.parameters import (
@@ -150,6 +150,10 @@ def optimize(options: Options) -> list[Row]:
     costs, filled = costs_of(options)
     own = (*SIZES, "memory", "p2p_mode", *_SEARCH)
     given = {key: filled[key] for key in own if key in filled}
+    if given.get("layers") == OF_FILE:
+        given["layers"] = getattr(options.get("costs"), "layers", None)
+        if not given["layers"]:
+            raise ParameterError("layers is 'costs', and there is no cost file that has any layers")
     result = run(costs=costs, published=False, **{"workers": 1} | given)
     return [
         {"makespan": result.makespan, "lower_bound": result.lower_bound, "gap": result.gap,
@@ -159,8 +163,17 @@ def optimize(options: Options) -> list[Row]:
     ]  # fmt: skip
 
 
+OF_FILE = "costs"
+"""Layers whose costs are those of the cost file."""
+
+
+def _layers(name: str, value: Any) -> int | str:
+    """A number of equal layers, or those of the cost file."""
+    return OF_FILE if value == OF_FILE else whole(1 << 16).read(name, value)
+
+
 _SEARCH: Mapping[str, Parameter] = {
-    "layers": whole(1 << 16),
+    "layers": Parameter(_layers, "whole"),
     "placement": one_of(("any", "loop", "wave")),
     "backward": one_of(("free", "split", "fused")),
     "recompute": one_of(("none", "full", "free")),
