@@ -52,6 +52,8 @@ class Result:
     layers, costs
         Layers of every stage, where they were cut, and the costs per stage that follow, with which
         :func:`debubble.simulate` gives the same timeline; else empty and None.
+    why
+        Why no schedule is faster than the bound, in words.
     """
 
     schedule: Schedule
@@ -65,6 +67,7 @@ class Result:
     published: Comparison | None = field(default=None)
     layers: tuple[int, ...] = ()
     costs: Costs | None = None
+    why: str = ""
 
     @property
     def recompute(self) -> list[int]:
@@ -118,6 +121,7 @@ class Result:
                 for name in (
                     "makespan",
                     "lower_bound",
+                    "why",
                     "gap",
                     "status",
                     "seconds",
@@ -145,6 +149,8 @@ class Result:
         if self.cached:
             when += "; read from the cache, nothing was searched now"
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
+        if self.why:
+            lines.append(f"why not faster: {self.why}")
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")
             placement = self.schedule.placement.name
