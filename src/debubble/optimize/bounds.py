@@ -211,11 +211,11 @@ def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
         heads, times, tails = (values[rows].ravel() for values in jobs)
         bound = one_rank(heads, times, tails)
         if bound > best.bound:
+            drain = f", and {number(tails.min())} follows" if tails.min() > 0 else ""
             best = Proof(
                 bound,
-                f"{_name(problem, rows)} cannot begin before {number(heads.min())}, has "
-                f"{number(times.sum())} to do, one after the other, and {number(tails.min())} has "
-                "to follow",
+                f"{_name(problem, rows)} cannot begin before {number(heads.min())}, and has "
+                f"{number(times.sum())} to do, one after the other{drain}",
             )
     return best
 

@@ -149,8 +149,6 @@ class Result:
         if self.cached:
             when += "; read from the cache, nothing was searched now"
         lines = [f"{self.headline}", f"found by {self.found_by} {when}"]
-        if self.why:
-            lines.append(f"why not faster: {self.why}")
         if self.layers:
             lines.append(f"layers {' '.join(map(str, self.layers))}")
             placement = self.schedule.placement.name
@@ -161,6 +159,8 @@ class Result:
         if self.offload:
             stages = f"stage{'s' if len(self.offload) > 1 else ''} {ranges(self.offload)}"
             lines.append(f"activations of {stages} wait for their backwards on the host")
+        if self.why:
+            lines.append(f"why not faster: {self.why}")
         if self.published is not None:
             lines += ["", str(self.published)]
         return "\n".join(lines)
