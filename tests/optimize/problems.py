@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +12,12 @@ from numpy.typing import NDArray
 
 import debubble as db
 from debubble.core.actions import Kind, pack
+from debubble.engine.graph import P2P_MODES
+from debubble.optimize.backward import relaxed
+from debubble.optimize.bounds import lower_bound
+from debubble.optimize.exact import Model
 from debubble.optimize.problem import Problem
+from debubble.optimize.strategies import listed
 
 
 def problem(
@@ -83,6 +90,64 @@ def fastest(asked: Problem, in_turn: bool = False) -> float:
             except db.ScheduleError:
                 continue
     return best
+
+
+SHAPES = (
+    (1, 1, 3), (1, 2, 2), (2, 1, 2), (2, 1, 3), (2, 2, 1), (2, 2, 2), (3, 1, 2), (3, 2, 1),
+    (1, 3, 1), (2, 1, 4), (3, 1, 3), (2, 2, 3), (4, 1, 3), (2, 3, 2), (3, 2, 2),
+)  # fmt: skip
+"""Ranks, chunks and microbatches of problems that are solved exactly."""
+
+MOST_ORDERS = 4000
+"""Combinations of orders of ranks that are tried one by one."""
+
+
+def random_problem(rng: np.random.Generator) -> Problem:
+    """A small problem with any placement, times, memory, mode of transfers and choices."""
+    p, v, m = SHAPES[rng.integers(len(SHAPES))]
+    stages = p * v
+    whole = rng.random() < 0.7
+
+    def times(count: int) -> list[float]:
+        return (rng.integers(0, 9, count) / 2 if whole else rng.random(count) * 4).tolist()
+
+    place = [db.Placement.wave(p, v), db.Placement.loop(p, v)][rng.integers(2)]
+    if rng.random() < 0.2:
+        place = db.Placement.explicit(rng.permutation(np.repeat(np.arange(p), v)).tolist(), p)
+    ways = ["split", "fused", "free"] if stages * m <= 4 else ["split", "fused"]
+    backward = str(rng.choice(ways))
+    costs: dict[str, Any] = {kind: times(stages) for kind in "FIWR"}
+    if backward == "free":
+        costs["B"] = times(stages)
+    if rng.random() < 0.3:
+        costs["activation"] = (rng.integers(1, 5, stages) / 2).tolist()
+    links: list[Any] = [0.0, times(1)[0], [times(p) for _ in range(p)]]
+    mode = str(rng.choice(P2P_MODES)) if rng.random() < 0.4 else "overlapped"
+    asked = problem(
+        p, m, 1.0, mode=mode, backward=backward, placement=place, p2p=links[rng.integers(3)],
+        kept_for_weight=float(rng.choice([0, 0.5, 1.0])), **costs,
+    )  # fmt: skip
+    if rng.random() < 0.4:
+        asked = replace(asked, recompute=tuple((rng.random(stages) < 0.5).tolist()))
+    return replace(asked, limits=asked.smallest_limits * float(rng.choice([1, 1.2, 1.5, 2, 10])))
+
+
+def optimum(asked: Problem) -> tuple[float, bool]:
+    """The makespan of an order of a small problem, and whether it is sure to be the fastest.
+
+    All orders are tried where they are few, else the exact solver finds one.
+    """
+    in_turn = asked.stages * asked.microbatches > 4
+    held = np.bincount(asked.homes) * len(asked.kinds) * asked.microbatches
+    if held.max() <= 9:
+        count = math.prod(len(orders(asked, rank, in_turn)) for rank in range(asked.ranks))
+        if count * (3 if asked.backward == "free" else 1) < MOST_ORDERS:
+            return fastest(asked, in_turn), True
+    known = listed(asked, ())
+    solution = Model(asked, known, lower_bound(relaxed(asked))).solve(10, 60, 1, 0)
+    order = asked.schedule(solution.programs or known)
+    # Of other modes the solver does not know all.
+    return asked.timeline(order).makespan, solution.proven and asked.mode == "overlapped"
 
 
 def kinds(schedule: db.Schedule) -> set[Kind]:

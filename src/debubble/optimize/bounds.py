@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.units import number
 from debubble.optimize._bounds_kernel import longest_paths as find_paths
 from debubble.optimize._bounds_kernel import preemptive
 from debubble.optimize.problem import NO_MEMORY, Problem
@@ -175,20 +176,82 @@ def machines(problem: Problem) -> list[NDArray[np.int64]]:
     return ranks
 
 
+class Proof(NamedTuple):
+    """A bound, and in words why no order is faster."""
+
+    bound: float
+    why: str
+
+
 def lower_bound(problem: Problem) -> float:
     """The largest of all bounds here."""
-    heads, tails, leaves, follows = longest_paths(problem)
-    times = np.vstack([problem.times, transfer_times(problem)])
-    times = np.broadcast_to(times[:, :, None], (*times.shape, problem.microbatches))
-    jobs = [
-        grid.reshape(-1, problem.microbatches)
-        for grid in (np.concatenate([heads, leaves]), times, np.concatenate([tails, follows]))
-    ]
-    bound = max(float(np.sum(jobs, axis=0).max()), area_bound(problem, heads, tails))
+    return prove(problem).bound
+
+
+def prove(problem: Problem) -> Proof:
+    """The largest of all bounds here, and what gives it."""
+    paths = longest_paths(problem)
+    return max((find(problem, paths) for find in BOUNDS), key=lambda proof: proof.bound)
+
+
+def by_path(problem: Problem, paths: Paths) -> Proof:
+    """The longest path."""
+    jobs = _jobs(problem, paths)
+    bound = float(np.sum(jobs, axis=0).max())
+    return Proof(bound, f"actions that wait for each other or for memory take {number(bound)}")
+
+
+def by_busy_rank(problem: Problem, paths: Paths) -> Proof:
+    """The rank, or queue of transfers, with the most to do between its head and its tail."""
+    jobs = _jobs(problem, paths)
+    best = Proof(0.0, "")
     for rows in machines(problem):
-        if len(rows):
-            bound = max(bound, one_rank(*(values[rows].ravel() for values in jobs)))
-    return bound
+        if not len(rows):
+            continue
+        heads, times, tails = (values[rows].ravel() for values in jobs)
+        bound = one_rank(heads, times, tails)
+        if bound > best.bound:
+            drain = f", and {number(tails.min())} follows" if tails.min() > 0 else ""
+            best = Proof(
+                bound,
+                f"{_name(problem, rows)} cannot begin before {number(heads.min())}, and has "
+                f"{number(times.sum())} to do, one after the other{drain}",
+            )
+    return best
+
+
+def by_area(problem: Problem, paths: Paths) -> Proof:
+    """The rank whose memory is taken the longest."""
+    spans = areas(problem, paths.heads, paths.tails)
+    rank = int(np.argmax(spans))
+    return Proof(
+        float(spans[rank]),
+        f"what rank {rank} stores stays so long that its memory is taken all the time",
+    )
+
+
+BOUNDS = [by_path, by_busy_rank, by_area]
+"""Every bound that needs longest paths only."""
+
+
+def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
+    """Heads, times and tails of actions and transfers, by the rows of :func:`machines`."""
+    heads, tails, leaves, follows = paths
+    m = problem.microbatches
+    times = np.vstack([problem.times, transfer_times(problem)])
+    times = np.broadcast_to(times[:, :, None], (*times.shape, m))
+    grids = (np.concatenate([heads, leaves]), times, np.concatenate([tails, follows]))
+    return [grid.reshape(-1, m) for grid in grids]
+
+
+def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
+    """What runs some rows of actions and transfers, in words."""
+    kinds, stages = len(problem.kinds), problem.stages
+    computing = rows[rows < kinds * stages]
+    if not len(computing):
+        return "a queue of transfers"
+    rank = int(problem.homes[computing[0] % stages])
+    return f"rank {rank}" if len(computing) == len(rows) else f"rank {rank} with its transfers"
 
 
 def one_rank(
@@ -210,13 +273,8 @@ def one_rank(
     return float(found)
 
 
-def area_bound(problem: Problem, heads: Grid, tails: Grid) -> float:
-    """Memory of lone microbatches over time, against what every rank has."""
-    return float(areas(problem, heads, tails).max(initial=0.0))
-
-
 def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
-    """The bound by memory over time that every rank gives, shape ``(ranks,)``; 0 where none."""
+    """Memory of lone microbatches over time, against what every rank has; shape ``(ranks,)``."""
     alone = heads[:, :, 0] + problem.times
     begin = heads[0, :, 0]
     # What an action frees has been there since the forward began.

@@ -11,7 +11,7 @@ from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
-from debubble.optimize.bounds import lower_bound
+from debubble.optimize.bounds import prove
 from debubble.optimize.offload import eased, schedules
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -45,7 +45,7 @@ class Incumbent:
         self.problem = problem
         self.model = eased(problem)
         self.stop = stop
-        self.bound = lower_bound(relaxed(self.model))
+        self.bound, self.why = prove(relaxed(self.model))
         self.makespan = float("inf")
         self.programs: list[Program] = []
         self.schedule: Schedule | None = None
@@ -77,10 +77,13 @@ class Incumbent:
             self._tell()
         return kept
 
-    def prove(self, bound: float) -> None:
-        """Raise the lower bound."""
+    def prove(self, bound: float, why: str) -> None:
+        """Raise the lower bound, with the reason in words."""
         with self._lock:
-            self.bound = max(self.bound, min(bound, self.makespan))
+            bound = min(bound, self.makespan)
+            if bound <= self.bound:
+                return
+            self.bound, self.why = bound, why
         self._tell()
 
     @property

@@ -14,8 +14,8 @@ time and memory are interchangeable, and which one runs is left open. That relax
 *keys*, the start, or behind R the time at which the gradient is needed. On a rank, and on the way
 of a microbatch, keys never fall. So every order is a sequence of actions, each run as soon as its
 rank, its input, its memory and the key before it allow, and what is run like this is at no time
-behind the order. A *state* is what a beginning of a sequence leaves: how far every chain is, how many W
-have run, when each rank is free, the last key, and when results under way arrive.
+behind the order. A *state* is what a beginning of a sequence leaves: how far every chain is, how
+many W have run, when each rank is free, the last key, and when results under way arrive.
 
 * Of two states whose chains are equally far, one is no worse if as many W have run or more, and
   all times are as early or earlier: whatever follows the other one can follow it, no later. The
@@ -33,16 +33,11 @@ state their number does not depend on the level: the time grows with the number 
 faster. Where states get too many a target counts as one that can be met.
 
 **Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more.
-
-**Which ranks.** The one that has memory taken the longest, before and after which most has to be
-done, is the strongest by itself: at even times the one at the turn of a V. Then the others one by
-one, and the strongest two, three … together; if these are all ranks, nothing is relaxed but the
-modes of transfers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -51,16 +46,13 @@ from numpy.typing import NDArray
 
 from debubble.listing import TOLERANCE
 from debubble.optimize._kept_kernel import keep_best, next_states
-from debubble.optimize.bounds import areas, longest_paths
+from debubble.optimize.bounds import longest_paths
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import all_times, factor_for, rounded
 from debubble.optimize.stop import Stop
 
 Whole: TypeAlias = NDArray[np.int64]
 """Whole numbers."""
-
-STATES = 200_000
-"""States that are looked at for one set of ranks, times the effort; about a second."""
 
 MOST_STATES = 50_000
 """States of one level; with more a target counts as one that can be met."""
@@ -212,7 +204,7 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
 
 def kept_bound(
     problem: Problem, ranks: Sequence[int], low: float, best: float, states: float, stop: Stop
-) -> float:
+) -> tuple[float, bool]:
     """The largest target that is shown to be a bound.
 
     Parameters
@@ -225,10 +217,15 @@ def kept_bound(
         How many states to look at.
     stop
         Ends the search early.
+
+    Returns
+    -------
+    bound, finished
+        The bound, and whether these ranks give no other.
     """
     factor = factor_for(all_times(problem), best)
     kept = keep(rounded(problem, factor), ranks)
-    left = Count(states)
+    left, finished = Count(states), True
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
     step = max(1, (highest - bound) // FIRST_STEPS)
@@ -237,26 +234,12 @@ def kept_bound(
         if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
             break
         target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop) is False:
+        met = ends_before(kept, target, left, stop)
+        finished = finished and met is not None
+        if met is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
         else:
             highest, grows = target - 1, False
             step = max(1, (highest - bound) // 2)
-    return max(low, bound / factor)
-
-
-def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they have memory taken and what has to be done before and after."""
-    heads, tails, *_ = longest_paths(problem)
-    spans = areas(problem, heads, tails) + TOLERANCE * np.arange(problem.ranks)
-    ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
-    return ranks
-
-
-def sets_of_ranks(problem: Problem) -> Iterator[tuple[int, ...]]:
-    """Sets of ranks to keep: each by itself, then the strongest two, three and more."""
-    ranks = strongest(problem)
-    yield from ((rank,) for rank in ranks)
-    for number in range(2, len(ranks) + 1):
-        yield tuple(sorted(ranks[:number]))
+    return max(low, bound / factor), finished and left.left > 0

@@ -52,6 +52,8 @@ class Result:
     layers, costs
         Layers of every stage, where they were cut, and the costs per stage that follow, with which
         :func:`debubble.simulate` gives the same timeline; else empty and None.
+    why
+        Why no schedule is faster than the bound, in words.
     """
 
     schedule: Schedule
@@ -65,6 +67,7 @@ class Result:
     published: Comparison | None = field(default=None)
     layers: tuple[int, ...] = ()
     costs: Costs | None = None
+    why: str = ""
 
     @property
     def recompute(self) -> list[int]:
@@ -118,6 +121,7 @@ class Result:
                 for name in (
                     "makespan",
                     "lower_bound",
+                    "why",
                     "gap",
                     "status",
                     "seconds",
@@ -155,6 +159,8 @@ class Result:
         if self.offload:
             stages = f"stage{'s' if len(self.offload) > 1 else ''} {ranges(self.offload)}"
             lines.append(f"activations of {stages} wait for their backwards on the host")
+        if self.why:
+            lines.append(f"why not faster: {self.why}")
         if self.published is not None:
             lines += ["", str(self.published)]
         return "\n".join(lines)

@@ -18,6 +18,8 @@ from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.timeline import Timeline
+from debubble.listing import TOLERANCE
+from debubble.optimize.bounding import reason
 from debubble.optimize.cache import Entry, read_entry, write_entry
 from debubble.optimize.choices import (
     Recompute,
@@ -210,7 +212,19 @@ def optimize(
     return Result(
         schedule, timeline, timeline.makespan, bound, status, seconds, found_by, not fresh,
         compared, best.problem.cut, timeline.table.costs if best.problem.layers else None,
+        _reason(search),
     )  # fmt: skip
+
+
+def _reason(search: Variants) -> str:
+    """Why no schedule is faster than the bound, where a variant or one of its ranks says it."""
+    bound = search.bound
+    for each in search.incumbents:
+        if abs(each.bound - bound) <= TOLERANCE * bound:
+            place = f"placement {each.problem.placement.name}: "
+            return f"{place if len(search.spaces) > 1 else ''}{each.why}"
+    single = len(search.incumbents) == 1
+    return reason(search.best.model, search.best.bound, bound) if single else ""
 
 
 def _check(time_limit: float | None, effort: float, workers: int) -> None:

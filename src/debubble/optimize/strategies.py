@@ -5,6 +5,7 @@ offers the incumbent orders, which the engine measures in the problem's own tran
 raise its bound. The quick ones come first: published schedules on the same placement, and the list
 scheduler. If they do not meet the lower bound,
 
+* bounds that keep one rank exactly are raised as far as they go;
 * small problems are annealed and then handed to the exact solver with the rest of the time;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Where there are many
@@ -33,6 +34,7 @@ from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
+from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import tighter
 from debubble.optimize.pattern import find_pattern
@@ -252,7 +254,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             )
         if solution.programs is not None:
             incumbent.offer(solution.programs, "exact solving")
-        incumbent.prove(solution.bound)
+        incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -389,7 +391,9 @@ STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
+    Strategy("keeping one rank", keep_one_rank, lambda _: True),
     Strategy("annealing", anneal, _small),
+    Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
     Strategy("exact solving", solve, lambda p: _small(p) and has_solver()),
     Strategy("patterns", patterns, lambda p: not _small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, _repeats, parallel=True),

@@ -1,0 +1,136 @@
+"""Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
+
+Which ranks: the one that has memory taken the longest, before and after which most has to be done,
+is the strongest by itself, at even times the one at the turn of a V. Then the others one by one,
+and the strongest two, three and more together; if these are all ranks, nothing is relaxed but the
+modes of transfers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from debubble.core.units import number
+from debubble.listing import TOLERANCE
+from debubble.optimize.backward import relaxed
+from debubble.optimize.bounds import areas, longest_paths
+from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.kept_ranks import PRECISION, kept_bound
+from debubble.optimize.problem import Problem
+from debubble.optimize.stop import Stop
+
+STATES = 200_000
+"""States that are looked at for one set of ranks, times the effort; about a second."""
+
+ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
+"""Shares of the time limit for bounds by one rank, and by several."""
+
+REASON_SECONDS = 1.0
+"""Seconds for each rank that may be the reason of a bound from an earlier search."""
+
+
+def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Raise the bound by what single ranks can do, strongest first."""
+    _keep(problem, single_ranks(problem), incumbent, Stop(ONE_RANK_SHARE * stop.left, stop))
+
+
+def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Raise the bound by what two, three and more of the strongest ranks can do together."""
+    _keep(problem, several_ranks(problem), incumbent, Stop(RANKS_SHARE * stop.left, stop))
+
+
+def _keep(
+    problem: Problem, sets: Sequence[Sequence[int]], incumbent: Incumbent, stop: Stop
+) -> None:
+    easy, states = relaxed(problem), STATES * stop.work.effort
+    for ranks in sets:
+        if incumbent.done or stop():
+            return
+        bound, finished = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, states, stop)
+        if bound > incumbent.bound:
+            incumbent.prove(bound, in_words(easy, ranks, bound))
+        if not finished and len(ranks) > 1:
+            # More ranks take longer still.
+            return
+
+
+def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
+    """Every rank by itself, strongest first."""
+    return [(rank,) for rank in strongest(problem)]
+
+
+def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
+    """The strongest two ranks, three ranks and so on, strongest first in each."""
+    ranks = strongest(problem)
+    return [tuple(ranks[:number]) for number in range(2, len(ranks) + 1)]
+
+
+def strongest(problem: Problem) -> list[int]:
+    """Ranks by how long they have memory taken and what has to be done before and after."""
+    heads, tails, *_ = longest_paths(problem)
+    spans = areas(problem, heads, tails) + TOLERANCE * np.arange(problem.ranks)
+    ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
+    return ranks
+
+
+def reason(problem: Problem, low: float, bound: float) -> str:
+    """A single rank that is the reason of a bound which an earlier search has proven, in words.
+
+    Parameters
+    ----------
+    problem
+        The problem without copies.
+    low
+        A bound that needs no reason.
+    bound
+        The one that does.
+
+    Returns
+    -------
+    str
+        Empty where there is no such rank, or it takes too long to tell.
+    """
+    easy = relaxed(problem)
+    for ranks in single_ranks(easy):
+        found, _ = kept_bound(easy, ranks, low, bound, STATES, Stop(REASON_SECONDS))
+        if found >= bound * (1 - PRECISION):
+            return in_words(easy, ranks, found)
+    return ""
+
+
+def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
+    """Why the ranks that were kept cannot be faster."""
+    heads, tails, *_ = longest_paths(problem)
+    rank = ranks[0]
+    stages = np.flatnonzero(problem.homes == rank)
+    first = float(heads[0, stages[0], 0])
+    last = float(tails[1:, stages].min())
+    busy = float(problem.work[rank]) * problem.microbatches
+    memory = ""
+    fits = _forwards_that_fit(problem, rank)
+    if fits < problem.microbatches * len(stages):
+        ends = heads[:, stages, 0] + problem.times[:, stages]
+        freed = float(ends[problem.freed[:, stages] > 0].min(initial=np.inf))
+        memory = (
+            f"rank {rank} cannot free memory before {number(freed)} and has room for no more than "
+            f"{fits} forward{'s' if fits > 1 else ''} until then; "
+        )
+    if len(ranks) > 1:
+        names = ", ".join(map(str, sorted(ranks)[:-1]))
+        return f"{memory}no order of ranks {names} and {max(ranks)} together ends sooner"
+    waits = number(max(bound - first - last - busy, 0.0))
+    drain = f", and {number(last)} follows" if last else ""
+    who = "it" if memory else f"rank {rank}"
+    return (
+        f"{memory}{who} cannot begin before {number(first)}, has {number(busy)} to do{drain}, and "
+        f"waits {waits} or more in any order"
+    )
+
+
+def _forwards_that_fit(problem: Problem, rank: int) -> int:
+    """Forwards a rank has room for before it frees any memory."""
+    sizes = np.tile(problem.taken[0, problem.homes == rank], problem.microbatches)
+    limit = problem.limits_with_slack[rank]
+    return int(np.count_nonzero(np.cumsum(np.sort(sizes)) <= limit))
