@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core import hooks
 from debubble.core.actions import (
@@ -31,6 +31,7 @@ from debubble.engine.exist import survey_of
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.engine.own_times import checked, with_times
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,7 +263,8 @@ class Timeline:
         """Number of times each cost is paid along the critical path.
 
         This is the derivative of the makespan with respect to that cost: a cost that is paid k
-        times makes the iteration k times as much longer as itself.
+        times makes the iteration k times as much longer as itself. Where actions have times of
+        their own, they count for the cost of their kind and stage all the same.
         """
         return times_paid(self, self._critical_nodes)
 
@@ -314,7 +316,11 @@ class Timeline:
 
 
 def simulate(
-    schedule: Schedule, costs: Costs | None = None, p2p_mode: P2PMode = "overlapped"
+    schedule: Schedule,
+    costs: Costs | None = None,
+    p2p_mode: P2PMode = "overlapped",
+    *,
+    durations: ArrayLike | None = None,
 ) -> Timeline:
     """Simulate a schedule.
 
@@ -327,13 +333,17 @@ def simulate(
     p2p_mode
         ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
         :func:`debubble.engine.graph.compile_graph`.
+    durations
+        Time of every action in the schedule's order (rank 0's program, then rank 1's, …), shape
+        ``(n,)``, in place of what `costs` say: measured ones, for instance. What actions take that
+        do not compute still comes from `costs`; an overlapped pair takes that of its second half.
 
     Raises
     ------
     ScheduleError
         When the order cannot run.
     CostError
-        When the costs do not fit the schedule.
+        When the costs do not fit the schedule, or `durations` are not a time for every action.
 
     Warns
     -----
@@ -348,18 +358,31 @@ def simulate(
     """
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
-    timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
+    given = None if durations is None else checked(durations, len(schedule))
+    timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
     if made_for.unaware(schedule) and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)
     return timeline
 
 
-def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
-    """Simulate a compiled schedule with other costs."""
+def evaluate_graph(
+    graph: EventGraph, costs: Costs, durations: NDArray[np.float64] | None = None
+) -> Timeline:
+    """Simulate a compiled schedule with other costs, or with a time for every action."""
     if graph.has_copies and costs.host_link_shared_by != graph.shared:
         graph = compile_graph(graph.schedule, graph.mode, costs.host_link_shared_by)
-    table = costs.table(graph.schedule)
-    vector = graph.cost_vector(table)
+    return timeline_of(graph, costs.table(graph.schedule), durations)
+
+
+def timeline_of(
+    graph: EventGraph, table: CostTable, durations: NDArray[np.float64] | None = None
+) -> Timeline:
+    """The timeline of a compiled schedule, with the costs of a table."""
+    if table.lengths is None and durations is None:
+        graph = graph.base or graph
+        vector = graph.cost_vector(table)
+    else:
+        graph, vector = with_times(graph, table, durations)
     return Timeline(graph, table, vector, graph.evaluate(vector))
 
 
