@@ -12,13 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core import hooks
-from debubble.core.actions import (
-    COPY_KINDS,
-    KIND_MASK,
-    computes,
-    kinds_of,
-    pairs_of,
-)
+from debubble.core.actions import COPY_KINDS, KIND_MASK, computes, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
@@ -27,8 +21,10 @@ from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
+from debubble.engine.ensembles import Spread, spread_of
 from debubble.engine.exist import survey_of
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
+from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 from debubble.engine.own_times import checked, with_times
@@ -185,26 +181,11 @@ class Timeline:
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times at which a rank's memory changes, and the memory from each time on."""
-        schedule = self.schedule
+        change, begin = memory_over_time.changes_in_order, self.start
         if self.graph.has_copies:
-            times, deltas = memory_over_time.changes(
-                schedule, self.memory, self._shown_begin, self.end, rank
-            )
-            return times, self.table.static[rank] + np.cumsum(deltas)
-        part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
-        added, freed = self.memory.deltas(schedule, rank)
-        start, end = self.start[part], self.end[part]
-        holds = (added != 0) | (freed != 0)
-        start, end, added, freed = start[holds], end[holds], added[holds], freed[holds]
-        # A sum may round to just after the start of the next action, which has to wait for it.
-        later = np.append(start, np.inf)[np.searchsorted(start, start, side="right")]
-        times = np.concatenate([start, np.minimum(end, later)])
-        deltas = np.concatenate([added, freed])
-        changes = deltas != 0
-        times, deltas = times[changes], deltas[changes]
-        # At equal times memory is freed before more is taken.
-        order = np.lexsort((deltas, times))
-        return times[order], self.table.static[rank] + np.cumsum(deltas[order])
+            change, begin = memory_over_time.changes, self._shown_begin
+        times, deltas = change(self.schedule, self.memory, begin, self.end, rank)
+        return times, self.table.static[rank] + np.cumsum(deltas)
 
     @cached_property
     def slack(self) -> NDArray[np.float64]:
@@ -295,6 +276,26 @@ class Timeline:
             movable, late,
         )  # fmt: skip
         return replace(self, late=late)
+
+    def jitter(self, times: Times | Jitter | None = None, **more: Any) -> Spread:
+        """Step times when what ranks compute varies, and a step waits for the slowest copy.
+
+        Parameters
+        ----------
+        times
+            How times vary, ``"normal:3%"`` for instance, see :class:`debubble.Jitter`; or all of
+            that in one.
+        **more
+            ``samples``, ``seed``, ``replicas`` and ``slow``, as of :class:`debubble.Jitter`.
+
+        Examples
+        --------
+        >>> import debubble as db
+        >>> timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
+        >>> timeline.jitter(slow={"rank2": 1.5}).mean
+        43.5
+        """
+        return spread_of(self, times if isinstance(times, Jitter) else Jitter(times, **more))
 
     def __repr__(self) -> str:
         return (
