@@ -252,17 +252,17 @@ class EventGraph:
         result = np.empty(len(rows))
         end = np.empty((len(self.first), lanes))
         last = np.empty(lanes)
+        columns = np.zeros((rows.shape[1], lanes))
         for begin in range(0, len(rows), lanes):
             block = rows[begin : begin + lanes]
-            padded = np.zeros((lanes, rows.shape[1]))
-            padded[: len(block)] = block
+            columns[:, : len(block)] = block.T
             walk.evaluate_lanes.run(
                 len(self.first) * lanes,
                 self.first,
                 self.second,
                 self.lag,
                 self.cost,
-                np.ascontiguousarray(padded.T),
+                columns,
                 end,
                 last,
             )

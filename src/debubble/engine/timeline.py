@@ -262,7 +262,7 @@ class Timeline:
         >>> soon = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
         >>> late = soon.as_late_as_possible()
         >>> soon.makespan, late.makespan, soon.start[1:4].tolist(), late.start[1:4].tolist()
-        (33.0, 33.0, [1.0, 2.0, 3.0], [2.0, 5.0, 8.0])
+        (33.0, 33.0, [1.0, 2.0, 3.0], [3.0, 6.0, 9.0])
         """
         graph, actions = self.graph, self.schedule.actions
         # Transfers of forwards move with them, be they actions or nodes of the graph alone.
