@@ -28,6 +28,7 @@ from debubble.optimize.choices import (
 )
 from debubble.optimize.cuts import Cuts
 from debubble.optimize.layers import Cutting, check_layers
+from debubble.optimize.lengths import optimize_lengths
 from debubble.optimize.offload import (
     Offload,
     check_offload,
@@ -93,7 +94,9 @@ def optimize(
         Stages per rank v, or several to choose from. The default is 1; with costs per rank, where
         every v is the same model, 1 and 2.
     costs
-        What actions cost; the default is one unit of time each for F, I and W.
+        What actions cost; the default is one unit of time each for F, I and W. Where microbatches
+        differ in length, orders are searched for the average one, and then which microbatch takes
+        which place in them: all assignments of up to 7, else what swaps of two lead to.
     layers
         Number of equal layers that are to be cut into the stages, at least one for each; how many
         every stage gets is then open. `costs` are those of an even cut, one number each, and what
@@ -161,6 +164,14 @@ def optimize(
     began = time.monotonic()
     _check(time_limit, effort, workers)
     costs = costs or Costs()
+    if costs.microbatch not in (None, 1.0):
+        return optimize_lengths(
+            optimize, costs, memory, _placements(ranks, microbatches, chunks, placement, costs),
+            ranks=ranks, microbatches=microbatches, chunks=chunks, layers=layers,
+            placement=placement, backward=backward, recompute=recompute, offload=offload,
+            p2p_mode=p2p_mode, time_limit=time_limit, effort=effort, seed=seed, workers=workers,
+            cache=cache, published=published, report=report, until=until,
+        )  # fmt: skip
     room, alone = beside_static(memory, costs, ranks)
     problems = problems_of(
         ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,
