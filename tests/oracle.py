@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import PAIR_SHIFT, unpack
@@ -30,14 +33,118 @@ def group_at(program: list[int], index: int) -> list[int]:
     return program[index : stop + 1]
 
 
-def group_time(table: CostTable, places: list[tuple[int, int]]) -> float:
+class OwnCosts:
+    """Costs of every microbatch, as if it were the only length there is."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self.schedule, self.average = schedule, replace(costs, microbatch=None)
+        lengths = costs.microbatch or [1.0] * schedule.microbatches
+        self.costs = [self.average] * schedule.microbatches
+        if any(length != 1 for length in lengths):
+            self.costs = [longer(schedule, self.average, length) for length in lengths]
+        self.table = self.average.table(schedule)
+        made = {id(each): each.table(schedule) for each in self.costs}
+        self.tables = [made[id(each)] for each in self.costs]
+
+    def of(self, unit: int) -> Costs:
+        """Costs of the microbatch that a unit is, or is a slice of."""
+        return self.costs[unit // self.schedule.slices % self.schedule.microbatches]
+
+    def table_of(self, unit: int) -> CostTable:
+        """The same as a table."""
+        return self.tables[unit // self.schedule.slices % self.schedule.microbatches]
+
+
+def longer(schedule: Schedule, costs: Costs, length: float) -> Costs:
+    """Costs of a microbatch that is `length` times as long, per stage."""
+
+    def each(name: str, default: float) -> list[float]:
+        value = getattr(costs, name)
+        if value is None:
+            return [default] * schedule.stages
+        return list(np.broadcast_to(value, schedule.stages).tolist())
+
+    half = [None if costs.B is None else time / 2 for time in each("B", 0.0)]
+    F, a = each("F", 1.0), each("attention", 0.0)
+    I, W = ([h if getattr(costs, k) is None and h is not None else t
+             for h, t in zip(half, each(k, 1.0), strict=True)] for k in "IW")  # fmt: skip
+    B = [i + w for i, w in zip(I, W, strict=True)] if costs.B is None else each("B", 0.0)
+    R = F if costs.R is None else each("R", 0.0)
+
+    def stretched(times: list[float], shares: list[float]) -> list[float]:
+        pairs = zip(times, shares, strict=True)
+        return [time * ((1 - share) * length + share * length**2) for time, share in pairs]
+
+    def scaled(times: list[float]) -> list[float]:
+        return [time * length for time in times]
+
+    # All attention of a split backward is in I; it is a share of both, at most all of I.
+    both = [min(s * (i + w), i) for s, i, w in zip(a, I, W, strict=True)]
+    of_input = [part / i if i else 0.0 for part, i in zip(both, I, strict=True)]
+    of_full = [
+        part / (i + w) if i + w else share for part, i, w, share in zip(both, I, W, a, strict=True)
+    ]
+    parts = {
+        name: {key: value * length for key, value in getattr(costs, name).items()}
+        for name in ("embedding", "head", "mtp") if getattr(costs, name) is not None
+    }  # fmt: skip
+    return replace(
+        costs,
+        F=stretched(F, a), I=stretched(I, of_input), W=scaled(W), B=stretched(B, of_full),
+        R=stretched(R, a),
+        attention=[share * length / (1 - share + share * length) if length else share
+                   for share in a],
+        activation=scaled(each("activation", schedule.ranks / schedule.stages)),
+        kv=scaled(each("kv", 0.0)), exchange=scaled(each("exchange", 0.0)),
+        message=costs.message * length, **parts,
+    )  # fmt: skip
+
+
+def said_pair(costs: Costs, forward: int, backward: int) -> float | None:
+    """What costs say about the time of a pair of stages."""
+    if isinstance(costs.O, Mapping):
+        for key in ((forward, backward), forward, "default"):
+            if key in costs.O:
+                return float(costs.O[key])
+        return None
+    if isinstance(costs.O, Sequence):
+        return float(costs.O[forward])
+    return costs.O
+
+
+def pair_time(own: OwnCosts, first: Action, second: Action) -> float:
+    """Time of an overlapped forward and backward, each of its own microbatch."""
+    schedule, costs = own.schedule, own.average
+    started, halves = costs.overhead, []
+    for action in (first, second):
+        at, table = (int(action.kind), place_of(schedule, action)), own.table_of(action.microbatch)
+        parts = float(table.part_duration[at])
+        plain = float(table.duration[at]) - parts - started
+        places = schedule.placement.copies * schedule.stages
+        whole = own.table.duration - own.table.part_duration - started
+        halves.append((plain, parts, float(whole[at[0], at[1] % places :: places].sum())))
+    (one, part, all_one), (other, more, all_other) = halves
+    said = said_pair(costs, first.stage, second.stage)
+    if said is None:
+        return costs.overlap_factor * (one + other + part + more) + 2 * started
+    share = (one + other) / (all_one + all_other) if all_one + all_other else 0.0
+    return said * share + costs.overlap_factor * (part + more) + 2 * started
+
+
+def group_time(own: OwnCosts, members: list[Action]) -> float:
     """A forward and a backward take their overlapped time, other groups the sum of their parts."""
-    kinds = [kind for kind, _ in places]
-    if len(places) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
-        return table.pair(*sorted(places, key=lambda place: place[0]))
+    schedule = own.schedule
+    kinds = [member.kind for member in members]
+    if len(members) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
+        first, second = sorted(members, key=lambda member: member.kind)
+        if own.costs[0] is not own.average:
+            return pair_time(own, first, second)
+        return own.table.pair((int(first.kind), place_of(schedule, first)),
+                              (int(second.kind), place_of(schedule, second)))  # fmt: skip
     total = 0.0
-    for place in places:
-        total += float(table.duration[place])
+    for member in members:
+        table = own.table_of(member.microbatch)
+        total += float(table.duration[int(member.kind), place_of(schedule, member)])
     return total
 
 
@@ -60,10 +167,9 @@ def link_time(schedule: Schedule, costs: Costs, sender: int, receiver: int, part
     return latency + costs.message * schedule.slicing.shares[part] / costs.bandwidth
 
 
-def copy_time(
-    schedule: Schedule, costs: Costs, table: CostTable, action: Action, rank: int
-) -> float:
+def copy_time(own: OwnCosts, action: Action, rank: int) -> float:
     """What an OFFLOAD or RELOAD takes; a stage recomputes all of its microbatches or none."""
+    schedule, costs, table = own.schedule, own.average, own.table_of(action.microbatch)
     place = place_of(schedule, action)
     again = action.stage in recomputed_stages(schedule)
     left = (table.checkpoint if again else table.activation)[place]
@@ -83,13 +189,13 @@ def shards_of(schedule: Schedule, kind: Kind, microbatch: int) -> list[Action]:
 
 
 def shard_arrival(
-    schedule: Schedule,
-    costs: Costs,
+    own: OwnCosts,
     finished: dict[Action, tuple[float, int]],
     action: Action,
     rank: int,
 ) -> float | None:
     """When an action has what it needs of the output layer's shards; None when not yet known."""
+    schedule, costs = own.schedule, own.of(action.microbatch)
     if not schedule.vocabulary:
         return 0.0
     kind, last = action.kind, schedule.stages - 1
@@ -157,7 +263,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
 
     A copy is issued when its rank reaches it; each rank's copies run one after the other.
     """
-    table = costs.table(schedule)
+    own = OwnCosts(schedule, costs)
+    table = own.table
     codes = [schedule.program(rank).tolist() for rank in range(schedule.ranks)]
     programs = [[unpack(code) for code in row] for row in codes]
     heads = [0] * schedule.ranks
@@ -179,7 +286,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
         stage, kind, microbatch = action
         sources = sources_of(schedule, action)
         part = microbatch % schedule.slices
-        latest = shard_arrival(schedule, costs, finished, action, rank)
+        latest = shard_arrival(own, finished, action, rank)
         if latest is None:
             return None
         if (stage, microbatch) in away and kind in (Kind.I, Kind.B, Kind.R):
@@ -191,7 +298,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
             if not known:
                 return None
             when, where = known[0]
-            latest = max(latest, when + link_time(schedule, costs, where, rank, part))
+            takes = link_time(schedule, own.of(microbatch), where, rank, part)
+            latest = max(latest, when + takes)
         return latest
 
     reduced: list[list[float]] = [[] for _ in programs]
@@ -212,7 +320,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                     needed = action._replace(kind=Kind.F if out else Kind.OFFLOAD)
                     if needed not in (finished if out else copied):
                         break
-                    took = copy_time(schedule, costs, table, action, rank)
+                    took = copy_time(own, action, rank)
                     start[rank, index] = max(free[rank], stream[rank])
                     stream[rank] = end[rank, index] = start[rank, index] + took
                     copied[action] = stream[rank]
@@ -227,7 +335,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                         if rank and len(norms) == len(reduced[rank]):
                             break
                         if rank:
-                            wait = link_time(schedule, costs, rank - 1, rank, 0)
+                            wait = link_time(schedule, own.average, rank - 1, rank, 0)
                             came = norms[len(reduced[rank])] + wait
                             free[rank] = max(free[rank], came)
                         reduced[rank].append(free[rank])
@@ -242,8 +350,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 if any(when is None for when in arrivals):
                     break
                 begin = max([free[rank], *(when for when in arrivals if when is not None)])
-                places = [(int(member.kind), place_of(schedule, member)) for member in group]
-                took = group_time(table, places)
+                took = group_time(own, group)
                 for offset, member in enumerate(group):
                     start[rank, index + offset] = begin
                     end[rank, index + offset] = begin + took
@@ -266,7 +373,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
 
 def peaks(schedule: Schedule, costs: Costs) -> list[float]:
     """Largest memory of every rank: what is held while each action, or pair of actions, runs."""
-    table = costs.table(schedule)
+    own = OwnCosts(schedule, costs)
     last = schedule.slices - 1
     found = []
     for rank in range(schedule.ranks):
@@ -282,7 +389,7 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
             index += len(group)
             for member in group:
                 stage, kind, unit = member
-                place = place_of(schedule, member)
+                place, table = place_of(schedule, member), own.table_of(unit)
                 if kind == Kind.F:
                     context[stage, unit, "kv"] = table.kv[place]
                     light = (stage, unit) in again
@@ -304,7 +411,7 @@ def peaks(schedule: Schedule, costs: Costs) -> list[float]:
                 if kind == Kind.T:
                     del context[stage, unit, "shard"]
                 if kind == Kind.I:
-                    held[stage, unit] = table.kept[place_of(schedule, member)]
+                    held[stage, unit] = own.table_of(unit).kept[place_of(schedule, member)]
                 elif kind in (Kind.W, Kind.B):
                     del held[stage, unit]
         assert not held
@@ -317,7 +424,7 @@ def peaks_by_time(schedule: Schedule, costs: Costs, outcome: Outcome) -> list[fl
 
     For positive durations only: at each event's time, what ends is gone and what starts is there.
     """
-    table = costs.table(schedule)
+    own = OwnCosts(schedule, costs)
     spans: list[list[tuple[float, float, float]]] = [[] for _ in range(schedule.ranks)]
     for rank in range(schedule.ranks):
         at = {
@@ -325,6 +432,7 @@ def peaks_by_time(schedule: Schedule, costs: Costs, outcome: Outcome) -> list[fl
             for index, code in enumerate(schedule.program(rank).tolist())
         }
         for (stage, kind, microbatch), (begin, _) in at.items():
+            table = own.table_of(microbatch)
             if kind == Kind.S:
                 done = at[Action(stage, Kind.T, microbatch)][1]
                 spans[rank].append((begin, done, table.shard))

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from debubble import Action, Costs, Kind, Schedule
 from debubble.core.actions import COPY_KINDS, TRANSFER_KINDS, unpack
 from tests.oracle import (
+    OwnCosts,
     copy_of,
     copy_time,
     group_at,
     group_time,
     link_time,
-    place_of,
     shard_arrival,
 )
 
@@ -50,8 +50,9 @@ class Run:
     """A schedule on its way, see :func:`simulate`."""
 
     def __init__(self, schedule: Schedule, costs: Costs, mode: str) -> None:
-        self.schedule, self.costs, self.mode = schedule, costs, mode
-        self.table = costs.table(schedule)
+        self.schedule, self.mode = schedule, mode
+        self.own = OwnCosts(schedule, costs)
+        self.table = self.own.table
         ranks = schedule.ranks
         self.codes = [schedule.program(rank).tolist() for rank in range(ranks)]
         self.programs = [[unpack(code) for code in row] for row in self.codes]
@@ -105,7 +106,8 @@ class Run:
             if self.mode in ("overlapped", "channel"):
                 begin = max(posted[True], *(self.idle[line] for line in self.lines[name]))
             part = name[1] % self.schedule.slices
-            over = begin + link_time(self.schedule, self.costs, end.sender, end.receiver, part)
+            costs = self.own.of(name[1])
+            over = begin + link_time(self.schedule, costs, end.sender, end.receiver, part)
             self.over[name] = over
             del self.waiting[name]
             for line in self.lines[name]:
@@ -150,7 +152,7 @@ class Run:
         index = self.head[rank]
         action = self.programs[rank][index]
         begin = max(self.free[rank], self.stream[rank])
-        took = copy_time(self.schedule, self.costs, self.table, action, rank)
+        took = copy_time(self.own, action, rank)
         self.stream[rank] = begin + took
         self.start[rank, index], self.end[rank, index] = begin, begin + took
         if action.kind == Kind.RELOAD:
@@ -185,7 +187,7 @@ class Run:
             if rank and len(self.reduced[rank - 1]) == number:
                 return False
             if rank:
-                wait = link_time(self.schedule, self.costs, rank - 1, rank, 0)
+                wait = link_time(self.schedule, self.own.average, rank - 1, rank, 0)
                 begin = max(begin, self.reduced[rank - 1][number] + wait)
             self.reduced[rank].append(begin)
         self.occupy(rank, begin, self.table.optimizer[rank])
@@ -204,12 +206,11 @@ class Run:
             if member.kind in (Kind.I, Kind.B, Kind.R):
                 ready.append(self.reloaded.get((member.stage, member.microbatch), 0.0))
             if self.schedule.vocabulary:
-                when = shard_arrival(self.schedule, self.costs, self.finished, member, rank)
+                when = shard_arrival(self.own, self.finished, member, rank)
                 if when is None:
                     return False
                 ready.append(when)
-        places = [(int(member.kind), place_of(self.schedule, member)) for member in group]
-        self.occupy(rank, max(ready), group_time(self.table, places), len(group))
+        self.occupy(rank, max(ready), group_time(self.own, group), len(group))
         return True
 
     def received(self, action: Action, rank: int) -> list[Name]:

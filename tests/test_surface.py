@@ -12,14 +12,14 @@ from tests import typed_client
 
 EXPORTED = {
     "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs", "DebubbleError",
-    "FormatError", "Kind", "ParameterError", "Placement", "Report", "Result", "Schedule",
-    "ScheduleError", "Timeline", "check", "compare", "load", "make", "optimize", "register",
-    "schedules", "simulate",
+    "FormatError", "Jitter", "Kind", "ParameterError", "Placement", "Report", "Result", "Schedule",
+    "ScheduleError", "Spread", "Timeline", "check", "compare", "load", "make", "optimize",
+    "register", "schedules", "simulate",
 }  # fmt: skip
 
 PARAMETERS = {
     "make": {"name", "ranks", "microbatches", "chunks", "iterations", "sync", "costs", "memory"},
-    "simulate": {"schedule", "costs", "p2p_mode"},
+    "simulate": {"schedule", "costs", "p2p_mode", "durations"},
     "check": {"schedule", "memory", "costs", "p2p_mode"},
     "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
     "load": {"path"},
@@ -30,7 +30,7 @@ PARAMETERS = {
 MEMBERS = {
     "Timeline": {
         "makespan", "bubble_ratio", "stage_bubble_rate", "overhead", "stage_time", "busy",
-        "peak_activation", "critical_path", "sensitivity", "start", "end", "plot", "save",
+        "peak_activation", "critical_path", "sensitivity", "start", "end", "plot", "save", "jitter",
     },
     "Schedule": {
         "name", "ranks", "stages", "chunks", "microbatches", "iterations", "placement", "program",
@@ -39,6 +39,8 @@ MEMBERS = {
     "Comparison": {"rows", "skipped", "notes", "headline", "save", "to_dict"},
     "Result": {"schedule", "makespan", "lower_bound", "status", "seconds"},
     "Report": {"problems", "ok"},
+    "Jitter": {"times", "samples", "seed", "replicas", "slow"},
+    "Spread": {"mean", "p50", "p95", "p99", "quantile", "times", "planned", "slowdown", "to_dict"},
     "Costs": {"per_rank"},
 }  # fmt: skip
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from debubble.core.placement import Placement
     from debubble.core.schedule import Schedule
+    from debubble.engine.ensembles import Spread
+    from debubble.engine.jitter import Jitter
     from debubble.engine.timeline import Timeline, simulate
     from debubble.interchange.files import load
     from debubble.optimize.result import Result
@@ -49,6 +51,8 @@ _HOME = {
     "FormatError": "core.errors",
     "ParameterError": "core.errors",
     "ScheduleError": "core.errors",
+    "Jitter": "engine.jitter",
+    "Spread": "engine.ensembles",
     "Placement": "core.placement",
     "Result": "optimize.result",
     "Schedule": "core.schedule",
@@ -81,6 +85,7 @@ __all__ = [
     "Costs",
     "DebubbleError",
     "FormatError",
+    "Jitter",
     "Kind",
     "ParameterError",
     "Placement",
@@ -88,6 +93,7 @@ __all__ = [
     "Result",
     "Schedule",
     "ScheduleError",
+    "Spread",
     "Timeline",
     "check",
     "compare",

@@ -24,6 +24,8 @@ from debubble.core.errors import CostError
         ("O=2.5,O.1=2.6", Costs(O={"default": 2.5, 1: 2.6})),
         ("O.1=2.6", Costs(O={1: 2.6})),
         ("OPT=1,OPT.0=2", Costs(OPT={"default": 1, 0: 2})),
+        ("F=1,microbatch=1/1.2/0.8", Costs(F=1, microbatch=[1, 1.2, 0.8])),
+        ("microbatch=1,microbatch.3=1.5", Costs(microbatch={"default": 1, 3: 1.5})),
         ("message=5,bandwidth=10,overlap_factor=0.9",
          Costs(message=5, bandwidth=10, overlap_factor=0.9)),
     ],
@@ -69,6 +71,12 @@ def test_rank_times_are_divided_by_the_schedules_chunks() -> None:
         ("F=1,F.2=1/2", "--times: F.2 is one number; it is for one stage"),
         ("F=1,F.x=1", "--times: unknown cost 'F.x'; "),
         ("p2p=1,p2p.1=2", "--times: unknown cost 'p2p.1'; "),
+        (
+            "microbatch=1/x",
+            "--times: microbatch is 'x'; give a number, or one per microbatch: ",
+        ),
+        ("microbatch=1/-2", "--times: microbatch[1] is -2; costs are not negative"),
+        ("microbatch.1=2", "--times: microbatch.1 is for one microbatch; give the others, too: m"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, message: str) -> None:

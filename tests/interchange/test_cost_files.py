@@ -252,6 +252,13 @@ REFUSED = {
     "times: {F: 1}\nmemory: {recompute_kept: [0, 2]}": (
         "memory.recompute_kept[1] is 2; it is a share between 0 and 1"
     ),
+    "microbatches: 3\ntimes: {microbatch: [1, 2]}": (
+        "times.microbatch has 2 values for 3 microbatches"
+    ),
+    "times: {microbatch: {x: 1}}": (
+        "times.microbatch has the key 'x'; keys are microbatches 0, 1, 2, … and 'default' for all "
+        "others"
+    ),
     "times: {F: 1}\nmemory: {kept_for_weight: 1.5}": (
         "memory.kept_for_weight is 1.5; it is a share between 0 and 1"
     ),
@@ -378,6 +385,12 @@ def test_costs_of_sequence_slices(tmp_path: Path) -> None:
         load_costs(path)
 
 
+def test_lengths_of_microbatches(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("microbatches: 3\ntimes: {F: 1, B: 2, microbatch: [1, 1.25, 0.75]}\n")
+    assert load_costs(path).costs == db.Costs(F=1, B=2, microbatch=[1, 1.25, 0.75])
+
+
 def test_a_limit_for_each_rank() -> None:
     from debubble.interchange.cost_files import parse_costs
 
@@ -420,6 +433,7 @@ VALUES_OF = {
     "stage": PER_STAGE,
     "rank": PER_STAGE,
     "pair": PER_STAGE | st.dictionaries(PAIRS | st.integers(0, 2), NUMBERS, min_size=1),
+    "microbatch": PER_STAGE,
     "link": NUMBERS | st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=3, max_size=3),
     "number": NUMBERS,
     "rate": st.floats(1e-3, 1e6),

@@ -26,6 +26,7 @@ from debubble.core.actions import (
     computes,
     group_bounds,
     kinds_of,
+    microbatches_of,
 )
 from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
@@ -166,7 +167,8 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
     computed = _largest(timeline.end[source], of, len(before))
     if timeline.late is not None:
         # Actions that could have started sooner wait no longer for a transfer than it takes.
-        journey = _largest(timeline.table.link[home, rank[of]], of, len(before))
+        unit = schedule.microbatch_of(microbatches_of(schedule.actions[source]))
+        journey = _largest(timeline.table.transfers(home, rank[of], unit), of, len(before))
         computed = np.maximum(computed, timeline.start[before] - np.maximum(journey, 0.0))
     if timeline.mode != "blocking":
         computed[np.bincount(of[far], minlength=len(before)) == 0] = np.inf
@@ -209,7 +211,10 @@ def _split_memory(
     real &= (home[following] == rank) & (following != before) & (cause == DATA)
 
     of, producer = _needs(schedule, following, following)
-    arrival = timeline.end[producer] + timeline.table.link[home[producer], home[following[of]]]
+    unit = schedule.microbatch_of(microbatches_of(actions[producer]))
+    arrival = timeline.end[producer] + timeline.table.transfers(
+        home[producer], home[following[of]], unit
+    )
     ready = np.maximum(_largest(arrival, of, len(following)), 0.0)
 
     held = np.zeros(count)

@@ -17,7 +17,9 @@ from debubble.analysis.results import keeps
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.engine.ensembles import wins
 from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.jitter import Jitter
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.lowering.chain import lower, split, values_of
@@ -51,6 +53,7 @@ def compare(
     time_unit: str = "",
     memory_unit: str = "",
     progress: Callable[[str, int, int], None] | None = None,
+    jitter: str | Jitter | None = None,
     **lowerings: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
@@ -83,6 +86,10 @@ def compare(
         is what `costs` say.
     progress
         Called before each schedule with its label, its number from 0 and how many there are.
+    jitter
+        What varies from step to step: ``"normal:3%"``, or a :class:`~debubble.Jitter`. The rows
+        then have step times of the same random numbers in ``row.spread``, and in ``row.wins`` the
+        share of the steps in which each is fastest among those within memory; the ranking stays.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -111,6 +118,7 @@ def compare(
         raise ParameterError(f"options is {options!r}; give a dict of options and values")
     if progress is not None and not callable(progress):
         raise ParameterError(f"progress is {progress!r}; give a function")
+    varying = jitter if isinstance(jitter, Jitter | None) else Jitter(jitter)
     if costs is None:
         costs = DEFAULT_COSTS
     costs = replace(
@@ -159,6 +167,8 @@ def compare(
             rows.append(_row(label, timeline, memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
+    if varying is not None:
+        rows = _raced(rows, varying)
     unlike = differences([row.timeline for row in rows])
     by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
@@ -261,9 +271,19 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
     return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
+def _raced(rows: list[Row], jitter: Jitter) -> list[Row]:
+    """The rows with step times that vary, and the share of the steps that each one wins."""
+    rows = [replace(row, spread=row.timeline.jitter(jitter)) for row in rows]
+    racing = [row for row in rows if row.fits] or rows
+    shares = wins([row.spread for row in racing if row.spread is not None]) if racing else []
+    won = dict(zip((row.name for row in racing), shares, strict=True))
+    return [replace(row, wins=won.get(row.name, 0.0)) for row in rows]
+
+
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """Caveats of a ranking: orders made for other costs, and differences between the rows."""
     notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
+    notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):
         (few, first), *_, (many, last) = sorted(stages.items())

@@ -26,10 +26,12 @@ from debubble.analysis.metrics import (
 )
 from debubble.analysis.ranking import RankedBy
 from debubble.analysis.results import result_columns
+from debubble.analysis.spread import spread_columns, spread_words
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount, percent, time
+from debubble.engine.ensembles import Spread
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline
@@ -58,6 +60,10 @@ class Row:
         Whether every rank is within the memory limit.
     ratio
         Makespan divided by that of the first row; None where makespans are of different work.
+    spread
+        Step times under jitter; None without.
+    wins
+        Share of the steps under jitter in which it is the fastest.
     """
 
     name: str
@@ -66,6 +72,8 @@ class Row:
     values: Mapping[str, Any]
     fits: bool = True
     ratio: float | None = 1.0
+    spread: Spread | None = None
+    wins: float = 0.0
 
     @property
     def makespan(self) -> float:
@@ -105,7 +113,12 @@ class Row:
             "ratio": self.ratio,
             "fits": self.fits,
             **self.values,
+            **({} if self.spread is None else {"jitter": self._jitter()}),
         }
+
+    def _jitter(self) -> dict[str, Any]:
+        assert self.spread is not None, "asked only where times vary"
+        return self.spread.to_dict() | {"wins": self.wins}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,6 +174,15 @@ class Comparison:
     @property
     def headline(self) -> str:
         """The result in one sentence."""
+        winner = max(self.rows, key=lambda row: row.wins, default=None)
+        if winner is None or winner.spread is None or len(self.rows) == 1:
+            return self._headline()
+        return (
+            f"{self._headline()}; under jitter {winner.name} is fastest in {percent(winner.wins)} "
+            "of the steps"
+        )
+
+    def _headline(self) -> str:
         limit = self._limit()
         if not self.rows:
             return "no schedule could be compared"
@@ -208,6 +230,9 @@ class Comparison:
             words["vocabulary"] = "; ".join(parts)
         if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
             words["times"] += "; F, I and W take 1 each"
+        spreads = [row.spread for row in self.rows if row.spread is not None]
+        if spreads:
+            words["jitter"] = spread_words(spreads[0])
         units = {"time_unit": self.time_unit, "memory_unit": self.memory_unit}
         words |= {name: unit for name, unit in units.items() if unit}
         meanings = measure_words(self.costs)
@@ -303,18 +328,25 @@ class Comparison:
 
     def columns(self) -> list[Column]:
         """The table, column by column."""
-        return result_columns(
+        found = result_columns(
             [row.name for row in self.rows],
             self.timelines,
             ratios=[row.ratio for row in self.rows],
             limit=self.memory,
         )
+        spreads = [row.spread for row in self.rows if row.spread is not None]
+        if spreads:
+            # Behind the makespan, and what it is of the best.
+            after = 3 if len(self.rows) > 1 else 2
+            wins = [row.wins for row in self.rows]
+            found[after:after] = spread_columns(spreads, wins, self.time_unit)
+        return found
 
     def _footer(self) -> list[str]:
         words = self.conventions()
         lines = [f"skipped {name}: {reason}" for name, reason in self.skipped]
         lines += [f"note: {note}" for note in self.notes]
-        shown = ("times", "slices", "p2p", "p2p_volume", "memory", "recompute", "offload",
+        shown = ("jitter", "times", "slices", "p2p", "p2p_volume", "memory", "recompute", "offload",
                  "replicas")  # fmt: skip
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 

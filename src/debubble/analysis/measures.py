@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, bubbles
-from debubble.core.actions import Kind, kinds_of
+from debubble.core.actions import Kind, kinds_of, microbatches_of
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
@@ -90,8 +90,10 @@ def boundary_transfers(schedule: Schedule) -> int:
     return int(_transfers_of_slices(schedule).sum())
 
 
-def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
-    """Boundary transfers of every slice, shape ``(slices,)``."""
+def _transfers_of_slices(
+    schedule: Schedule, lengths: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Boundary transfers of every slice, each times its microbatch's length; ``(slices,)``."""
     placement, stages = schedule.placement, schedule.stages
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
     moves = home[:, 1:] != home[:, :-1]
@@ -100,12 +102,15 @@ def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
         by_kind[kind, :, max(-offset, 0) : stages - max(offset, 0)] = moves
     crosses = by_kind.reshape(len(Kind), -1)
     places = crosses.shape[1]
-    total = np.zeros(schedule.slices, dtype=np.int64)
+    total = np.zeros(schedule.slices)
     for rank in range(schedule.ranks):
         program = schedule.program(rank)
         part, place = np.divmod(schedule.places_of(program), places)
         moved = crosses[kinds_of(program), place]
-        total += np.bincount(part[moved], minlength=schedule.slices)
+        weights = None
+        if lengths is not None:
+            weights = lengths[schedule.microbatch_of(microbatches_of(program[moved]))]
+        total += np.bincount(part[moved], weights, minlength=schedule.slices)
     return total
 
 
@@ -118,9 +123,9 @@ def parameter_copies(schedule: Schedule) -> float:
 def p2p_volume(timeline: Timeline) -> float:
     """Boundary transfers between ranks, times the size of a message where costs name one.
 
-    The transfer of a slice counts for its share of the tokens.
+    The transfer of a slice counts for its share of the tokens, that of a microbatch for its length.
     """
-    counts = _transfers_of_slices(timeline.schedule)
+    counts = _transfers_of_slices(timeline.schedule, timeline.table.lengths)
     message = timeline.table.costs.message or 1.0
     if len(counts) == 1:
         return float(counts[0] * message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -95,6 +95,11 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     """Basis of the times: per action or per rank; `chunks` of the schedule, when it is one."""
     parts = [name for name in PARTS if getattr(costs, name) is not None]
     more = f"; {', '.join(parts)} on top, at the ends of the model" if parts else ""
+    if costs.microbatch is not None:
+        given = costs.microbatch
+        lengths = given.values() if isinstance(given, Mapping) else np.atleast_1d(given)
+        spread = dict.fromkeys(number(length) for length in (min(lengths), max(lengths)))
+        more += f"; microbatches are {' to '.join(spread)} times as long as the average one"
     if costs.runtime == "torch":
         more += "; as in PyTorch's runtime, stage 0's I does nothing, its W is the whole backward"
     if costs.basis != "rank":

@@ -12,6 +12,7 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.errors import BAD_INPUT
+from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, takes, whole, with_setup
 from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
@@ -30,16 +31,22 @@ def compare(
     output: Annotated[
         str | None, takes("FILE", ".html, .png, .svg, .pdf or .txt.", "--output", "-o")
     ] = None,
+    jitter: JitterTimes = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    replicas: Replicas = None,
+    slow: SlowThings = None,
 ) -> None:
     """Find the fastest schedule within memory.
 
     All are simulated on the same costs and listed fastest first; those that cannot be made for
-    these parameters are listed with the reason.
+    these parameters are listed with the reason. With --jitter, how often each of them wins.
     """
     from debubble.analysis.compare import compare as simulate_all
 
     inputs, chunks = _inputs(setup)
     check_picture(output, picture)
+    varying = read_jitter(jitter, samples, seed, replicas, slow)
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, chunks, phase)
         named = [item for item in items if isinstance(item, str)]
@@ -60,6 +67,7 @@ def compare(
             **inputs.lowering,
             options=inputs.options(named),
             time_unit=inputs.costs.time_unit,
+            jitter=varying,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))
@@ -124,5 +132,6 @@ app = command(
         "compare 1f1b zb-h1 dualpipe-v -p 8 -m 32 --rank-times F=1,I=1,W=1",
         "compare 1f1b interleaved-1f1b dualpipe-v --costs examples/zero-bubble/gpt-28.3b-m96.yaml",
         "compare gpipe 1f1b zb-h1 -p 8 -m 32 --memory 12 -o comparison.html",
+        "compare 1f1b zb-h1 -p 8 -m 32 --jitter normal:3% --replicas 16",
     ],
 )

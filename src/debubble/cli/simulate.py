@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from debubble.cli.app import command
+from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
@@ -17,6 +18,7 @@ from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
     from debubble.engine.action_table import ActionTable
+    from debubble.engine.ensembles import Spread
 
 TIMES = ("start", "end", "duration")
 
@@ -35,12 +37,19 @@ def simulate(
         takes("[FILE]", "Start and end of every action: to the terminal, or a .csv or .json file."),
     ] = None,
     late: Late = False,
+    jitter: JitterTimes = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    replicas: Replicas = None,
+    slow: SlowThings = None,
 ) -> None:
     """Simulate a schedule: time and memory.
 
-    Closed forms of the schedule stand beside what the simulation says.
+    Closed forms of the schedule stand beside what the simulation says. With --jitter or --slow,
+    step times of many samples, too.
     """
     inputs = setup.read()
+    varying = read_jitter(jitter, samples, seed, replicas, slow)
     listed = actions == TERMINAL
     if actions is not None and not listed and not actions.lower().endswith((".csv", ".json")):
         raise FormatError(f"'{actions}': actions are written as .csv or .json")
@@ -50,7 +59,10 @@ def simulate(
         phase(f"simulating {len(made):,} actions")
         timeline = inputs.simulate(made, schedule, late=late)
         phase("measuring")
+        spread = None if varying is None else timeline.jitter(varying)
         data = _data(timeline, inputs) if as_json else {}
+        if as_json and spread is not None:
+            data["jitter"] = spread.to_dict()
         text = ""
         if actions is not None:
             phase("listing actions")
@@ -64,7 +76,7 @@ def simulate(
             else:
                 text = _listed(table, timeline)
         if not as_json:
-            text = text or _text(timeline, inputs)
+            text = text or _text(timeline, inputs, spread)
     if as_json:
         print_json(data)
     else:
@@ -117,13 +129,16 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     return data
 
 
-def _text(timeline: Timeline, inputs: Inputs) -> str:
+def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
     from debubble.analysis.layout import line_width, wrap
     from debubble.analysis.metrics import amount_text, ranges
+    from debubble.analysis.spread import spread_lines
     from debubble.analysis.summary import report
 
     width = line_width()
     lines = [report(timeline, width=width)]
+    if spread is not None:
+        lines += ["", *spread_lines(spread, timeline.table.costs.time_unit, width)]
     if inputs.source:
         lines += wrap(f"costs: {inputs.source}", width, 2)
     if inputs.memory is not None:
@@ -151,6 +166,7 @@ app = command(
         "simulate 1f1b -p 8 -m 32",
         "simulate interleaved-1f1b -p 8 -m 32 -v 2 --rank-times F=2,I=2,W=2,p2p=0.1",
         "simulate 1f1b -p 8 -m 32 --recompute full --recompute-at with-backward",
+        "simulate 1f1b -p 8 -m 32 --jitter normal:3% --replicas 64 --slow copy.rank2=1.2",
         "simulate 1f1b -p 4 -m 8 --actions",
         "simulate 1f1b -p 4 -m 8 --actions actions.csv",
         "simulate zb-h1 --costs examples/zero-bubble/gpt-28.3b-m96.yaml --json",

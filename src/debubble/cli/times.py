@@ -16,9 +16,11 @@ NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part"
     f"{part}.{key}" for part in PARTS for key in KEYS
 )
 SPREAD = tuple(
-    name for name, spec in COST_FIELDS.items() if spec.shape in ("stage", "rank", "pair")
+    name
+    for name, spec in COST_FIELDS.items()
+    if spec.shape in ("stage", "rank", "pair", "microbatch")
 )
-"""Costs that may have one value per stage or rank."""
+"""Costs that may have one value per stage, rank or microbatch."""
 
 _INDEXED = re.compile(r"(\w+)\.([0-9]{1,9})")
 
@@ -31,6 +33,7 @@ def parse_times(text: str, flag: str) -> Costs:
     text
         Name and value of every cost, apart by commas; a value is one number, or one per stage
         (per rank with ``--rank-times``) apart by slashes. ``F=1,F.2=1.5`` is 1 and on stage 2 1.5.
+        ``microbatch=1/1.2/0.8`` are the lengths of three microbatches.
         ``embedding.F=1`` adds to the first stage, ``head.F=1`` and ``mtp.F=1`` to the last.
     flag
         ``"--times"`` or ``"--rank-times"``.
@@ -57,7 +60,7 @@ def parse_times(text: str, flag: str) -> Costs:
             raise CostError(f"{flag}: {name} is there twice; give it once")
         seen.add(name)
         several = base in SPREAD and base == name
-        number = _numbers(value, name, flag, owner, several)
+        number = _numbers(value, name, flag, _owner(base, owner), several)
         if base != name:
             assert indexed is not None, "only names with an index differ from their base"
             exceptions.setdefault(base, {})[int(indexed[2])] = number
@@ -67,7 +70,8 @@ def parse_times(text: str, flag: str) -> Costs:
         else:
             found[name] = number
     for name, places in exceptions.items():
-        found[name] = _with_exceptions(name, found.get(name), places, flag, owner)
+        usual = found.get(name)
+        found[name] = _with_exceptions(name, usual, places, flag, _owner(name, owner))
     found |= parts
     try:
         for name, value in found.items():
@@ -75,6 +79,12 @@ def parse_times(text: str, flag: str) -> Costs:
     except WrongValueError as error:
         raise CostError(f"{flag}: {error.text(_shown)}") from None
     return Costs(basis="rank" if owner == "rank" else "action", **found)
+
+
+def _owner(name: str, owner: str) -> str:
+    """What a cost has one value of each for; `owner` for those that know stages or ranks."""
+    spec = COST_FIELDS.get(name)
+    return spec.shape if spec is not None and spec.shape == "microbatch" else owner
 
 
 def _with_exceptions(

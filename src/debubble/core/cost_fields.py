@@ -16,6 +16,7 @@ import numpy as np
 
 from debubble.core.embedding_and_head import KEYS
 from debubble.core.errors import WrongValueError, did_you_mean
+from debubble.core.units import plural
 
 LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 """Limits of costs, so that no sum or quotient of them is infinite."""
@@ -23,12 +24,15 @@ LARGEST_COST, SMALLEST_BANDWIDTH = 1e100, 1e-100
 DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""
 
-Shape = Literal["stage", "rank", "pair", "link", "number", "rate", "sharing", "part"]
+Shape = Literal[
+    "stage", "rank", "pair", "microbatch", "link", "number", "rate", "sharing", "part"
+]  # fmt: skip
 
 SHAPES: dict[Shape, str] = {
     "stage": "one number, or one per stage",
     "rank": "one number, or one per rank",
     "pair": "one number, one per stage of the forward, or one per pair of stages",
+    "microbatch": "one number, or one per microbatch",
     "link": "one number, or a matrix of ranks",
     "number": "one number",
     "rate": "one number",
@@ -234,10 +238,11 @@ def _several(
 
 def _spread(spec: CostField, value: Any) -> Any:
     owner = spec.shape
-    advice = f"give a number, a list with one per {owner}, or a mapping from {owner}s to numbers"
+    owners = plural(owner)
+    advice = f"give a number, a list with one per {owner}, or a mapping from {owners} to numbers"
 
     def mapping(value: Mapping[Any, Any]) -> Any:
-        keys = f"keys are {owner}s 0, 1, 2, … and '{DEFAULT}' for all others"
+        keys = f"keys are {owners} 0, 1, 2, … and '{DEFAULT}' for all others"
         found = _mapping(spec, value, _stage_key, keys)
         missing = next((stage for stage in range(len(found)) if stage not in found), None)
         if DEFAULT not in found and (missing is not None or not found):
@@ -318,6 +323,6 @@ def _part(spec: CostField, value: Any) -> dict[str, float]:
 
 
 _CHECKS: dict[Shape, Callable[[CostField, Any], Any]] = {
-    "stage": _spread, "rank": _spread, "pair": _pairs, "link": _link, "number": _one,
-    "rate": _rate, "sharing": _sharing, "part": _part,
+    "stage": _spread, "rank": _spread, "pair": _pairs, "microbatch": _spread,
+    "link": _link, "number": _one, "rate": _rate, "sharing": _sharing, "part": _part,
 }  # fmt: skip

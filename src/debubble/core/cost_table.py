@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import VOCABULARY_KINDS, Kind
-from debubble.core.cost_fields import DEFAULT
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
-from debubble.core.errors import CostError
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
+from debubble.core.stage_values import (
+    Spread,
+    StageValues,
+    as_rows,
+    link_times,
+    numbers_of,
+    pair_values,
+)
 
 if TYPE_CHECKING:
-    from debubble.core.costs import Costs, PairTimes
-
-Value: TypeAlias = float | Sequence[float] | Mapping[Any, float]
-"""One number, one per stage (or rank), or a mapping from stages and ``"default"`` to numbers."""
-
-Spread: TypeAlias = float | NDArray[np.float64]
-"""A cost of every (copy, stage): an array, or one number where all have the same."""
+    from debubble.core.costs import Costs
 
 Halves: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 """Kinds and places of the one halves of some overlapped pairs."""
-
-_LISTED_STAGES = 64
-"""Most stages whose values a message spells out."""
 
 TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 """Kinds with a time for every stage: the first of all kinds."""
@@ -77,6 +73,12 @@ class CostTable:
     overlap
         Time of every other pair by the place of its forward, NaN where its parts say it; shape
         ``(copies * stages,)``.
+    causal
+        Part of `duration` that is causal attention, of the same shape; None where the costs have no
+        lengths of microbatches.
+    lengths
+        Length of every microbatch, 1 for the average one; shape ``(microbatches,)``. None where all
+        are alike.
     """
 
     duration: NDArray[np.float64]
@@ -98,6 +100,8 @@ class CostTable:
     slicing: Slicing
     pairs: Mapping[tuple[int, int], float]
     overlap: NDArray[np.float64]
+    causal: NDArray[np.float64] | None = None
+    lengths: NDArray[np.float64] | None = None
 
     @classmethod
     def of(
@@ -105,7 +109,7 @@ class CostTable:
     ) -> CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
         divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
-        spread = _Spread(placement, costs.basis)
+        spread = StageValues(placement, costs.basis)
         places = placement.copies * placement.stages
 
         # A cost that is the same everywhere stays one number until it is stored in a row.
@@ -124,8 +128,8 @@ class CostTable:
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary)
         sharded = costs.head if vocabulary and costs.head else {}
         held = unit + part_memory if any(parts.values()) else unit
-        pairs, overlap = _pair_times(costs.O, spread, divisor)
-        rows = _rows(
+        pairs, overlap = pair_values(costs.O, spread, divisor)
+        rows = as_rows(
             places,
             *(F, I, W, B, R),
             held,
@@ -142,6 +146,11 @@ class CostTable:
         activation, kept, checkpoint, kv, offload, attention, overlaps = rows[5:12]
         message = costs.message / costs.bandwidth
         excess = np.zeros(1)
+        causal = None
+        if costs.microbatch is not None:
+            causal = np.zeros_like(part_duration)
+            causal[: len(TIMED_KINDS)] = _attention(times, attention) / divisor
+            causal = np.hstack([share * causal for share in slicing.attention])
         if slicing != WHOLE:
             shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
@@ -159,7 +168,7 @@ class CostTable:
         timed += times / divisor
         if costs.runtime == "torch":
             first = slice(None, None, placement.stages)
-            for times_of_kind in (duration, part_duration):
+            for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 times_of_kind[Kind.I, first] = 0.0
                 times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
             kept[first] = activation[first]
@@ -168,16 +177,57 @@ class CostTable:
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
             spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
-            _links(costs, placement.ranks, message), excess, part_duration,
+            link_times(costs, placement.ranks, message), excess, part_duration,
             sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, overlaps,
+            placement, slicing, pairs, overlaps, causal,
         )  # fmt: skip
+
+    def for_microbatches(self, microbatches: int) -> CostTable:
+        """The same costs with the length of every microbatch.
+
+        Raises
+        ------
+        CostError
+            When there is not one length for each.
+        """
+        if self.costs.microbatch is None:
+            return self
+        found = numbers_of(self.costs.microbatch, "microbatch", "microbatch", microbatches)
+        return self if np.all(found == 1) else replace(self, lengths=found)
 
     def transfer(self, sender: int, receiver: int, part: int = 0) -> float:
         """Time in which a slice gets from one rank to another, 0 on the same rank."""
         if sender == receiver:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
+
+    def transfers(
+        self, senders: NDArray[Any], receivers: NDArray[Any], microbatches: NDArray[Any]
+    ) -> NDArray[np.float64]:
+        """Transfer times between ranks of average slices of some microbatches of an iteration."""
+        times: NDArray[np.float64] = self.link[senders, receivers]
+        if self.lengths is None:
+            return times
+        more = self.message_times.mean() * (self.lengths[microbatches] - 1)
+        return np.asarray(np.where(senders != receivers, np.maximum(times + more, 0.0), 0.0))
+
+    @property
+    def message_times(self) -> NDArray[np.float64]:
+        """Part of a slice's transfer time that grows with its length, shape ``(slices,)``."""
+        return self.costs.message / self.costs.bandwidth * np.asarray(self.slicing.shares)
+
+    def times(
+        self, kinds: NDArray[Any], places: NDArray[Any], lengths: Spread
+    ) -> NDArray[np.float64]:
+        """Times of actions of a microbatch that run alone, whose microbatches have these lengths.
+
+        Kinds are those of work, and passes of the output layer's shards.
+        """
+        assert self.causal is not None, "these costs have no lengths of microbatches"
+        started, square = self.costs.overhead, self.causal[kinds, places]
+        linear = self.duration[kinds, places] - square - started
+        found: NDArray[np.float64] = linear * lengths + square * np.square(lengths) + started
+        return found
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
@@ -194,13 +244,20 @@ class CostTable:
         stored = np.where(recomputed, self.checkpoint, self.activation)
         return stored + self.kv, self.activation - stored + self.kv
 
-    def copy(self, kind: int, place: int, target: int | None, recomputed: bool = False) -> float:
+    def copy(
+        self,
+        kind: int,
+        place: int,
+        target: int | None,
+        recomputed: bool = False,
+        length: float = 1.0,
+    ) -> float:
         """Time to move what a place has offloaded to a rank, or to the host for None.
 
-        A RELOAD comes back from there.
+        A RELOAD comes back from there. What is moved is of a microbatch of that length.
         """
         held = self.checkpoint if recomputed else self.activation
-        size, costs = float(held[place] * self.offload[place]), self.costs
+        size, costs = float(held[place] * self.offload[place]) * length, self.costs
         if target is None:
             return size / costs.host_bandwidth
         homes = self.placement.ranks_of_stages
@@ -214,49 +271,61 @@ class CostTable:
         kinds, places = (np.array(column)[:, None] for column in zip(first, second, strict=True))
         return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
-    def pair_times(self, first: Halves, second: Halves) -> NDArray[np.float64]:
-        """Times of many overlapped pairs, from arrays of kinds and of places."""
+    def pair_times(
+        self, first: Halves, second: Halves, lengths: tuple[Spread, Spread] | None = None
+    ) -> NDArray[np.float64]:
+        """Times of many overlapped pairs, from arrays of kinds and of places.
+
+        The microbatches of the two halves have `lengths`, and are average ones without.
+        """
         factor, stages = self.costs.overlap_factor, self.placement.stages
         time = self.overlap[first[1] % len(self.overlap)]
         if self.pairs:
             keys = zip(*((half[1] % stages).tolist() for half in (first, second)), strict=True)
             time = np.array([self.pairs.get(key, time[at]) for at, key in enumerate(keys)])
         started = 2 * self.costs.overhead
-        alone = (self.duration[first] + self.duration[second] - started) * factor
-        parts = (self.part_duration[first] + self.part_duration[second]) * factor
-        said = time * self._shares(first, second) + parts
+        if lengths is None:
+            alone = (self.duration[first] + self.duration[second] - started) * factor
+            parts = (self.part_duration[first] + self.part_duration[second]) * factor
+        else:
+            one, other = lengths
+            alone = (self.times(*first, one) + self.times(*second, other) - started) * factor
+            parts = (self.part_duration[first] * one + self.part_duration[second] * other) * factor
+        said = time * self._shares(first, second, lengths) + parts
         return np.asarray(np.where(np.isnan(time), alone, said) + started)
 
-    def _shares(self, first: Halves, second: Halves) -> NDArray[np.float64] | float:
-        """Time of two slices run apart, as a share of that of their whole microbatches."""
+    def _shares(
+        self, first: Halves, second: Halves, lengths: tuple[Spread, Spread] | None
+    ) -> NDArray[np.float64] | float:
+        """Time of two slices run apart, as a share of that of whole average microbatches."""
         places = self.placement.stages * self.placement.copies
-        if self.duration.shape[1] == places:
+        cut = self.duration.shape[1] > places
+        if not cut and lengths is None:
             return 1.0
-        plain = self.duration - self.part_duration - self.costs.overhead
+        started = self.costs.overhead
+        plain = self.duration - self.part_duration - started
 
         def whole(kinds: NDArray[Any], starts: NDArray[Any]) -> NDArray[np.float64]:
+            if not cut:
+                return np.asarray(plain[kinds, starts])
             halves = zip(kinds, starts % places, strict=True)
             return np.array([plain[kind, start::places].sum() for kind, start in halves])
 
         apart: NDArray[np.float64] = plain[first] + plain[second]
+        if lengths is not None:
+            halves = zip((first, second), lengths, strict=True)
+            own = [
+                self.times(*half, length) - self.part_duration[half] * length - started
+                for half, length in halves
+            ]
+            apart = own[0] + own[1]
         together = whole(*first) + whole(*second)
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
     """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
-    return _Spread(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
-
-
-def _rows(count: int, *values: Spread) -> NDArray[np.float64]:
-    """Numbers, and arrays of `count` numbers, as the rows of an array."""
-    rows = np.empty((len(values), count))
-    # All numbers at once take the time of two rows.
-    rows.T[:] = [value if isinstance(value, float) else 0.0 for value in values]
-    for row, value in enumerate(values):
-        if not isinstance(value, float):
-            rows[row] = value
-    return rows
+    return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
 
 
 def _sliced(
@@ -266,11 +335,7 @@ def _sliced(
     slicing: Slicing,
 ) -> NDArray[np.float64]:
     """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
-    F, I, W, B, R = times
-    # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
-    of_grad = np.minimum(attention * (I + W), I)
-    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
-    causal = np.array([attention * F, of_grad, 0 * W, of_full, attention * R])
+    causal = _attention(times, attention)
     tokens, area = np.asarray(slicing.shares), slicing.attention
     pieces = tokens[:, None] * (times - causal)[:, None, :] + area[:, None] * causal[:, None, :]
     if slicing.exchange:
@@ -280,94 +345,10 @@ def _sliced(
     return sliced
 
 
-class _Spread:
-    """Turns a value into one number per (copy, stage), or into one where all have the same."""
-
-    def __init__(self, placement: Placement, basis: str) -> None:
-        self.placement = placement
-        self.basis = basis
-
-    def __call__(self, value: Value | None, name: str, default: float) -> Spread:
-        if value is None:
-            return default
-        if isinstance(value, float):
-            return value
-        placement = self.placement
-        stages, copies = placement.stages, placement.copies
-        owner, count = ("rank", placement.ranks) if self.basis == "rank" else ("stage", stages)
-        array = self._numbers(value, name, owner, count)
-        if self.basis == "rank":
-            return np.asarray(array[placement.ranks_of_stages], dtype=np.float64)
-        return np.concatenate((array,) * copies) if copies > 1 else array
-
-    def ranks(self, value: Value, name: str) -> NDArray[np.float64]:
-        """One number per rank, whatever the basis."""
-        if isinstance(value, float):
-            return np.full(self.placement.ranks, value)
-        return self._numbers(value, name, "rank", self.placement.ranks)
-
-    def _numbers(
-        self, value: Sequence[float] | Mapping[Any, float], name: str, owner: str, count: int
-    ) -> NDArray[np.float64]:
-        """One number for each of `count` stages or ranks."""
-        if isinstance(value, Mapping):
-            keys = [key for key in value if key != DEFAULT]
-            if keys and max(keys) >= count:
-                raise CostError(f"{name} names {owner} {max(keys)}; {owner}s go to {count - 1}")
-            if DEFAULT not in value and len(keys) < count:
-                raise CostError(
-                    f"{name} has no value for {owner} {len(keys)}; give 0..{count - 1}, or one for "
-                    f"all others: {{{DEFAULT}: 1, 2: 1.5}}"
-                )
-            other = value.get(DEFAULT, 0.0)
-            return np.array([value.get(key, other) for key in range(count)], dtype=float)
-        if len(value) != count:
-            raise CostError(
-                f"{name} has {len(value)} values for {count} {owner}s; "
-                f"{self._instead(value) or f'give one number, or one per {owner}'}"
-            )
-        return np.array(value, dtype=float)
-
-    def _instead(self, value: Sequence[float]) -> str:
-        """Advice for a list with one value per rank where one per stage was expected."""
-        placement = self.placement
-        if self.basis == "rank" or len(value) != placement.ranks or placement.copies > 1:
-            return ""
-        if placement.stages > _LISTED_STAGES:
-            return f"give one per stage, or rank costs, {placement.chunks} times as large"
-        numbers = "/".join(f"{value[rank]:g}" for rank in placement.table[0])
-        return f"for one per rank write {numbers}"
-
-
-def _pair_times(
-    O: PairTimes | None, spread: _Spread, divisor: int
-) -> tuple[dict[tuple[int, int], float], Spread]:
-    """Times of the pairs of stages that `O` names, and of all others by the place of the forward.
-
-    NaN stands for pairs that take what their parts take.
-    """
-    last, pairs = spread.placement.stages - 1, {}
-    if isinstance(O, Mapping):
-        for key, time in O.items():
-            if not isinstance(key, tuple):
-                continue
-            if max(key) > last:
-                raise CostError(f"O names the pair {key[0]},{key[1]}; stages go to {last}")
-            pairs[key] = time / divisor
-        stages = {key: time for key, time in O.items() if not isinstance(key, tuple)}
-        return pairs, spread({DEFAULT: math.nan} | stages, "O", math.nan) / divisor
-    return pairs, spread(O, "O", math.nan) / divisor
-
-
-def _links(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
-    link = np.empty((ranks, ranks))
-    if isinstance(costs.p2p, float):
-        link.fill(costs.p2p + message)
-    else:
-        matrix = np.asarray(costs.p2p, dtype=float)
-        if matrix.shape != (ranks, ranks):
-            rows, columns = matrix.shape
-            raise CostError(f"p2p is {rows} × {columns}; for {ranks} ranks give {ranks} × {ranks}")
-        np.add(matrix, message, out=link)
-    link.ravel()[:: ranks + 1] = 0.0
-    return link
+def _attention(times: NDArray[np.float64], attention: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Time of causal attention in F, I, W, B and R of every stage, from its share of F and B."""
+    F, I, W, B, R = times
+    # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
+    of_grad = np.minimum(attention * (I + W), I)
+    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
+    return np.array([attention * F, of_grad, 0 * W, of_full, attention * R])

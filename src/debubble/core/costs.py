@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from debubble.core.cost_fields import check_value, cost, cost_fields
-from debubble.core.cost_table import CostTable, Value
+from debubble.core.cost_table import CostTable
 from debubble.core.embedding_and_head import PARTS, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
+from debubble.core.stage_values import Value
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -88,7 +89,14 @@ class Costs:
     attention
         Share of F, R and the full backward that is causal attention, which takes later slices of a
         sequence longer. Weights have no part in it: in a split backward all of it is in I, at most
-        the whole of I. Matters for schedules with slices only.
+        the whole of I. Matters for schedules with slices, and where microbatches differ.
+    microbatch
+        Length of every microbatch, in lengths of the average one, whose times and memory the other
+        costs are, the same in every iteration: a sequence with one number for each, a mapping as
+        for stages, or one number for all. With length l and a share a of
+        attention, an action takes (1 − a)·l + a·l² of the time. Embedding, head and mtp, messages,
+        copies and memory grow with l; `overhead`, `OPT`, `p2p` and what replicas exchange do not.
+        Orders that are computed from costs are computed for the average microbatch.
     kv
         Memory of one microbatch's keys and values on a stage, beside `activation`. A slice's share
         is held from the start of its F to the end of its I or B, because later slices attend to
@@ -162,7 +170,11 @@ class Costs:
     )  # fmt: skip
     attention: Value = cost(
         0.0, "stage", "0.3", "share of F and of the full backward that is causal attention, for"
-        " sequences in slices", share=True,
+        " sequences in slices or of different lengths", share=True,
+    )  # fmt: skip
+    microbatch: Value | None = cost(
+        None, "microbatch", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for the average;"
+        " time, memory and messages grow with it, attention with its square",
     )  # fmt: skip
     exchange: Value = cost(
         0.0, "stage", "0", "exchange of attention context, in schedules that do it", timed=True
@@ -260,7 +272,7 @@ class Costs:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
         parts = any(getattr(self, name) is not None for name in PARTS)
-        if parts or self.runtime != "any":
+        if parts or self.runtime != "any" or self.microbatch not in (None, 1.0):
             return False
         return all(value is None or isinstance(value, float) for value in values)
 
@@ -290,13 +302,20 @@ class Costs:
         return replace(self, **changes)
 
     def table(self, schedule: Schedule) -> CostTable:
-        """Costs of every (kind, stage) of a schedule, for every slice of a microbatch."""
-        return self.resolve(schedule.placement, schedule.slicing, schedule.vocabulary)
+        """Costs of every (kind, stage) of a schedule, for every slice of a microbatch.
+
+        Raises
+        ------
+        CostError
+            When the costs do not fit the schedule.
+        """
+        table = self.resolve(schedule.placement, schedule.slicing, schedule.vocabulary)
+        return table.for_microbatches(schedule.microbatches)
 
     def resolve(
         self, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
-        """Costs of every (kind, stage) under a placement, for every slice of a microbatch.
+        """Costs of every (kind, stage) under a placement, for every slice of an average microbatch.
 
         `vocabulary` says how the head is sharded, as in
         :class:`debubble.core.schedule.Schedule`.

@@ -270,6 +270,10 @@ class Schedule:
         """Offload target of every rank: another rank, or None for its host."""
         return self.offload_to or (None,) * self.ranks
 
+    def microbatch_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The microbatch of the iteration that each unit is, or is a slice of."""
+        return unit // self.slices % self.microbatches
+
     def copies_of(self, unit: NDArray[np.int64]) -> NDArray[np.int64]:
         """The copy of the model each unit's microbatch runs through, as the placement says."""
         # A file may claim more microbatches than actions can name, or arrays can hold.

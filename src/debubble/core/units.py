@@ -116,8 +116,12 @@ def counted(amount: int, noun: str) -> str:
     >>> counted(1, "rank"), counted(2048, "microbatch")
     ('1 rank', '2,048 microbatches')
     """
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{amount:,} {noun if amount == 1 else plural}"
+    return f"{amount:,} {noun if amount == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Several of a thing: ranks, microbatches."""
+    return noun + ("es" if noun.endswith("ch") else "s")
 
 
 def percent(share: float) -> str:

@@ -70,12 +70,13 @@ def critical_actions(
 def times_paid(timeline: Timeline, nodes: NDArray[np.int64]) -> dict[str, int]:
     """How often each cost is paid along a chain of nodes."""
     graph = timeline.graph
-    counts = np.bincount(graph.cost[nodes], minlength=len(timeline.costs))
+    shared = graph.base or graph
+    names = graph.cost_names()
+    counts = np.bincount(shared.cost[nodes], minlength=len(names))
     previous = np.concatenate([[0], nodes[:-1]])
     by_data = (graph.second[nodes] == previous) & (
         timeline.node_end[graph.second[nodes]] + timeline.costs[graph.lag[nodes]]
         > timeline.node_end[graph.first[nodes]]
     )
-    counts += np.bincount(graph.lag[nodes][by_data], minlength=len(timeline.costs))
-    names = graph.cost_names()
+    counts += np.bincount(shared.lag[nodes][by_data], minlength=len(names))
     return {names[i]: int(counts[i]) for i in np.flatnonzero(counts) if i > 0}

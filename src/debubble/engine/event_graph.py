@@ -94,6 +94,9 @@ class EventGraph:
         link.
     shared
         Number of ranks that share one link to the host.
+    base
+        Where actions have times of their own, the graph in which those of a kind and stage share a
+        cost, see :mod:`debubble.engine.own_times`; else None.
     """
 
     schedule: Schedule
@@ -110,6 +113,7 @@ class EventGraph:
     completed: int
     overtaken: bool = False
     shared: int = 1
+    base: EventGraph | None = None
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -134,6 +138,10 @@ class EventGraph:
     def work(self) -> Work:
         """What every rank pays for computing."""
         schedule, width = self.schedule, self.dynamic_costs + len(self.dynamic_kind)
+        if self.base is not None:
+            counted = ends_group(schedule.actions) & computes(kinds_of(schedule.actions))
+            payer = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))[counted]
+            return Work(payer, self.cost[self.node[counted]].astype(np.int64), np.ones_like(payer))
         payers, costs, times = [], [], []
         for rank in range(schedule.ranks):
             part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
@@ -195,7 +203,7 @@ class EventGraph:
         return table.copy(Kind(kind), a, self.schedule.copy_targets[b], recomputed)
 
     def cost_names(self) -> list[str]:
-        """Name of every entry of a cost vector."""
+        """Name of every entry of a cost vector that actions share."""
         schedule = self.schedule
         stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
 
@@ -244,17 +252,17 @@ class EventGraph:
         result = np.empty(len(rows))
         end = np.empty((len(self.first), lanes))
         last = np.empty(lanes)
+        columns = np.zeros((rows.shape[1], lanes))
         for begin in range(0, len(rows), lanes):
             block = rows[begin : begin + lanes]
-            padded = np.zeros((lanes, rows.shape[1]))
-            padded[: len(block)] = block
+            columns[:, : len(block)] = block.T
             walk.evaluate_lanes.run(
                 len(self.first) * lanes,
                 self.first,
                 self.second,
                 self.lag,
                 self.cost,
-                np.ascontiguousarray(padded.T),
+                columns,
                 end,
                 last,
             )

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program, kinds_of
+from debubble.core.actions import Kind, Program, kinds_of, microbatches_of
 from debubble.core.cost_table import CostTable, static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
@@ -44,6 +44,8 @@ class MemoryUse:
         Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
     actions
         The schedule's actions, with the kinds that these tables mean.
+    lengths
+        Length of every microbatch, by which what it adds is multiplied; None where all are alike.
     """
 
     peak: NDArray[np.float64]
@@ -52,14 +54,25 @@ class MemoryUse:
     at_start: NDArray[np.float64]
     at_end: NDArray[np.float64]
     actions: Program
+    lengths: NDArray[np.float64] | None = None
 
     def deltas(
         self, schedule: Schedule, rank: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Memory each action of a rank adds at its start and at its end."""
-        program = self.actions[schedule.offsets[rank] : schedule.offsets[rank + 1]]
-        kinds, places = kinds_of(program), schedule.places_of(program)
-        return self.at_start[kinds, places], self.at_end[kinds, places]
+        part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+        return self.changes(schedule, self.actions[part])
+
+    def changes(
+        self, schedule: Schedule, actions: Program
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Memory that some of `actions` add at their starts and at their ends."""
+        kinds, places = kinds_of(actions), schedule.places_of(actions)
+        added, freed = self.at_start[kinds, places], self.at_end[kinds, places]
+        if self.lengths is None:
+            return added, freed
+        length = self.lengths[schedule.microbatch_of(microbatches_of(actions))]
+        return added * length, freed * length
 
 
 _EFFECTS = tuple((spec.kind, spec.takes, spec.frees) for spec in KINDS if spec.takes or spec.frees)
@@ -130,10 +143,13 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
         schedule.placement.copies,
         at_start.ravel(),
         at_end.ravel(),
+        table.lengths,
         peak,
         left,
     )
-    return MemoryUse(peak + table.static, left, table.static, at_start, at_end, actions)
+    return MemoryUse(
+        peak + table.static, left, table.static, at_start, at_end, actions, table.lengths
+    )
 
 
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:

@@ -64,6 +64,25 @@ def changes(
     return moments[sorted_by_time], amounts[sorted_by_time]
 
 
+def changes_in_order(
+    schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats, rank: int
+) -> tuple[Floats, Floats]:
+    """The same where no activation leaves its rank, with starts that may be rounded."""
+    part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
+    added, freed = use.deltas(schedule, rank)
+    holds = (added != 0) | (freed != 0)
+    start, stop, added, freed = begin[part][holds], end[part][holds], added[holds], freed[holds]
+    # A sum may round to just after the start of the next action, which has to wait for it.
+    later = np.append(start, np.inf)[np.searchsorted(start, start, side="right")]
+    times = np.concatenate([start, np.minimum(stop, later)])
+    deltas = np.concatenate([added, freed])
+    real = deltas != 0
+    times, deltas = times[real], deltas[real]
+    # At equal times memory is freed before more is taken.
+    order = np.lexsort((deltas, times))
+    return times[order], deltas[order]
+
+
 def measure_over_time(schedule: Schedule, use: MemoryUse, begin: Floats, end: Floats) -> MemoryUse:
     """The same use with peaks and rests as the times of a simulation make them."""
     peak, left = np.zeros(schedule.ranks), np.zeros(schedule.ranks)

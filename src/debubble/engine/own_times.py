@@ -7,12 +7,20 @@ an entry of the cost vector for itself, behind those of the graph, so that all t
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import computes, kinds_of
+from debubble.core.cost_fields import LARGEST_COST
+from debubble.core.cost_table import CostTable
+from debubble.core.errors import CostError
 from debubble.engine.event_graph import EventGraph
+from debubble.engine.microbatch_times import stretch
+
+Floats = NDArray[np.float64]
 
 
 def shared_costs(graph: EventGraph) -> int:
@@ -62,4 +70,58 @@ def with_own_times(graph: EventGraph, *, delays: bool = False) -> EventGraph:
         lag = lag.astype(np.uint32)
         waits = lag[node] > 0
         lag[node[waits]] = shared + count + works[waits]
-    return replace(graph, cost=cost, lag=lag)
+    return replace(graph, cost=cost, lag=lag, base=graph.base or graph)
+
+
+def with_times(
+    graph: EventGraph, table: CostTable, durations: Floats | None = None
+) -> tuple[EventGraph, Floats]:
+    """A graph in which every node has a time of its own, and its cost vector.
+
+    Parameters
+    ----------
+    graph
+        A compiled schedule.
+    table
+        Its costs: of microbatches of different lengths, or of average ones.
+    durations
+        Time of every action, shape ``(n,)``, in place of what the costs say; those of actions that
+        do not compute are not used, and an overlapped pair takes that of its second half.
+    """
+    plain = graph.base or graph
+    shared = plain.cost_vector(table)
+    times, delays = shared[plain.cost], shared[plain.lag]
+    if table.lengths is not None:
+        stretch(plain, table, table.lengths, times, delays)
+    if durations is not None:
+        works = np.flatnonzero(computes(kinds_of(graph.schedule.actions)))
+        times[plain.node[works]] = durations[works]
+    node = np.arange(len(times), dtype=np.uint32)
+    cost = np.where(node > 0, len(shared) + node, 0).astype(np.uint32)
+    lag = np.where(plain.lag > 0, len(shared) + len(times) + node, 0).astype(np.uint32)
+    return replace(plain, cost=cost, lag=lag, base=plain), np.concatenate([shared, times, delays])
+
+
+def checked(durations: ArrayLike, count: int) -> Floats:
+    """The times of `count` actions that somebody gave.
+
+    Raises
+    ------
+    CostError
+        When there is not a time for each.
+    """
+    try:
+        times = np.asarray(durations, dtype=np.float64)
+    except (TypeError, ValueError):
+        shown = reprlib.repr(durations)
+        raise CostError(f"durations is {shown}; give one number per action") from None
+    if times.shape != (count,):
+        raise CostError(
+            f"durations has the shape {times.shape} for {count:,} actions; give one time for each"
+        )
+    wrong = np.flatnonzero(~((times >= 0) & (times <= LARGEST_COST)))
+    if len(wrong):
+        raise CostError(
+            f"durations[{wrong[0]}] is {times[wrong[0]]:g}; give a time from 0 to {LARGEST_COST:g}"
+        )
+    return times

@@ -67,5 +67,5 @@ def recorded(
     cost[graph.node] = 1 + np.arange(count)
     lag = np.where(by_data, np.uint32(1 + count) + np.arange(nodes, dtype=np.uint32), 0)
     lengths = np.concatenate([[0.0], end - start, gaps])
-    own = replace(graph, cost=cost, lag=lag.astype(np.uint32))
+    own = replace(graph, cost=cost, lag=lag.astype(np.uint32), base=graph)
     return Timeline(own, table, lengths, ends, measured=True)

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core import hooks
-from debubble.core.actions import (
-    COPY_KINDS,
-    KIND_MASK,
-    computes,
-    kinds_of,
-    pairs_of,
-)
+from debubble.core.actions import COPY_KINDS, KIND_MASK, computes, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
@@ -27,10 +21,13 @@ from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
+from debubble.engine.ensembles import Spread, spread_of
 from debubble.engine.exist import survey_of
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
+from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
+from debubble.engine.own_times import checked, with_times
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,26 +181,11 @@ class Timeline:
 
     def memory_curve(self, rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Times at which a rank's memory changes, and the memory from each time on."""
-        schedule = self.schedule
+        change, begin = memory_over_time.changes_in_order, self.start
         if self.graph.has_copies:
-            times, deltas = memory_over_time.changes(
-                schedule, self.memory, self._shown_begin, self.end, rank
-            )
-            return times, self.table.static[rank] + np.cumsum(deltas)
-        part = slice(int(schedule.offsets[rank]), int(schedule.offsets[rank + 1]))
-        added, freed = self.memory.deltas(schedule, rank)
-        start, end = self.start[part], self.end[part]
-        holds = (added != 0) | (freed != 0)
-        start, end, added, freed = start[holds], end[holds], added[holds], freed[holds]
-        # A sum may round to just after the start of the next action, which has to wait for it.
-        later = np.append(start, np.inf)[np.searchsorted(start, start, side="right")]
-        times = np.concatenate([start, np.minimum(end, later)])
-        deltas = np.concatenate([added, freed])
-        changes = deltas != 0
-        times, deltas = times[changes], deltas[changes]
-        # At equal times memory is freed before more is taken.
-        order = np.lexsort((deltas, times))
-        return times[order], self.table.static[rank] + np.cumsum(deltas[order])
+            change, begin = memory_over_time.changes, self._shown_begin
+        times, deltas = change(self.schedule, self.memory, begin, self.end, rank)
+        return times, self.table.static[rank] + np.cumsum(deltas)
 
     @cached_property
     def slack(self) -> NDArray[np.float64]:
@@ -262,7 +244,8 @@ class Timeline:
         """Number of times each cost is paid along the critical path.
 
         This is the derivative of the makespan with respect to that cost: a cost that is paid k
-        times makes the iteration k times as much longer as itself.
+        times makes the iteration k times as much longer as itself. Where actions have times of
+        their own, they count for the cost of their kind and stage all the same.
         """
         return times_paid(self, self._critical_nodes)
 
@@ -279,7 +262,7 @@ class Timeline:
         >>> soon = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
         >>> late = soon.as_late_as_possible()
         >>> soon.makespan, late.makespan, soon.start[1:4].tolist(), late.start[1:4].tolist()
-        (33.0, 33.0, [1.0, 2.0, 3.0], [2.0, 5.0, 8.0])
+        (33.0, 33.0, [1.0, 2.0, 3.0], [3.0, 6.0, 9.0])
         """
         graph, actions = self.graph, self.schedule.actions
         # Transfers of forwards move with them, be they actions or nodes of the graph alone.
@@ -293,6 +276,26 @@ class Timeline:
             movable, late,
         )  # fmt: skip
         return replace(self, late=late)
+
+    def jitter(self, times: Times | Jitter | None = None, **more: Any) -> Spread:
+        """Step times when what ranks compute varies, and a step waits for the slowest copy.
+
+        Parameters
+        ----------
+        times
+            How times vary, ``"normal:3%"`` for instance, see :class:`debubble.Jitter`; or all of
+            that in one.
+        **more
+            ``samples``, ``seed``, ``replicas`` and ``slow``, as of :class:`debubble.Jitter`.
+
+        Examples
+        --------
+        >>> import debubble as db
+        >>> timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8), db.Costs(F=1, B=2))
+        >>> timeline.jitter(slow={"rank2": 1.5}).mean
+        43.5
+        """
+        return spread_of(self, times if isinstance(times, Jitter) else Jitter(times, **more))
 
     def __repr__(self) -> str:
         return (
@@ -314,7 +317,11 @@ class Timeline:
 
 
 def simulate(
-    schedule: Schedule, costs: Costs | None = None, p2p_mode: P2PMode = "overlapped"
+    schedule: Schedule,
+    costs: Costs | None = None,
+    p2p_mode: P2PMode = "overlapped",
+    *,
+    durations: ArrayLike | None = None,
 ) -> Timeline:
     """Simulate a schedule.
 
@@ -327,13 +334,17 @@ def simulate(
     p2p_mode
         ``"overlapped"``, ``"channel"``, ``"blocking"``, ``"pair"`` or ``"group"``, see
         :func:`debubble.engine.graph.compile_graph`.
+    durations
+        Time of every action in the schedule's order (rank 0's program, then rank 1's, …), shape
+        ``(n,)``, in place of what `costs` say: measured ones, for instance. What actions take that
+        do not compute still comes from `costs`; an overlapped pair takes that of its second half.
 
     Raises
     ------
     ScheduleError
         When the order cannot run.
     CostError
-        When the costs do not fit the schedule.
+        When the costs do not fit the schedule, or `durations` are not a time for every action.
 
     Warns
     -----
@@ -348,18 +359,31 @@ def simulate(
     """
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
-    timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs())
+    given = None if durations is None else checked(durations, len(schedule))
+    timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
     if made_for.unaware(schedule) and timeline.notes:
         warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)
     return timeline
 
 
-def evaluate_graph(graph: EventGraph, costs: Costs) -> Timeline:
-    """Simulate a compiled schedule with other costs."""
+def evaluate_graph(
+    graph: EventGraph, costs: Costs, durations: NDArray[np.float64] | None = None
+) -> Timeline:
+    """Simulate a compiled schedule with other costs, or with a time for every action."""
     if graph.has_copies and costs.host_link_shared_by != graph.shared:
         graph = compile_graph(graph.schedule, graph.mode, costs.host_link_shared_by)
-    table = costs.table(graph.schedule)
-    vector = graph.cost_vector(table)
+    return timeline_of(graph, costs.table(graph.schedule), durations)
+
+
+def timeline_of(
+    graph: EventGraph, table: CostTable, durations: NDArray[np.float64] | None = None
+) -> Timeline:
+    """The timeline of a compiled schedule, with the costs of a table."""
+    if table.lengths is None and durations is None:
+        graph = graph.base or graph
+        vector = graph.cost_vector(table)
+    else:
+        graph, vector = with_times(graph, table, durations)
     return Timeline(graph, table, vector, graph.evaluate(vector))
 
 

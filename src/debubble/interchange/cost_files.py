@@ -103,6 +103,7 @@ def parse_costs(text: str, where: str) -> CostFile:
     times, memory = data.pop("times"), data.pop("memory")
     basis, runtime = data.pop("basis", "action"), data.pop("runtime", "any")
     _check_sizes(times, memory, basis, data.get("ranks"), where)
+    _check_lengths(times.get("microbatch"), data.get("microbatches"), where)
     limit, unit = memory.pop("limit", None), memory.pop("unit", "")
     _check_limit(limit, memory.get("activation"), where)
     for name in PARTS:
@@ -203,6 +204,14 @@ def _check_sizes(
                     f"{where}: {key} has {size} values and {first} {wanted}; both have one per "
                     f"{noun}"
                 )
+
+
+def _check_lengths(lengths: Any, microbatches: int | None, where: str) -> None:
+    """Refuse lengths of other microbatches than the file has."""
+    if isinstance(lengths, tuple) and microbatches not in (None, len(lengths)):
+        raise FormatError(
+            f"{where}: times.microbatch has {len(lengths)} values for {microbatches} microbatches"
+        )
 
 
 def _check_limit(limit: Any, activation: Any, where: str) -> None:

@@ -14,7 +14,7 @@ from debubble.core.actions import Kind, Program
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.memory import measure_memory
-from debubble.engine.timeline import Timeline
+from debubble.engine.timeline import timeline_of
 from debubble.listing.kernel import NEVER, SCORES, list_schedule
 from debubble.listing.policies import Policy
 from debubble.listing.workload import TOLERANCE, Workload
@@ -149,9 +149,7 @@ class Passes:
         peak = measure_memory(order, work.table).peak
         if np.any(peak > work.limits * (1 + TOLERANCE)):
             return None
-        graph = compile_graph(order)
-        vector = graph.cost_vector(work.table)
-        timeline = Timeline(graph, work.table, vector, graph.evaluate(vector))
+        timeline = timeline_of(compile_graph(order), work.table)
         share = float(np.max(peak / np.maximum(work.limits, np.finfo(float).tiny)))
         found = self._candidate(timeline.makespan, float(timeline.stage_time.max()), share)
         return found._replace(programs=list(programs))

@@ -23,7 +23,7 @@ from debubble.core.kinds import KINDS, Of
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
-from debubble.engine.timeline import Timeline
+from debubble.engine.timeline import Timeline, timeline_of
 from debubble.listing import TOLERANCE, Workload
 from debubble.lowering.recompute import add_recompute
 from debubble.optimize.layers import Layers
@@ -209,9 +209,7 @@ class Problem(Workload):
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The engine's simulation of a schedule."""
-        graph = compile_graph(schedule, self.mode)
-        vector = graph.cost_vector(self.table)
-        return Timeline(graph, self.table, vector, graph.evaluate(vector))
+        return timeline_of(compile_graph(schedule, self.mode), self.table)
 
     def fits(self, schedule: Schedule) -> bool:
         """Whether a schedule stays within the memory of every rank.

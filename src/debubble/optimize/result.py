@@ -54,6 +54,9 @@ class Result:
         :func:`debubble.simulate` gives the same timeline; else empty and None.
     why
         Why no schedule is faster than the bound, in words.
+    microbatches
+        Where microbatches differ, which of them takes each place in the order; the costs of the
+        timeline have their lengths in that sequence.
     """
 
     schedule: Schedule
@@ -68,6 +71,7 @@ class Result:
     layers: tuple[int, ...] = ()
     costs: Costs | None = None
     why: str = ""
+    microbatches: tuple[int, ...] = ()
 
     @property
     def recompute(self) -> list[int]:
@@ -108,6 +112,12 @@ class Result:
     def _time(self, value: float) -> str:
         return time(value, self.timeline.table.costs.time_unit)
 
+    @property
+    def _lengths(self) -> list[float] | None:
+        """Length of the microbatch at every place; None where all are alike."""
+        lengths = self.timeline.table.lengths
+        return None if lengths is None else [float(length) for length in lengths]
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
         from debubble.interchange.cost_files import costs_data
@@ -136,6 +146,8 @@ class Result:
             "costs": costs_data(self.costs) | sizes(schedule, "ranks", "microbatches", "chunks")
             if self.costs
             else None,
+            "order_of_microbatches": list(self.microbatches) or None,
+            "lengths": self._lengths,
             "recompute": self.recompute,
             "offload": self.offload,
             "peak_activation": self.timeline.peak_activation.tolist(),
@@ -154,6 +166,10 @@ class Result:
             placement = self.schedule.placement.name
             none = f"Megatron-LM has none for the placement '{placement}'"
             lines.append(f"layout {self.layout or none}")
+        if self.microbatches:
+            sequence = "/".join(f"{length:g}" for length in self._lengths or [])
+            lines.append(f"microbatches in the order {' '.join(map(str, self.microbatches))}:")
+            lines.append(f"microbatch={sequence}")
         if self.recompute:
             lines.append(f"{recompute_text(self.schedule)}, right before the backward")
         if self.offload:

@@ -31,6 +31,7 @@ from debubble.optimize.choices import (
 from debubble.optimize.cuts import Cuts
 from debubble.optimize.cutting import Cutting, smallest_limit
 from debubble.optimize.layers import Given, even_cut, layers_of
+from debubble.optimize.lengths import optimize_lengths
 from debubble.optimize.offload import (
     Offload,
     check_offload,
@@ -96,7 +97,9 @@ def optimize(
         Stages per rank v, or several to choose from. The default is 1; with costs per rank, where
         every v is the same model, 1 and 2.
     costs
-        What actions cost; the default is one unit of time each for F, I and W.
+        What actions cost; the default is one unit of time each for F, I and W. Where microbatches
+        differ in length, orders are searched for the average one, and then which microbatch takes
+        which place in them: all assignments of up to 7, else what swaps of two lead to.
     layers
         Layers that are to be cut into the stages, so that it is open how many every stage gets: at
         least one, but for a first stage with an embedding and a last one with a head. A number of
@@ -167,6 +170,14 @@ def optimize(
     began = time.monotonic()
     _check(time_limit, effort, workers)
     costs = costs or Costs()
+    if costs.microbatch not in (None, 1.0):
+        return optimize_lengths(
+            optimize, costs, memory, _placements(ranks, microbatches, chunks, placement, costs),
+            ranks=ranks, microbatches=microbatches, chunks=chunks, layers=layers,
+            placement=placement, backward=backward, recompute=recompute, offload=offload,
+            p2p_mode=p2p_mode, time_limit=time_limit, effort=effort, seed=seed, workers=workers,
+            cache=cache, published=published, report=report, until=until,
+        )  # fmt: skip
     room, alone = beside_static(memory, costs, ranks)
     problems = problems_of(
         ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,

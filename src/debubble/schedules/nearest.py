@@ -83,7 +83,8 @@ def nearest_forms(
     if not plain.uniform:
         if schedule.vocabulary:
             return []
-        always.append(_Obstacle("the costs of stages or ranks differ", "for their mean"))
+        differ = "stages or ranks" if costs.microbatch is None else "stages, ranks or microbatches"
+        always.append(_Obstacle(f"the costs of {differ} differ", "for their mean"))
         costs, transfer = _mean(schedule, costs)
     case = form_case(schedule, costs, transfer)
     known = with_recompute(entry.forms, case, schedule, case.table)

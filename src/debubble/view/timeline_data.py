@@ -256,18 +256,17 @@ def _styles(
     cost = graph.cost[graph.node[order]].astype(np.int64)
     key = ((cost * graph.places + place) * 4 + half) * 32 + held_as
     _, first, style = np.unique(key, return_index=True, return_inverse=True)
-    kind, stage, copy, place, half, held_as = (
-        column[first] for column in (kind, stage, copy, place, half, held_as)
-    )
+    kind, stage, copy, half = (column[first] for column in (kind, stage, copy, half))
     memory = timeline.memory
     chunk = copy * schedule.chunks + chunks_of(schedule.placement)[copy, stage]
     color = np.where(np.isin(kind, STEP_KINDS), 0, chunk)
     unit = microbatches_of(actions[first])
+    added, freed = memory.changes(schedule, memory.actions[order[first]])
     columns: dict[str, NDArray[Any]] = {
         "kind": kind, "half": half, "stage": stage, "copy": copy, "shade": color,
         "duration": timeline.duration[order[first]],
-        "add": memory.at_start[held_as, place], "free": memory.at_end[held_as, place],
-        "link": links(timeline, kind, stage, copy)[0], "unit": unit,
+        "add": added, "free": freed,
+        "link": links(timeline, kind, stage, copy, unit)[0], "unit": unit,
     }  # fmt: skip
     return {name: column.tolist() for name, column in columns.items()}, style
 

@@ -59,7 +59,7 @@ def transfers_of(timeline: Timeline) -> Transfers:
         return Transfers(none, never, never, none > 0, none > 0, none)
     unit, stage = microbatches_of(schedule.actions), stages_of(schedule.actions)
     copy = np.where(np.isin(kind, tuple(MOVED)), schedule.copies_of(unit), 0)
-    link, there = links(timeline, kind, stage, copy)
+    link, there = links(timeline, kind, stage, copy, unit)
     sent = np.flatnonzero(link > 0)
     begin = timeline.end[sent] + queued(timeline)[sent]
     twice = np.concatenate
@@ -88,7 +88,11 @@ _OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])
 
 
 def links(
-    timeline: Timeline, kind: NDArray[np.int64], stage: NDArray[np.int64], copy: NDArray[np.int64]
+    timeline: Timeline,
+    kind: NDArray[np.int64],
+    stage: NDArray[np.int64],
+    copy: NDArray[np.int64],
+    unit: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Time of the transfer of an action's result, −1 where there is none, and to which rank."""
     placement = timeline.schedule.placement
@@ -99,7 +103,9 @@ def links(
     stage = np.where(sends, stage, 0)
     target = np.where(sends, target, 0)
     here, there = home[copy, stage], home[copy, target]
-    return np.where(sends & (here != there), timeline.table.link[here, there], -1.0), there
+    microbatch = timeline.schedule.microbatch_of(unit)
+    times = timeline.table.transfers(here, there, microbatch)
+    return np.where(sends & (here != there), times, -1.0), there
 
 
 def queued(timeline: Timeline) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
 from debubble.engine.jit import Array, kernel, unsigned
+from debubble.engine.kernels.layout import Maybe
 
 
 @kernel(writes=("peak", "left"))
@@ -16,12 +17,14 @@ def peak_memory(
     copies: int,
     at_start: Array,
     at_end: Array,
+    lengths: Maybe,
     peak: Array,
     left: Array,
 ) -> None:
     """Largest memory of every rank, and what is left at its end.
 
-    ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends. Actions of
+    ``at_start[kind·P + place]`` is added when an action starts, ``at_end`` when it ends; both times
+    the length of its microbatch, where ``lengths`` is not None. Actions of
     one rank do not run at the same time, except those of a group, so that the order alone
     decides and no times are needed.
     """
@@ -41,8 +44,13 @@ def peak_memory(
             if copies > 1:
                 place += number % microbatches * copies // microbatches * stages
             spot = unsigned((action & KIND_MASK) * places + place)
-            held += at_start[spot]
-            later += at_end[spot]
+            if lengths is None:
+                held += at_start[spot]
+                later += at_end[spot]
+            else:
+                length = lengths[number % microbatches]
+                held += at_start[spot] * length
+                later += at_end[spot] * length
             if (action >> PAIR_SHIFT) & 1 == 0:
                 most = max(most, held)
                 held += later

@@ -1,0 +1,91 @@
+"""Options of commands that vary times: jitter, copies, and what is slow."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from debubble.cli.options import count, takes
+from debubble.core.errors import ParameterError
+from debubble.engine.jitter import DISTRIBUTIONS, MAX_REPLICAS, MAX_SAMPLES, Jitter
+from debubble.interchange.text import read_number
+
+JitterTimes = Annotated[
+    str | None,
+    takes(
+        "TIMES",
+        "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
+    ),
+]
+Samples = Annotated[str | None, takes("N", "With --jitter, steps to simulate; 1,000 by default.")]
+Seed = Annotated[str | None, takes("N", "With --jitter, of the random numbers; 0 by default.")]
+Replicas = Annotated[
+    str | None, takes("N", "Data-parallel copies; a step waits for the slowest of them.")
+]
+SlowThings = Annotated[
+    list[str] | None,
+    takes(
+        "WHAT=FACTOR",
+        "What is slow in every step: rank2=1.2, stage3=1.2, link0-1=3; in one copy only: copy=1.1, "
+        "copy.rank2=1.2; may be repeated.",
+        "--slow",
+    ),
+]
+
+
+def read_jitter(
+    times: str | None,
+    samples: str | None,
+    seed: str | None,
+    replicas: str | None,
+    slow: list[str] | None,
+) -> Jitter | None:
+    """What varies, from the texts of the options; None where none of them is there.
+
+    Raises
+    ------
+    DebubbleError
+        When a text is none of what its option takes.
+    """
+    if times is None and slow is None:
+        for flag, text in (("--samples", samples), ("--seed", seed), ("--replicas", replicas)):
+            if text is not None:
+                raise ParameterError(
+                    f"{flag} is {text}, and nothing varies; add --jitter normal:3%, or --slow"
+                )
+        return None
+    given: dict[str, Any] = {}
+    if samples is not None:
+        given["samples"] = count("--samples", samples, 1, MAX_SAMPLES)
+    if seed is not None:
+        given["seed"] = count("--seed", seed, 0, 999_999_999)
+    if replicas is not None:
+        given["replicas"] = count("--replicas", replicas, 1, MAX_REPLICAS)
+    return Jitter(_times(times), slow=_slow(slow or []), **given)
+
+
+def _times(text: str | None) -> Any:
+    """A distribution as it is; all else is the name of a file."""
+    if text is None or text.partition(":")[0].strip() in DISTRIBUTIONS:
+        return text
+    from debubble.interchange.files import is_file_name
+    from debubble.interchange.measured_times import read_times
+
+    looks_like_a_file = "/" in text or "." in text or is_file_name(text)
+    return read_times(text) if looks_like_a_file else text
+
+
+def _slow(pairs: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for piece in (piece for pair in pairs for piece in pair.split(",")):
+        where, equals, factor = (word.strip() for word in piece.partition("="))
+        number = read_number(factor)
+        if not equals or math.isnan(number):
+            raise ParameterError(
+                f"--slow is '{piece}'; give what is slow, and how many times as long it takes: "
+                "rank2=1.2"
+            )
+        if where in found:
+            raise ParameterError(f"--slow: {where} is there twice; give it once")
+        found[where] = number
+    return found

@@ -1,0 +1,147 @@
+"""Times of the nodes of a graph where microbatches have different lengths.
+
+What a node does belongs to a microbatch: that of the action that computes, or moves its result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.cost_table import CostTable
+from debubble.core.kinds import COPY_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
+from debubble.core.schedule import Schedule
+from debubble.engine.columns import columns
+from debubble.engine.event_graph import EventGraph
+from debubble.engine.kernels import layout
+from debubble.engine.recompute import recompute_share
+
+Floats = NDArray[np.float64]
+Positions = NDArray[np.integer]
+
+_HALVES = np.array([spec in (Kind.I, Kind.W, Kind.B) for spec in Kind])
+
+
+def lengths_of(schedule: Schedule, lengths: Floats) -> Floats:
+    """Length of every action's microbatch, shape ``(n,)``, from that of every microbatch."""
+    return np.asarray(lengths[schedule.microbatch_of(microbatches_of(schedule.actions))])
+
+
+def stretch(
+    graph: EventGraph, table: CostTable, lengths: Floats, times: Floats, delays: Floats
+) -> None:
+    """Set the times of nodes, and the delays before them, to those of their own microbatches.
+
+    Parameters
+    ----------
+    graph
+        A compiled schedule whose actions share costs.
+    table
+        Its costs, with lengths of microbatches.
+    lengths
+        Length of every microbatch, shape ``(microbatches,)``.
+    times, delays
+        By node, those of average microbatches; written to.
+    """
+    own = lengths_of(graph.schedule, lengths)
+    _stretch_work(graph, table, own, times)
+    _stretch_copies(graph, table, own, times)
+    if table.message_times.any():
+        nodes, of = _transfers(graph)
+        times[nodes] = _longer(times[nodes], graph.cost[nodes], own[of], graph, table)
+        nodes, of = _arrivals(graph)
+        delays[nodes] = _longer(delays[nodes], graph.lag[nodes], own[of], graph, table)
+
+
+def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
+    """What computes: actions that run alone, overlapped pairs, and larger groups."""
+    schedule, node = graph.schedule, graph.node
+    actions = schedule.actions
+    kinds, places, group = kinds_of(actions), schedule.places_of(actions), pairs_of(actions)
+    works = np.isin(kinds, (*WORK_KINDS, *VOCABULARY_KINDS))
+    alone = np.flatnonzero(works & (group == 0))
+    times[node[alone]] = table.times(kinds[alone], places[alone], own[alone])
+    first = np.flatnonzero(works & (group == 1))
+    if not len(first):
+        return
+    members = np.flatnonzero(works & (group > 0))
+    times[node[first]] = 0.0
+    np.add.at(times, node[members], table.times(kinds[members], places[members], own[members]))
+    last = group_bounds(actions)[1][first] - 1
+    halves = [(kinds[a] == Kind.F) & _HALVES[kinds[b]] for a, b in ((first, last), (last, first))]
+    pairs = (last == first + 1) & (halves[0] | halves[1])
+    forward = np.where(halves[0], first, last)[pairs]
+    backward = np.where(halves[0], last, first)[pairs]
+    times[node[forward]] = table.pair_times(
+        (kinds[forward], places[forward]),
+        (kinds[backward], places[backward]),
+        (own[forward], own[backward]),
+    )
+
+
+def _stretch_copies(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:
+    """Offloads and reloads."""
+    if not graph.has_copies:
+        return
+    schedule = graph.schedule
+    whole = recompute_share(schedule) >= 1
+    for position in np.flatnonzero(np.isin(kinds_of(schedule.actions), COPY_KINDS)).tolist():
+        node = graph.node[position]
+        spot = int(graph.cost[node]) - graph.dynamic_costs
+        kind, place = int(graph.dynamic_kind[spot]), int(graph.dynamic_a[spot])
+        target = schedule.copy_targets[graph.dynamic_b[spot]]
+        times[node] = table.copy(kind, place, target, bool(whole[place]), float(own[position]))
+
+
+def _longer(
+    times: Floats, links: NDArray[np.unsignedinteger], lengths: Floats, graph: EventGraph,
+    table: CostTable,
+) -> Floats:  # fmt: skip
+    """Times of transfers, by their costs, with messages of other lengths than the average."""
+    part = graph.dynamic_a[links.astype(np.int64) - graph.dynamic_costs] // graph.schedule.ranks
+    return np.asarray(np.maximum(times + table.message_times[part] * (lengths - 1), 0.0))
+
+
+def _transfers(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes that are transfers, and an action of the microbatch that each moves."""
+    sends = np.flatnonzero(np.isin(kinds_of(graph.schedule.actions), SEND_KINDS))
+    made = np.flatnonzero(graph.sent)
+    nodes = np.concatenate([graph.node[sends], graph.sent[made]])
+    return nodes, np.concatenate([sends, made])
+
+
+def _arrivals(graph: EventGraph) -> tuple[Positions, Positions]:
+    """Nodes that wait for transfers which are no nodes, and an action of each one's microbatch.
+
+    An action that runs alone waits at its own node, members of a group at those up to the group's,
+    in their order. What a shard of the output layer hands on waits at the node that joins it to the
+    other shards'.
+    """
+    schedule, node = graph.schedule, graph.node
+    actions = schedule.actions
+    late = np.flatnonzero(graph.lag)
+    kinds, stages, places = kinds_of(actions), stages_of(actions), schedule.places_of(actions)
+    shards = np.flatnonzero(np.isin(kinds, VOCABULARY_KINDS))
+    shards = shards[graph.lag[node[shards]] > 0]
+    found: list[Positions] = [node[shards]]
+    of: list[Positions] = [shards]
+    if not len(graph.sent) and not np.isin(kinds, SEND_KINDS).any():
+        step = columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.TOWARDS]
+        step = np.where(np.isin(kinds, WORK_KINDS), step, 0)
+        there = (step != 0) & (stages + step >= 0) & (stages + step < schedule.stages)
+        home, towards = schedule.homes, np.where(there, places + step, places)
+        takes = np.flatnonzero(there & (home[towards] != home[places]))
+        # Members of a group share their node; the last to wait does so nearest to it.
+        ends = node[takes]
+        last = np.searchsorted(takes, group_bounds(actions)[1][takes]) - 1
+        after = last - np.arange(len(takes))
+        found.append(late[np.searchsorted(late, ends, side="right") - 1 - after])
+        of.append(takes)
+    if schedule.vocabulary:
+        made = graph.order[graph.second[late]]
+        joins = (graph.order[late] < 0) & (made >= 0) & (graph.order[graph.first[late]] < 0)
+        joins[joins] = np.isin(kinds[made[joins]], VOCABULARY_KINDS)
+        found.append(late[joins])
+        of.append(made[joins])
+    return np.concatenate(found), np.concatenate(of)

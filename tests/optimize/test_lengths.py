@@ -1,0 +1,112 @@
+"""Which microbatch takes which place, against all assignments and simulations one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import debubble as db
+from debubble.optimize.lengths import arrange
+
+LENGTHS = [1.0, 1.5, 0.5, 1.25, 0.75, 1.0]
+
+
+def by_hand(
+    schedule: db.Schedule, costs: db.Costs, lengths: list[float], memory: float | None = None
+) -> float:
+    """The smallest makespan over all orders of the lengths that fit."""
+    best = np.inf
+    for order in set(permutations(lengths)):
+        timeline = db.simulate(schedule, replace(costs, microbatch=order))
+        if memory is None or timeline.peak_activation.max() <= memory + 1e-9:
+            best = min(best, timeline.makespan)
+    return float(best)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gpipe", "interleaved-1f1b", "dualpipe-v"])
+def test_few_microbatches_are_arranged_best(name: str) -> None:
+    schedule = db.make(name, ranks=3, microbatches=6)
+    costs = db.Costs(F=1, I=1.25, W=0.75, p2p=0.25, attention=0.25, message=1, bandwidth=4)
+    found = arrange(schedule, replace(costs, microbatch=LENGTHS))
+    assert found is not None
+    assert found.makespan == pytest.approx(by_hand(schedule, costs, LENGTHS))
+    own = replace(costs, microbatch=[LENGTHS[i] for i in found.microbatches])
+    assert db.simulate(schedule, own).makespan == pytest.approx(found.makespan)
+    assert sorted(found.microbatches) == list(range(6))
+
+
+def test_memory_limits_which_run_beside_each_other() -> None:
+    schedule = db.make("1f1b", ranks=3, microbatches=5)
+    lengths = [2.0, 2.0, 0.5, 0.5, 0.5]
+    costs = db.Costs(F=1, B=2)
+    free = arrange(schedule, replace(costs, microbatch=lengths))
+    tight = arrange(schedule, replace(costs, microbatch=lengths), memory=4.5)
+    assert free is not None
+    assert tight is not None
+    assert tight.makespan == by_hand(schedule, costs, lengths, 4.5) >= free.makespan
+    assert arrange(schedule, replace(costs, microbatch=lengths), memory=2.5) is None
+
+
+@settings(max_examples=10)
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]), min_size=5, max_size=5))
+def test_any_lengths(lengths: list[float]) -> None:
+    schedule, costs = db.make("zb-h1", ranks=2, microbatches=5), db.Costs()
+    found = arrange(schedule, replace(costs, microbatch=lengths))
+    assert found is not None
+    assert found.makespan == by_hand(schedule, costs, lengths)
+
+
+def test_many_microbatches_are_arranged_no_worse_than_given_and_at_random() -> None:
+    rng = np.random.default_rng(0)
+    schedule = db.make("1f1b", ranks=4, microbatches=12)
+    lengths = rng.choice([0.5, 0.75, 1, 1.5, 2], 12).tolist()
+    costs = db.Costs(F=1, B=2, microbatch=lengths)
+    found = arrange(schedule, costs)
+    assert found is not None
+    for _ in range(200):
+        other = rng.permutation(lengths).tolist()
+        assert found.makespan <= db.simulate(schedule, replace(costs, microbatch=other)).makespan
+    assert arrange(schedule, costs) == found
+
+
+@pytest.mark.parametrize("memory", [None, 3.0])
+def test_optimize_with_lengths(memory: float | None) -> None:
+    lengths = [1.0, 1.5, 0.5, 1.25]
+    costs = db.Costs(F=1, I=1, W=1, microbatch=lengths)
+    result = db.optimize(
+        ranks=2, microbatches=4, costs=costs, memory=memory, cache=False, effort=0.05
+    )
+    own = result.timeline.table.costs
+    assert own.microbatch == tuple(lengths[i] for i in result.microbatches)
+    assert db.simulate(result.schedule, own).makespan == result.makespan
+    assert result.lower_bound <= result.makespan
+    assert memory is None or result.timeline.peak_activation.max() <= memory + 1e-9
+    assert result.makespan <= by_hand(result.schedule, costs, lengths, memory) + 1e-9
+    assert f"in the order {' '.join(map(str, result.microbatches))}:\nmicrobatch=" in str(result)
+    data = result.to_dict()
+    assert data["order_of_microbatches"] == list(result.microbatches)
+    assert data["lengths"] == list(own.microbatch)
+    assert result.published is not None
+    assert result.published.rows[0].makespan == pytest.approx(result.makespan)
+
+
+def test_memory_that_long_microbatches_do_not_leave_is_refused() -> None:
+    costs = db.Costs(F=1, B=2, microbatch=[4, 1, 0.5, 0.5])
+    with pytest.raises(db.ParameterError, match="the longest 4 times the average one; give 4 tim"):
+        db.optimize(ranks=2, microbatches=4, costs=costs, memory=3, cache=False, effort=0.05)
+
+
+def test_one_rank_is_proven_optimal() -> None:
+    costs = db.Costs(F=1, B=2, microbatch=[1, 2, 0.5])
+    result = db.optimize(ranks=1, microbatches=3, costs=costs, cache=False, effort=0.05)
+    assert (result.makespan, result.lower_bound, result.status) == (10.5, 10.5, "optimal")
+
+
+def test_lengths_of_one_are_no_lengths() -> None:
+    same = db.optimize(ranks=2, microbatches=4, costs=db.Costs(microbatch=1), effort=0.05)
+    assert same.microbatches == ()
