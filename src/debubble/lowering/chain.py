@@ -17,7 +17,7 @@ from debubble.core.schedule import Schedule
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute, place_of
 from debubble.lowering.sharding import SHARDING_MODES, add_sharding
-from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
+from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -163,8 +163,9 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "transfers", "POLICY",
-        "Make sends and receives actions, receives eager, just-in-time or queued.",
-        _one_of(RECEIVE_POLICIES),
+        "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
+        " pytorch, pytorch-deferred.",
+        _one_of(TRANSFER_POLICIES),
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
     ),
     Lowering(
