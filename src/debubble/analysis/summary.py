@@ -51,9 +51,10 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         ``p2p_transfers`` and ``p2p_volume``; ``receive_buffers``, None where transfers are no
         actions; ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, its
         `terms` where the formula is a sum of some, the `simulated` value and the `difference`
-        (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do not hold for
-        these costs, with the `reason` and what their `value` is for (`nearest`); ``units`` of times
-        and memory; and ``conventions``, which says in words what each number means.
+        (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do
+        not hold for these costs, with the `reason` and what their `value` is for (`nearest`);
+        ``units`` of times and memory; and ``conventions``, which says in words what each number
+        means.
 
     Examples
     --------

@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute, place_of
-from debubble.lowering.sharding import SHARDING_MODES, add_sharding
+from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
 
 if TYPE_CHECKING:
@@ -128,6 +128,16 @@ def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
     return read
 
 
+def _read_lookahead(flag: str, text: str) -> str | list[int]:
+    """``"full"``, ``"auto"``, or the numbers in a text such as ``2,3,3,3``."""
+    if text in LOOKAHEADS:
+        return text
+    numbers = re.split("[,/]", text)
+    if not all(re.fullmatch(r"\s*[0-9]{1,7}\s*", number) for number in numbers):
+        raise ParameterError(f"{flag} is '{text}'; give full, auto, or a number per rank: 2,3,3,3")
+    return [int(number) for number in numbers]
+
+
 def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
     stages, at = values["recompute"], values["recompute_at"]
     return add_recompute(schedule, stages, at=at, **setting._asdict())
@@ -172,10 +182,17 @@ LOWERINGS: list[Lowering] = [
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
         _one_of(SHARDING_MODES),
-        lambda order, values, _: add_sharding(order, mode=values["sharding"]),
+        lambda order, values, _: add_sharding(
+            order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
+        ),
         on_page=Choice("replicas", {
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
+    ),
+    Lowering(
+        "unshard_lookahead", "POLICY",
+        "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
+        _read_lookahead, part_of="sharding", example="fsdp",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
@@ -252,8 +269,8 @@ def lower(
         (:func:`debubble.lowering.recompute.add_recompute`); ``offload``, which stages' activations
         wait on the host (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
         receives stand, without which transfers are left to the simulation
-        (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding``
-        (:func:`debubble.lowering.sharding.add_sharding`).
+        (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding`` and
+        ``unshard_lookahead`` (:func:`debubble.lowering.sharding.add_sharding`).
 
     Returns
     -------
