@@ -15,7 +15,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import add_offload
-from debubble.lowering.recompute import add_recompute, place_of
+from debubble.lowering.recompute import add_recompute, check_cap, place_of
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
 
@@ -138,9 +138,20 @@ def _read_lookahead(flag: str, text: str) -> str | list[int]:
     return [int(number) for number in numbers]
 
 
+def _read_count(flag: str, text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text):
+        raise ParameterError(f"{flag} is '{text}'; give a whole number")
+    return int(text)
+
+
+def _check_recompute(values: Values) -> None:
+    place_of(values["recompute"], values["recompute_at"])
+    check_cap(values["recompute"], values["recompute_cap"])
+
+
 def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
-    stages, at = values["recompute"], values["recompute_at"]
-    return add_recompute(schedule, stages, at=at, **setting._asdict())
+    stages, at, cap = values["recompute"], values["recompute_at"], values["recompute_cap"]
+    return add_recompute(schedule, stages, at=at, cap=cap, **setting._asdict())
 
 
 LOWERINGS: list[Lowering] = [
@@ -148,7 +159,7 @@ LOWERINGS: list[Lowering] = [
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
         read_stages, _recompute, example="full", in_order=True,
-        check=lambda values: place_of(values["recompute"], values["recompute_at"]),
+        check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -162,6 +173,11 @@ LOWERINGS: list[Lowering] = [
             "with-backward": "with the backward",
         }, hint="Right before the backward, where the rank would be idle, or as a part of the"
            " backward"),
+    ),
+    Lowering(
+        "recompute_cap", "COUNT",
+        "Recompute only what a rank holds beyond so many whole activations of a stage.",
+        _read_count, part_of="recompute", in_order=True,
     ),
     Lowering(
         "offload", "STAGES",
@@ -185,6 +201,7 @@ LOWERINGS: list[Lowering] = [
         lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
         ),
+        example="fsdp",
         on_page=Choice("replicas", {
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
@@ -192,7 +209,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding", example="fsdp",
+        _read_lookahead, part_of="sharding",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
@@ -264,10 +281,11 @@ def lower(
     costs, memory, p2p_mode
         Setting that positions of recomputes and distances of copies are evaluated in.
     **lowerings
-        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute`` and
-        ``recompute_at``, which stages recompute their forwards, and where
-        (:func:`debubble.lowering.recompute.add_recompute`); ``offload``, which stages' activations
-        wait on the host (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
+        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute``,
+        ``recompute_at`` and ``recompute_cap``, which stages recompute their forwards, where, and
+        from how many activations on (:func:`debubble.lowering.recompute.add_recompute`);
+        ``offload``, which stages' activations wait on the host
+        (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
         receives stand, without which transfers are left to the simulation
         (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding`` and
         ``unshard_lookahead`` (:func:`debubble.lowering.sharding.add_sharding`).
