@@ -113,7 +113,7 @@ def _transfers_of_slices(schedule: Schedule) -> NDArray[np.int64]:
 
 def parameter_copies(schedule: Schedule) -> float:
     """Copies of the model's weights that all ranks together hold."""
-    copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
+    copies = schedule.placement.copies * sum(schedule.stored_versions) / schedule.ranks
     return int(copies) if copies.is_integer() else copies
 
 

@@ -147,6 +147,7 @@ def heading(schedule: Schedule) -> str:
     if max(versions) > 1:
         each = ", ".join(map(str, versions)) if len(versions) <= VERSIONS_SHOWN else "…"
         kept = f"{max(versions)} weight versions"
+        kept += " met, none stored" if schedule.newest_weights else ""
         parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
     parts.append(counted(len(schedule), "action"))
     entry = entries().get(schedule.name)
