@@ -251,24 +251,32 @@ def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np
     first = set(begin[spots].tolist())
     gone = np.zeros(len(spots), dtype=bool)
     held: set[int] = set()
+    free: set[int] = set()
     longest: list[tuple[int, int]] = []
 
     def take(cell: int) -> None:
         held.add(cell)
         while len(held) > cap and longest:
             _, other = heappop(longest)
-            if other in held:
+            if other in free:
                 held.remove(other)
                 gone[due[other]] = True
 
     for place, (kind, cell) in enumerate(zip(kinds.tolist(), cells, strict=True)):
         if place in first:
-            for member in range(place, int(end[place])):
-                back = cells[member]
-                if kinds[member] in BACKWARD and back in due and gone[due[back]]:
-                    take(back)
+            back = [
+                cells[member]
+                for member in range(place, int(end[place]))
+                if kinds[member] in BACKWARD and cells[member] in due
+            ]
+            # From here on they are in use.
+            free.difference_update(back)
+            for other in back:
+                if gone[due[other]]:
+                    take(other)
         if kind == Kind.F:
             if cell in due:
+                free.add(cell)
                 heappush(longest, (-last[cell], cell))
             take(cell)
         if last[cell] == place:
