@@ -109,11 +109,11 @@ def stp(*, ranks: int, microbatches: int) -> Iterator[Program]:
     other: F with B or I, F with W, and in the warm-up F with F. Alone run 2p + 1 passes, whatever
     the number of microbatches.
 
-    A pair saves no computing: give `O`, or an `overlap_factor` below 1, for what it hides. Where a
-    pair takes the sum of its parts, ranks wait (p − 1)(2F + 2I − 3W) for F ≤ I, as simulated for p
-    up to 8; the authors' (p − 1)(F + B − W) is the same only for F = I = W. Rank r holds 3p + r
-    chunks, and rank 0 one more; the authors' 3p is rank 0's where a pair frees what its backward
-    needed before its forward takes.
+    A pair saves no computing: give `O`, or an `overlap_factor` below 1, for what a forward hides
+    with B, I or W; two forwards take the sum of their parts. Where every pair does, ranks wait
+    (p − 1)(2F + 2I − 3W) for F ≤ I, as simulated for p up to 9; the authors' (p − 1)(F + B − W) is
+    the same only for F = I = W. Rank r holds 3p + r chunks, and rank 0 one more; the authors' 3p is
+    rank 0's where a pair frees what its backward needed before its forward takes.
 
     When to use it: with tensor parallelism within a node, where all-reduces are a large part of a
     layer, and memory for 1.5 to 2 times that of 1F1B. Without them zb-v waits less in less memory.
