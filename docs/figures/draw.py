@@ -71,8 +71,8 @@ EXAMPLES = (
     ),
     Example(
         "seq1f1b-interleaved",
-        "Sun et al., Seq1F1B, arXiv 2406.03488, its interleaved variant: 4 ranks, 4 microbatches of "
-        "4 slices",
+        "Sun et al., Seq1F1B, arXiv 2406.03488, its interleaved variant: 4 ranks, 4 microbatches "
+        "of 4 slices",
         db.Costs.per_rank(F=4, B=8), {"ranks": 4, "microbatches": 4}, {"width": 11},
     ),
     Example(
