@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.analysis.receive_buffers import receive_slots
+from debubble.analysis.summary import report, summary
 from debubble.core.actions import begins_group
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
 from tests.pairs import each_family
@@ -77,3 +78,13 @@ def test_one_pool_never_needs_more_than_two_nor_those_more_than_many() -> None:
 def test_without_transfers_there_are_no_buffers() -> None:
     slots = receive_slots(db.make("1f1b", ranks=3, microbatches=4))
     assert slots.to_dict() == {"by_stage": [0] * 3, "by_direction": [0] * 3, "shared": [0] * 3}
+
+
+def test_results_say_how_many_where_transfers_are_actions() -> None:
+    plain = db.make("interleaved-1f1b", ranks=4, microbatches=8, chunks=4)
+    timeline = db.simulate(add_transfers(plain, policy="pytorch"))
+    assert summary(timeline)["receive_buffers"]["by_stage"] == [22, 30, 28, 32]
+    text = " ".join(report(timeline).split())
+    assert "receive buffers: 112 in pools by stage and direction, 69 in one pool of a rank" in text
+    assert summary(db.simulate(plain))["receive_buffers"] is None
+    assert "receive buffers" not in report(db.simulate(plain))
