@@ -70,6 +70,17 @@ EXAMPLES = (
         OVERLAPPED, {"ranks": 8, "microbatches": 20}, {"width": 11},
     ),
     Example(
+        "seq1f1b-interleaved",
+        "Sun et al., Seq1F1B, arXiv 2406.03488, its interleaved variant: 4 ranks, 4 microbatches "
+        "of 4 slices",
+        db.Costs.per_rank(F=4, B=8), {"ranks": 4, "microbatches": 4}, {"width": 11},
+    ),
+    Example(
+        "stp",
+        "STP, arXiv 2510.27257, its braided schedule: 4 ranks, 12 microbatches",
+        EQUAL, {"ranks": 4, "microbatches": 12}, {"width": 11},
+    ),
+    Example(
         "chimera",
         "Li and Hoefler, Chimera, arXiv 2107.06925, its bidirectional pipelines: 4 ranks, "
         "4 microbatches",

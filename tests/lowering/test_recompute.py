@@ -456,7 +456,7 @@ GRID = [
 
 NO_FORMS = {
     "dualpipe", "dualpipe-v", "gis-h", "pipeoffload-full",
-    "pipeoffload-half", "v-half", "v-min", "v-zb", "vocab-1", "vocab-1-v-half", "vocab-2",
+    "pipeoffload-half", "stp", "v-half", "v-min", "v-zb", "vocab-1", "vocab-1-v-half", "vocab-2",
     "vocab-2-v-half", "zb-2p", "zb-auto", "zb-v",
 }  # fmt: skip
 """Schedules of which nothing is known under recompute.

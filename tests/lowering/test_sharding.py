@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble import Costs, Kind, ParameterError, Schedule, ScheduleError, make
-from debubble.core.actions import SHARDING_KINDS, kinds_of
-from debubble.lowering.sharding import SHARDING_MODES, add_sharding
+from debubble.core.actions import SHARDING_KINDS, Action, begins_group, kinds_of
+from debubble.core.kinds import WORK_KINDS
+from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding, lookahead_of
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from tests.pairs import each_family
@@ -213,6 +215,107 @@ def test_a_stage_without_reduction_is_found_where_others_have_one() -> None:
     assert (problem.code, problem.rank) == ("reduce-grad", 1)
     assert problem.actions == ("1REDUCE_GRAD0", "1B0")
     assert problem.fix == "add it on rank 1 behind 1B0"
+
+
+def test_auto_looks_as_far_ahead_as_the_fill_of_the_pipeline_allows() -> None:
+    assert lookahead_of("auto", 4, 4).tolist() == [2, 3, 4, 4]
+    assert lookahead_of("full", 3, 2).tolist() == [2, 2, 2]
+    assert lookahead_of((1, 3), 2, 3).tolist() == [1, 3]
+
+
+def gathers_by_hand(full: Schedule, rank: int, ahead: int) -> list[Action]:
+    """A rank's program with the gatherings of `full` put off, one window after the other.
+
+    A gathering moves before the first group from which on its stage is among the next `ahead`
+    different ones, never before where it was.
+    """
+    program = list(full)[rank]
+    begins = begins_group(full.program(rank)).tolist()
+    heads = [
+        index for index, action in enumerate(program) if begins[index] and action.kind in WORK_KINDS
+    ]
+    moved: dict[int, list[Action]] = {}
+    for index, action in enumerate(program):
+        if action.kind != Kind.UNSHARD:
+            continue
+        later = [head for head in heads if head > index]
+        spot = index
+        for head in later:
+            window: list[int] = []
+            use = head
+            # Up to and with the group that uses the stage, if that is among the next ones.
+            while use < len(program):
+                stop = use + 1
+                while stop < len(program) and not begins[stop]:
+                    stop += 1
+                window += [
+                    one.stage
+                    for one in program[use:stop]
+                    if one.kind in WORK_KINDS and one.stage not in window
+                ]
+                if action.stage in window:
+                    break
+                use = stop
+            own = head == use
+            if len(set(window)) <= ahead or own:
+                spot = index if head == later[0] else head
+                break
+        moved.setdefault(spot, []).append(action)
+    found = []
+    for index, action in enumerate(program):
+        if index in moved and action.kind != Kind.UNSHARD:
+            found += moved[index]
+        if action.kind == Kind.UNSHARD:
+            found += moved.get(index, [])
+        else:
+            found.append(action)
+    return found
+
+
+@each_family
+@settings(max_examples=8)
+@given(data=st.data())
+def test_a_lookahead_only_puts_gatherings_off(entry: Entry, data: st.DataObject) -> None:
+    schedule = data.draw(made(entry, ranks=4, microbatches=12))
+    most = data.draw(st.integers(2, 4))
+    ahead = data.draw(
+        st.sampled_from(LOOKAHEADS)
+        | st.lists(st.integers(1, most), min_size=schedule.ranks, max_size=schedule.ranks)
+    )
+    full = add_sharding(schedule, mode="fsdp", max_active=most)
+    lowered = add_sharding(schedule, mode="fsdp", max_active=most, lookahead=ahead)
+    assert db.check(lowered)
+    for rank, distance in enumerate(lookahead_of(ahead, schedule.ranks, most).tolist()):
+        programs = [list(list(one)[rank]) for one in (full, lowered)]
+        kept = [[a for a in program if a.kind != Kind.UNSHARD] for program in programs]
+        assert kept[0] == kept[1]
+        assert programs[1] == gathers_by_hand(full, rank, distance)
+
+
+def test_a_lookahead_of_one_gathers_right_before_the_use() -> None:
+    plain = make("interleaved-1f1b", ranks=2, microbatches=4, chunks=4)
+    lowered = add_sharding(plain, mode="fsdp", lookahead=(1, 1))
+    assert words(lowered).startswith("0UNSHARD0 0F0 0F1 0RESHARD0 2UNSHARD0 2F0 2F1 2RESHARD0 4UN")
+    late = db.simulate(lowered, Costs(F=1, B=2, unshard=0.5)).makespan
+    full = add_sharding(plain, mode="fsdp")
+    assert db.simulate(full, Costs(F=1, B=2, unshard=0.5)).makespan < late
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lookahead": "automatic"}, "lookahead is 'automatic'; did you mean 'auto'"),
+        ({"lookahead": (1,)}, "lookahead has 1 values for 2 ranks; give one for each"),
+        ({"lookahead": (1, 4)}, "lookahead has 4; give whole numbers from 1 to max_active, 3"),
+        ({"lookahead": (1, True)}, "lookahead has True; give whole numbers"),
+        ({"lookahead": "auto", "mode": "ddp"}, "for fsdp that gathers weights ahead; leave it out"),
+        ({"lookahead": "auto", "prefetch": False}, "for fsdp that gathers weights ahead"),
+    ],
+)
+def test_a_lookahead_that_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    plain = make("interleaved-1f1b", ranks=2, microbatches=4)
+    with pytest.raises(ParameterError, match=message):
+        add_sharding(plain, **({"mode": "fsdp"} | options))
 
 
 @pytest.mark.parametrize("max_active", [1, 2, 3, 4])

@@ -192,11 +192,11 @@ def test_orders_of_all_plans_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     for name in plannable():
         entry = registry.find(name)
         chunks = entry.chunks or 2
-        one = case(dense(), name, pp=4, chunks=chunks, m=8)
+        one = case(dense(), name, pp=4, chunks=chunks, m=12)
         words = csv_command(one).partition("debubble ")[2].split()
         plain = placing_name(one.placement) is not None
         words += [] if plain else ["--no-torchtitan"]
         result = CliRunner().invoke(app, words, prog_name="debubble")
         assert result.exit_code == 0, (words, result.output)
-        written = from_csv(Path("order.csv").read_text(), "order.csv", 8)
+        written = from_csv(Path("order.csv").read_text(), "order.csv", 12)
         assert written.placement.table == one.placement.table

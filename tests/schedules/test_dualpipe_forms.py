@@ -48,3 +48,32 @@ def test_published_bubbles():
     forms = {form["quantity"]: form for form in summary(timeline)["closed_forms"]}
     assert [forms[key]["value"] for key in ("makespan", "bubble_time")] == [95.5, 5.25]
     assert [item["value"] for item in forms["makespan"]["terms"]] == [12, 71.5, 7, 1, 4]
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_full_backwards_in_the_end_take_two_more_w_a_rank(p):
+    for m, (F, I, W, O) in itertools.product(
+        (2 * p, 2 * p + 3), [(1, 1, 1, 2.5), (10, 11, 7, 25), (11, 10, 9, 25)]
+    ):
+        costs = db.Costs(F=F, I=I, W=W, O=O)
+        split, full = (
+            db.make("dualpipe-v", ranks=p, microbatches=m, split_drain=drain)
+            for drain in (True, False)
+        )
+        assert db.check(full).ok
+        one, two = db.simulate(split, costs), db.simulate(full, costs)
+        assert two.makespan - one.makespan == 2 * (p - 1) * W
+        assert two.peak_activation.tolist() == one.peak_activation.tolist()
+        assert hold(full, costs, f"p={p} m={m}") == hold(split, costs, f"p={p} m={m}")
+
+
+def test_full_backwards_in_the_end_save_memory_where_activations_come_back():
+    # MindSpeed's reason: p backwards in a row on the last rank, none of which frees anything.
+    peaks = []
+    for drain in (True, False):
+        schedule = db.make(
+            "dualpipe-v", ranks=4, microbatches=10, split_drain=drain,
+            recompute="full", recompute_at="with-backward",
+        )  # fmt: skip
+        peaks.append(db.simulate(schedule, db.Costs(recompute_kept=0)).peak_activation.tolist())
+    assert peaks == [[0.5, 1, 1.5, 2], [0.5] * 4]

@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, bubbles
+from debubble.analysis.receive_buffers import receive_slots
 from debubble.core.actions import Kind, kinds_of, microbatches_of
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
 from debubble.engine.timeline import Timeline
+from debubble.engine.transfers import first_transfer
 
 Unit = Literal["time", "memory", "share", "number"]
 
@@ -116,8 +118,14 @@ def _transfers_of_slices(
 
 def parameter_copies(schedule: Schedule) -> float:
     """Copies of the model's weights that all ranks together hold."""
-    copies = schedule.placement.copies * sum(schedule.versions) / schedule.ranks
+    copies = schedule.placement.copies * sum(schedule.stored_versions) / schedule.ranks
     return int(copies) if copies.is_integer() else copies
+
+
+def receive_buffers(timeline: Timeline) -> dict[str, list[int]] | None:
+    """Slots of receive buffers on every rank, where transfers are actions."""
+    schedule = timeline.schedule
+    return None if first_transfer(schedule) is None else receive_slots(schedule).to_dict()
 
 
 def p2p_volume(timeline: Timeline) -> float:
@@ -186,6 +194,11 @@ MEASURES: list[Measure] = [
         "p2p_volume", p2p_volume,
         "transfers of one boundary activation or gradient between ranks",
         compared=True, head="p2p|volume", left_out=4, reported=True,
+    ),
+    Measure(
+        "receive_buffers", receive_buffers,
+        "where transfers are actions, per rank: slots of receive buffers, live from the receive to "
+        "the end of the backward, in pools by stage and direction, by direction, and in one",
     ),
     Measure("weight_versions", lambda timeline: max(timeline.schedule.versions), compared=True),
 ]  # fmt: skip

@@ -48,12 +48,13 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         Sizes of the schedule; ``recompute``, the stages that do, ``"full"`` for all; ``makespan``,
         ``ideal`` and the measures that say how much time is lost; ``stage_time``, ``busy`` and
         ``peak_activation`` with one number per rank, as have all causes in ``idle_by_cause``;
-        ``p2p_transfers`` and ``p2p_volume``;
-        ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, its `terms`
-        where the formula is a sum of some, the `simulated` value and the `difference` (simulated −
-        value; differences that are rounding are 0); ``nearest_forms``, those that do not hold for
-        these costs, with the `reason` and what their `value` is for (`nearest`); ``units`` of times
-        and memory; and ``conventions``, which says in words what each number means.
+        ``p2p_transfers`` and ``p2p_volume``; ``receive_buffers``, None where transfers are no
+        actions; ``parameter_copies``; ``closed_forms``, a list of formulas with their `value`, its
+        `terms` where the formula is a sum of some, the `simulated` value and the `difference`
+        (simulated − value; differences that are rounding are 0); ``nearest_forms``, those that do
+        not hold for these costs, with the `reason` and what their `value` is for (`nearest`);
+        ``units`` of times and memory; and ``conventions``, which says in words what each number
+        means.
 
     Examples
     --------
@@ -112,6 +113,7 @@ def report(
     lines += definitions(_measures(data, unit, memory), width)
     lines += ["", *_ranks(data, unit, memory), ""]
     lines += wrap(f"idle share of rank-time: {_idle(data)}", width, 2)
+    lines += wrap(_buffers(data), width, 2) if data["receive_buffers"] else []
     for key, title in (
         ("closed_forms", "closed forms"),
         ("nearest_forms", "closed forms that do not hold here, with the nearest value they give"),
@@ -145,6 +147,7 @@ def heading(schedule: Schedule) -> str:
     if max(versions) > 1:
         each = ", ".join(map(str, versions)) if len(versions) <= VERSIONS_SHOWN else "…"
         kept = f"{max(versions)} weight versions"
+        kept += " met, none stored" if schedule.newest_weights else ""
         parts.append(kept if len(set(versions)) == 1 else f"up to {kept} ({each})")
     parts.append(counted(len(schedule), "action"))
     entry = entries().get(schedule.name)
@@ -224,6 +227,16 @@ def _idle(data: dict[str, Any]) -> str:
     shares = {cause: sum(times) / whole for cause, times in data["idle_by_cause"].items() if whole}
     told = [f"{cause} {percent(share)}" for cause, share in shares.items() if share > ROUNDING]
     return ", ".join(told) or "never"
+
+
+def _buffers(data: dict[str, Any]) -> str:
+    """How many receive buffers all ranks need, by what shares a pool."""
+    slots = data["receive_buffers"]
+    each, two, one = (sum(slots[key]) for key in ("by_stage", "by_direction", "shared"))
+    return (
+        f"receive buffers: {each} in pools by stage and direction, {two} in one pool of a rank for "
+        f"each direction, {one} in one for both"
+    )
 
 
 def _ranks(data: dict[str, Any], unit: str, memory: str) -> list[str]:

@@ -83,6 +83,9 @@ class Schedule:
     weight_versions
         Versions of the weights the training rule keeps at the same time: one number, or one for
         each rank.
+    newest_weights
+        Whether backwards run on their rank's newest weights, and none of these versions are kept:
+        they are what the forward and the backward of a microbatch may differ by, and one more.
     recompute_after
         Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
         run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
@@ -128,6 +131,9 @@ class Schedule:
     weight_versions: int | tuple[int, ...] = field(
         default=1, compare=False, metadata=saved(check.versions, write=_listed)
     )
+    newest_weights: bool = field(
+        default=False, compare=False, metadata=saved(check.truth, rare=True)
+    )  # fmt: skip
     recompute_after: str = field(default="forward", metadata=saved(check.one_of(RECOMPUTE_AFTER)))
     explicit_reduction: bool = field(
         default=False, compare=False, metadata=saved(check.truth, rare=True)
@@ -157,18 +163,7 @@ class Schedule:
         self._check_vocabulary()
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, check.packed(name, getattr(self, name)))
-        if len(self.offsets) != self.placement.ranks + 1:
-            raise ParameterError(
-                f"{len(self.offsets) - 1} programs for {self.placement.ranks} ranks; "
-                "give one program per rank"
-            )
-        begin, end = int(self.offsets[0]), int(self.offsets[-1])
-        ascends = (self.offsets[1:] >= self.offsets[:-1]).all()
-        if begin != 0 or end != len(self.actions) or not ascends:
-            raise ParameterError(
-                f"offsets go from {begin} to {end} for {len(self.actions)} actions; "
-                "start at 0, go up, and end at the number of actions"
-            )
+        check.check_offsets(self.offsets, self.placement.ranks, len(self.actions))
 
     def _check_vocabulary(self) -> None:
         placement = self.placement
@@ -251,9 +246,14 @@ class Schedule:
 
     @property
     def versions(self) -> tuple[int, ...]:
+        """Versions of the weights that are in use on every rank."""
+        used = self.weight_versions
+        return (used,) * self.placement.ranks if isinstance(used, int) else used
+
+    @property
+    def stored_versions(self) -> tuple[int, ...]:
         """Versions of the weights that every rank keeps."""
-        kept = self.weight_versions
-        return (kept,) * self.placement.ranks if isinstance(kept, int) else kept
+        return (1,) * self.placement.ranks if self.newest_weights else self.versions
 
     @property
     def units(self) -> int:

@@ -225,3 +225,18 @@ def packed(name: str, values: Any) -> NDArray[np.int64]:
     array = np.ascontiguousarray(array, dtype=np.int64)
     array.setflags(write=False)
     return array
+
+
+def check_offsets(offsets: NDArray[np.int64], ranks: int, actions: int) -> None:
+    """Refuse offsets that do not cut so many actions into a program for each rank."""
+    if len(offsets) != ranks + 1:
+        raise ParameterError(
+            f"{len(offsets) - 1} programs for {ranks} ranks; give one program per rank"
+        )
+    begin, end = int(offsets[0]), int(offsets[-1])
+    ascends = (offsets[1:] >= offsets[:-1]).all()
+    if begin != 0 or end != actions or not ascends:
+        raise ParameterError(
+            f"offsets go from {begin} to {end} for {actions} actions; "
+            "start at 0, go up, and end at the number of actions"
+        )

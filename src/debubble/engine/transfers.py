@@ -68,7 +68,7 @@ from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
 
 __all__ = [
     "RECEIVE_POLICIES", "UNIT_COSTS", "ReceivePolicy", "first_transfer", "insert_transfers",
-    "without",
+    "refuse_transfers", "without",
 ]  # fmt: skip
 
 SIDE_STREAM_KINDS = (*COPY_KINDS, *SHARDING_KINDS)
@@ -96,13 +96,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         raise ParameterError(
             f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
         )
-    position = first_transfer(schedule)
-    if position is not None:
-        raise ScheduleError(
-            f"'{schedule.name}' has transfers already: "
-            f"{schedule.text(unpack(int(schedule.actions[position])))} "
-            f"on rank {schedule.rank_of(position)}; lower a schedule without them"
-        )
+    refuse_transfers(schedule)
     aside = np.isin(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
@@ -183,6 +177,23 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         offsets,
     )
     return replace(schedule, actions=lowered, offsets=offsets)
+
+
+def refuse_transfers(schedule: Schedule) -> None:
+    """Refuse a schedule whose transfers are actions already.
+
+    Raises
+    ------
+    ScheduleError
+        Names the first of them.
+    """
+    position = first_transfer(schedule)
+    if position is not None:
+        raise ScheduleError(
+            f"'{schedule.name}' has transfers already: "
+            f"{schedule.text(unpack(int(schedule.actions[position])))} "
+            f"on rank {schedule.rank_of(position)}; lower a schedule without them"
+        )
 
 
 def _one_order(

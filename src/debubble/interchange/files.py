@@ -261,7 +261,7 @@ def _agree(key: str, given: object, found: object, path: str) -> None:
 _MEMORY = Option("memory", "float | list | None", None)
 """The option of schedules made with a memory limit."""
 
-_RECOMPUTE = ("recompute", "recompute_at")
+_RECOMPUTE = ("recompute", "recompute_at", "recompute_cap")
 """The options of schedules that recompute."""
 
 

@@ -15,9 +15,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import add_offload
-from debubble.lowering.recompute import add_recompute, place_of
-from debubble.lowering.sharding import SHARDING_MODES, add_sharding
-from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
+from debubble.lowering.recompute import add_recompute, check_cap, place_of
+from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
+from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
@@ -128,9 +128,30 @@ def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
     return read
 
 
+def _read_lookahead(flag: str, text: str) -> str | list[int]:
+    """``"full"``, ``"auto"``, or the numbers in a text such as ``2,3,3,3``."""
+    if text in LOOKAHEADS:
+        return text
+    numbers = re.split("[,/]", text)
+    if not all(re.fullmatch(r"\s*[0-9]{1,7}\s*", number) for number in numbers):
+        raise ParameterError(f"{flag} is '{text}'; give full, auto, or a number per rank: 2,3,3,3")
+    return [int(number) for number in numbers]
+
+
+def _read_count(flag: str, text: str) -> int:
+    if not re.fullmatch("[0-9]{1,7}", text):
+        raise ParameterError(f"{flag} is '{text}'; give a whole number")
+    return int(text)
+
+
+def _check_recompute(values: Values) -> None:
+    place_of(values["recompute"], values["recompute_at"])
+    check_cap(values["recompute"], values["recompute_cap"])
+
+
 def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
-    stages, at = values["recompute"], values["recompute_at"]
-    return add_recompute(schedule, stages, at=at, **setting._asdict())
+    stages, at, cap = values["recompute"], values["recompute_at"], values["recompute_cap"]
+    return add_recompute(schedule, stages, at=at, cap=cap, **setting._asdict())
 
 
 LOWERINGS: list[Lowering] = [
@@ -138,7 +159,7 @@ LOWERINGS: list[Lowering] = [
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
         read_stages, _recompute, example="full", in_order=True,
-        check=lambda values: place_of(values["recompute"], values["recompute_at"]),
+        check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -154,6 +175,11 @@ LOWERINGS: list[Lowering] = [
            " backward"),
     ),
     Lowering(
+        "recompute_cap", "COUNT",
+        "Recompute only what a rank holds beyond so many whole activations of a stage.",
+        _read_count, part_of="recompute", in_order=True,
+    ),
+    Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
         read_stages, in_order=True,
@@ -163,18 +189,27 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "transfers", "POLICY",
-        "Make sends and receives actions, receives eager, just-in-time or queued.",
-        _one_of(RECEIVE_POLICIES),
+        "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
+        " pytorch, pytorch-deferred.",
+        _one_of(TRANSFER_POLICIES),
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
     ),
     Lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
         _one_of(SHARDING_MODES),
-        lambda order, values, _: add_sharding(order, mode=values["sharding"]),
+        lambda order, values, _: add_sharding(
+            order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
+        ),
+        example="fsdp",
         on_page=Choice("replicas", {
             "ddp": "reduce gradients (DDP)", "fsdp": "gather weights, too (FSDP)",
         }, hint="What data-parallel replicas of a stage exchange"),
+    ),
+    Lowering(
+        "unshard_lookahead", "POLICY",
+        "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
+        _read_lookahead, part_of="sharding",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
@@ -246,13 +281,14 @@ def lower(
     costs, memory, p2p_mode
         Setting that positions of recomputes and distances of copies are evaluated in.
     **lowerings
-        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute`` and
-        ``recompute_at``, which stages recompute their forwards, and where
-        (:func:`debubble.lowering.recompute.add_recompute`); ``offload``, which stages' activations
-        wait on the host (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
+        Values of :data:`LOWERINGS`, by name, None for no such actions: ``recompute``,
+        ``recompute_at`` and ``recompute_cap``, which stages recompute their forwards, where, and
+        from how many activations on (:func:`debubble.lowering.recompute.add_recompute`);
+        ``offload``, which stages' activations wait on the host
+        (:func:`debubble.lowering.offload.add_offload`); ``transfers``, where
         receives stand, without which transfers are left to the simulation
-        (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding``
-        (:func:`debubble.lowering.sharding.add_sharding`).
+        (:func:`debubble.lowering.transfers.add_transfers`); and ``sharding`` and
+        ``unshard_lookahead`` (:func:`debubble.lowering.sharding.add_sharding`).
 
     Returns
     -------

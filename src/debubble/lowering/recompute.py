@@ -16,12 +16,18 @@ waits for:
 ``"bubbles"``
     R also moves further ahead, into time in which its rank waits, as in Mario (PPoPP'25). That
     keeps activations for longer, within the memory of the place above or a given limit.
+
+A *cap* recomputes no more than it has to, what a rank would hold of whole activations beyond it:
+those that stay longest. RiPipe (``--recompute-in-bubble`` of MindSpeed, on Ascend) is interleaved
+1F1B with a cap of p·v and R in bubbles. There the first half of the ranks recompute some forwards
+of their first chunk, p − 1 − 2r of the second group on rank r.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import Literal, TypeAlias, cast
 
 import numpy as np
@@ -67,6 +73,7 @@ def add_recompute(
     stages: Stages | None = "full",
     *,
     at: RecomputeAt | None = None,
+    cap: int | None = None,
     costs: Costs | None = None,
     memory: float | Sequence[float] | None = None,
     p2p_mode: P2PMode = "overlapped",
@@ -87,6 +94,10 @@ def add_recompute(
     at
         Position of R: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
         :mod:`debubble.lowering.recompute`.
+    cap
+        How many whole activations of a stage and microbatch a rank may hold from a forward, or its
+        recompute, to the end of the backward, as far as stages that recompute allow. Only what
+        goes beyond it is recomputed; None for all.
     costs, p2p_mode
         Costs and mode that ``"bubbles"`` simulates with; ignored by the others.
     memory
@@ -96,8 +107,9 @@ def add_recompute(
     Returns
     -------
     Schedule
-        With an R before every I or B of these stages, before the whole pair when that is half of
-        one; with ``"bubbles"`` never slower than ``"just-in-time"`` for these costs.
+        With an R before every I or B of these stages, or of those beyond the cap, before the whole
+        pair when that is half of one; with ``"bubbles"`` never slower than ``"just-in-time"`` for
+        these costs.
 
     Raises
     ------
@@ -117,6 +129,7 @@ def add_recompute(
     1F0 1B0 1F1 1B1
     """
     at = place_of(stages, at)
+    check_cap(stages, cap)
     if stages is None:
         return schedule
     chosen = chosen_stages(stages, schedule.stages)
@@ -124,11 +137,12 @@ def add_recompute(
         return schedule
     _refuse_lowered(schedule)
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
-    programs = [just_in_time(schedule.program(rank), chosen) for rank in range(schedule.ranks)]
+    asked = {"recompute": names, "recompute_at": at}
+    programs = [just_in_time(schedule.program(rank), chosen, cap) for rank in range(schedule.ranks)]
     found = schedule.with_programs(
         programs,
         recompute_after="gradient" if at == "with-backward" else "forward",
-        options={**schedule.options, "recompute": names, "recompute_at": at},
+        options={**schedule.options, **asked, **({} if cap is None else {"recompute_cap": cap})},
     )
     return _in_bubbles(found, costs or Costs(), memory, p2p_mode) if at == "bubbles" else found
 
@@ -150,6 +164,24 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
             f"recompute_at is '{at}' and no stage recomputes; give recompute='full'"
         )
     return cast("RecomputeAt", at)
+
+
+def check_cap(stages: Stages | None, cap: int | None) -> None:
+    """Check a cap of whole activations.
+
+    Raises
+    ------
+    ParameterError
+        When it is no whole number from 1 on, or no stage recomputes.
+    """
+    if cap is None:
+        return
+    if isinstance(cap, bool) or not isinstance(cap, int | np.integer) or cap < 1:
+        raise ParameterError(f"recompute_cap is {cap!r}; give a whole number from 1 on")
+    if stages is None:
+        raise ParameterError(
+            f"recompute_cap is {cap} and no stage recomputes; give recompute='full'"
+        )
 
 
 def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArray[np.bool_]:
@@ -190,15 +222,66 @@ def _refuse_lowered(schedule: Schedule) -> None:
         raise ParameterError(f"'{schedule.name}' has transfers; recompute first, then add them")
 
 
-def just_in_time(program: Program, chosen: NDArray[np.bool_]) -> Program:
-    """The program with an R before every backward of the chosen stages, or before its pair."""
+def just_in_time(program: Program, chosen: NDArray[np.bool_], cap: int | None = None) -> Program:
+    """The program with an R before every backward of the chosen stages, or before its pair.
+
+    With a cap only before those whose activation a rank drops to hold no more than that.
+    """
     kinds, stages = kinds_of(program), stages_of(program)
     backward = np.isin(kinds, BACKWARD)
     # A file may name stages that do not exist; checks report them.
     backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)
+    if cap is not None:
+        spots = spots[_dropped(program, spots, cap)]
     cells = program[spots] >> STAGE_SHIFT << STAGE_SHIFT
     return np.insert(program, group_bounds(program)[0][spots], cells | int(Kind.R))
+
+
+def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np.bool_]:
+    """Whether the activations of the backwards at `spots` have to go, to hold `cap` at a time.
+
+    Where one is too many, that goes which would stay longest, or the one that comes. A backward
+    whose activation is gone has it back from the R before it on.
+    """
+    kinds, cells = kinds_of(program), (program >> STAGE_SHIFT).tolist()
+    last = {cell: place for place, cell in enumerate(cells)}
+    due = {cells[spot]: index for index, spot in enumerate(spots.tolist())}
+    begin, end = group_bounds(program)
+    first = set(begin[spots].tolist())
+    gone = np.zeros(len(spots), dtype=bool)
+    held: set[int] = set()
+    free: set[int] = set()
+    longest: list[tuple[int, int]] = []
+
+    def take(cell: int) -> None:
+        held.add(cell)
+        while len(held) > cap and longest:
+            _, other = heappop(longest)
+            if other in free:
+                held.remove(other)
+                gone[due[other]] = True
+
+    for place, (kind, cell) in enumerate(zip(kinds.tolist(), cells, strict=True)):
+        if place in first:
+            back = [
+                cells[member]
+                for member in range(place, int(end[place]))
+                if kinds[member] in BACKWARD and cells[member] in due
+            ]
+            # From here on they are in use.
+            free.difference_update(back)
+            for other in back:
+                if gone[due[other]]:
+                    take(other)
+        if kind == Kind.F:
+            if cell in due:
+                free.add(cell)
+                heappush(longest, (-last[cell], cell))
+            take(cell)
+        if last[cell] == place:
+            held.discard(cell)
+    return gone
 
 
 def _in_bubbles(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -30,6 +31,9 @@ from debubble.engine.kernels import sharding as kernels
 ShardingMode: TypeAlias = Literal["ddp", "fsdp"]
 SHARDING_MODES = ("ddp", "fsdp")
 
+Lookahead: TypeAlias = Literal["full", "auto"] | Sequence[int]
+LOOKAHEADS = ("full", "auto")
+
 MAX_ACTIVE = 3
 """Stages whose whole weights a rank holds at most, as in PyTorch."""
 
@@ -43,6 +47,7 @@ def add_sharding(
     mode: ShardingMode = "ddp",
     max_active: int = MAX_ACTIVE,
     prefetch: bool = True,
+    lookahead: Lookahead = "full",
 ) -> Schedule:
     """Insert the actions in which replicas of a stage reduce gradients and gather weights.
 
@@ -64,6 +69,12 @@ def add_sharding(
     prefetch
         Whether a stage is unsharded as soon as it is among the `max_active` that its rank uses
         next, as PyTorch does it, or right before its use, in place of the one that is used last.
+    lookahead
+        How many stages ahead a rank gathers, apart from how many it holds, as PyTorch's
+        ``unshard_lookahead``: an UNSHARD moves to where its stage is among the next so many.
+        ``"full"`` is `max_active`; ``"auto"`` r + 2 on rank r and no more than that, as many as
+        can be gathered in time while the pipeline fills; else one number for each rank. The same
+        weights are gathered and dropped, and they are dropped at the same places.
 
     Returns
     -------
@@ -73,7 +84,8 @@ def add_sharding(
     Raises
     ------
     ParameterError
-        When there is no such mode, or no room for what overlapped pairs use together.
+        When there is no such mode, no room for what overlapped pairs use together, or a lookahead
+        that does not fit.
     ScheduleError
         When the schedule has such actions already, or some that do not exist.
 
@@ -105,9 +117,14 @@ def add_sharding(
             f"max_active is {max_active}; "
             f"{f'a group may use {least} stages' if least > 1 else 'use 1'} or more"
         )
+    distance = lookahead_of(lookahead, schedule.ranks, max_active)
+    if lookahead != "full" and not (mode == "fsdp" and prefetch):
+        raise ParameterError(
+            "a lookahead is for fsdp that gathers weights ahead; leave it out, or use mode 'fsdp'"
+        )
     inserts = [_reductions(schedule, kinds)]
     if mode == "fsdp":
-        inserts.append(_weights(schedule, kinds, max_active, prefetch))
+        inserts.append(_weights(schedule, kinds, max_active, prefetch, distance))
     ranks, spots, codes = (np.concatenate(column) for column in zip(*inserts, strict=True))
     # Where one program ends and the next begins the rank decides, elsewhere the order above.
     order = np.lexsort((ranks, spots))
@@ -117,6 +134,35 @@ def add_sharding(
         actions=np.insert(schedule.actions, spots[order], codes[order]),
         offsets=schedule.offsets + added,
     )
+
+
+def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[np.int64]:
+    """How many stages ahead every rank gathers, shape ``(ranks,)``.
+
+    Raises
+    ------
+    ParameterError
+        When that is no such policy, or numbers do not fit.
+    """
+    if isinstance(lookahead, str):
+        if lookahead not in LOOKAHEADS:
+            raise ParameterError(
+                f"lookahead is '{lookahead}'; {did_you_mean(lookahead, LOOKAHEADS)}"
+            )
+        ahead = 2 + np.arange(ranks) if lookahead == "auto" else np.full(ranks, max_active)
+        return np.asarray(np.minimum(ahead, max_active))
+    numbers = list(lookahead)
+    if len(numbers) != ranks:
+        raise ParameterError(
+            f"lookahead has {len(numbers)} values for {ranks} ranks; give one for each"
+        )
+    for number in numbers:
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not 1 <= number <= max_active:
+            raise ParameterError(
+                f"lookahead has {number!r}; give whole numbers from 1 to max_active, {max_active}"
+            )
+    return np.array(numbers, dtype=np.int64)
 
 
 def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
@@ -141,7 +187,11 @@ def _reductions(schedule: Schedule, kinds: NDArray[np.int64]) -> _Inserts:
 
 
 def _weights(
-    schedule: Schedule, kinds: NDArray[np.int64], max_active: int, prefetch: bool
+    schedule: Schedule,
+    kinds: NDArray[np.int64],
+    max_active: int,
+    prefetch: bool,
+    distance: NDArray[np.int64],
 ) -> _Inserts:
     actions = schedule.actions
     uses = np.flatnonzero(np.isin(kinds, WORK_KINDS))
@@ -171,6 +221,14 @@ def _weights(
         what,
     )
     where, what = where[:events], what[:events]
+    if (distance < max_active).any():
+        joined = ~begins_group(actions[uses])
+        kernels.delay_gathers.run(
+            4 * count, stage, joined, ranks, distance, what,
+            np.zeros(stages, dtype=np.int64), where,
+        )  # fmt: skip
+        order = np.argsort(where, kind="stable")
+        where, what = where[order], what[order]
     use = where >> 1
     position = uses[use]
     anchors = np.flatnonzero(np.isin(kinds, COMPUTE_KINDS))

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
-from debubble.engine.transfers import RECEIVE_POLICIES, ReceivePolicy, insert_transfers
+from debubble.engine.transfers import (
+    RECEIVE_POLICIES,
+    ReceivePolicy,
+    insert_transfers,
+    refuse_transfers,
+)
 
-__all__ = ["RECEIVE_POLICIES", "ReceivePolicy", "add_transfers"]
+__all__ = ["RECEIVE_POLICIES", "TRANSFER_POLICIES", "ReceivePolicy", "TransferPolicy",
+           "add_transfers"]  # fmt: skip
+
+TransferPolicy: TypeAlias = Literal[
+    "eager", "just-in-time", "queued", "pytorch", "pytorch-deferred"
+]
+TRANSFER_POLICIES = (*RECEIVE_POLICIES, "pytorch", "pytorch-deferred")
 
 
-def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Schedule:
+def add_transfers(schedule: Schedule, *, policy: TransferPolicy = "eager") -> Schedule:
     """Insert a send and a receive for everything that moves between ranks.
 
     Actions are written as in PyTorch: ``0SEND_F1`` on the rank that runs ``0F1``, ``1RECV_F1`` on
@@ -36,11 +50,22 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
         ranks share, so that they may also be queued one by one, on one queue for each peer or one
         for all of them, as NCCL's streams are. Simulations with such queues use it.
 
+        ``"pytorch"``: where PyTorch's own lowering receives, at the place its rank has reached when
+        the sender runs, in rounds over all ranks. It looks at no times, so that in a warm-up
+        receives stand far ahead of what they are for: they hold buffers, and on a queue they hold
+        up what stands behind them.
+
+        ``"pytorch-deferred"``: the same with ``defer_pp_recv``: a receive moves right before what
+        it is for, on the lower rank of two only up to its next send to the other. That is
+        later than ``"just-in-time"``, which keeps no sender waiting: on one queue for each two
+        ranks 1F1B locks up, and on a V a rank may receive in another order than it is sent to.
+
     Returns
     -------
     Schedule
         With receives in the order of the sends on every directed pair of ranks, and groups that
-        cannot deadlock under rendezvous; :mod:`debubble.engine.transfers` has the proof.
+        cannot deadlock under rendezvous; :mod:`debubble.engine.transfers` has the proof. PyTorch's
+        are as they are there: :func:`debubble.check` says whether they can run in a p2p mode.
 
     Raises
     ------
@@ -59,4 +84,13 @@ def add_transfers(schedule: Schedule, *, policy: ReceivePolicy = "eager") -> Sch
     0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
     1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1
     """
+    if policy not in TRANSFER_POLICIES:
+        raise ParameterError(
+            f"policy '{policy}' for receives; {did_you_mean(policy, TRANSFER_POLICIES)}"
+        )
+    if policy == "pytorch" or policy == "pytorch-deferred":
+        from debubble.lowering.pytorch_transfers import pytorch_transfers
+
+        refuse_transfers(schedule)
+        return pytorch_transfers(schedule, deferred=policy == "pytorch-deferred")
     return insert_transfers(schedule, policy)

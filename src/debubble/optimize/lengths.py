@@ -125,7 +125,7 @@ def optimize_lengths(
         found, schedule=schedule, timeline=timeline, makespan=timeline.makespan, lower_bound=bound,
         status=status, seconds=time.monotonic() - began, found_by=name, cached=False,
         published=compared, costs=None if found.costs is None else own,
-        microbatches=arranged.microbatches,
+        why="", microbatches=arranged.microbatches,
     )  # fmt: skip
 
 

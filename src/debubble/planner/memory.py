@@ -252,7 +252,7 @@ def rank_state(
     if schedule.vocabulary:
         whole = float(schedule.placement.table[0][-1] == rank)
         state += head_state(model, training, candidate, 1 / schedule.ranks - whole)
-    versions = schedule.versions[rank]
+    versions = schedule.stored_versions[rank]
     return replace(state, weights=state.weights * versions) if versions > 1 else state
 
 

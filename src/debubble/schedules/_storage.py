@@ -22,6 +22,7 @@ from debubble.lowering.recompute import (
     RecomputeAt,
     Stages,
     add_recompute,
+    check_cap,
     chosen_stages,
     place_of,
 )
@@ -124,6 +125,7 @@ def stored_less(
     *,
     recompute: Stages | None,
     recompute_at: RecomputeAt | None,
+    recompute_cap: int | None,
     offload: Stages | None,
 ) -> Schedule:
     """A schedule with recomputes and copies, in an order that knows of them where it can.
@@ -134,19 +136,24 @@ def stored_less(
         Makes the schedule of a case, without recomputes and copies.
     entry, case
         The schedule to make, and all its parameters.
-    recompute, recompute_at, offload
+    recompute, recompute_at, recompute_cap, offload
         As for :func:`debubble.make`.
     """
     at = place_of(recompute, recompute_at)
+    check_cap(recompute, recompute_cap)
     costs, memory = case.costs, case.memory
 
     def lowered(case: SimpleNamespace) -> Schedule:
         made = build(case)
         if recompute is not None:
-            made = add_recompute(made, recompute, at=at, costs=costs, memory=memory)
+            made = add_recompute(
+                made, recompute, at=at, cap=recompute_cap, costs=costs, memory=memory
+            )
         return add_offload(made, offload, costs=costs, memory=memory)
 
-    if "storage" not in entry.parameters or getattr(case, "published", False):
+    fixed = "storage" not in entry.parameters or getattr(case, "published", False)
+    if fixed or recompute_cap is not None:
+        # Orders that know of recomputes take them for all microbatches of a stage.
         return lowered(case)
     placement = entry.placement(case.ranks, case.chunks)
     nothing = np.zeros(placement.stages, dtype=bool)

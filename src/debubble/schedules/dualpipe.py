@@ -26,6 +26,7 @@ def meeting(
     distance: int,
     near: tuple[Program, Program],
     far: tuple[Program, Program],
+    split_drain: bool = True,
 ) -> Program:
     """The order of one rank that serves a near and a far stage.
 
@@ -37,6 +38,8 @@ def meeting(
         Distance of this rank from that end (h).
     near, far
         Forwards and full backwards of the near and of the far stage, in microbatch order.
+    split_drain
+        Whether the last phases run I and W apart.
 
     Returns
     -------
@@ -74,8 +77,10 @@ def meeting(
     b1, b0 = b1 + rest, b0 + rest
 
     drain = alternate(B1[b1:], B0[b0 : b0 + both])
-    full, split = drain[:both], drain[both:]
     last = B0[b0 + both :]
+    if not split_drain:
+        return sequence(warm_up, together, turn, steady, late, drain, last)
+    full, split = drain[:both], drain[both:]
     waiting = as_kind(sequence(split, last), Kind.W)
     return sequence(
         warm_up,
@@ -90,18 +95,20 @@ def meeting(
     )
 
 
-def _longest_idle(k: Any, depth: float) -> float:
+def _longest_idle(k: Any, depth: float, split_drain: bool) -> float:
     """Idle time of the rank that is idle longest; `depth` ranks from an end to the turn."""
-    return float((depth - 1) * (k.O + k.F - 2 * k.W))
+    filled = 2 * k.W if split_drain else 0
+    return float((depth - 1) * (k.O + k.F - filled))
 
 
-def _time(k: Any, depth: float, microbatches: float) -> float:
+def _time(k: Any, depth: float, microbatches: float, split_drain: bool) -> float:
     """Makespan: the longest idle time and the rank's work, all but 2·depth + 1 pairs overlapped.
 
     `microbatches` are those that enter at one end.
     """
     pairs = 2 * microbatches - 2 * depth - 1
-    return float((2 * depth + 1) * (k.F + k.B) + pairs * k.O) + _longest_idle(k, depth)
+    work = (2 * depth + 1) * (k.F + k.B) + pairs * k.O
+    return float(work) + _longest_idle(k, depth, split_drain)
 
 
 def _in_order(k: Any) -> bool:
@@ -113,24 +120,34 @@ def _in_order(k: Any) -> bool:
 _IN_ORDER = "B = I + W, W ≤ I ≤ F and B, F ≤ O"
 
 
-def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> Iterator[ClosedForm]:
+def _forms(
+    depth: str,
+    time: str,
+    of: Callable[[Any], tuple[float, float]],
+    *,
+    split_drain: bool = True,
+) -> Iterator[ClosedForm]:
     """Makespan and bubble time; `of` gives depth and microbatches of a case.
 
     Notes
     -----
-    Among the ranks that overlap most is one that is idle for (depth − 1)(O + F − 2W). With F = I
-    that is (depth − 1)(O + B − 3W), as published. On grids of costs the longest path is never
-    shorter, and no longer as long as W ≤ I ≤ F and max(F, B) ≤ O.
+    Among the ranks that overlap most is one that is idle for (depth − 1)(O + F − 2W), or without
+    `split_drain` for (depth − 1)(O + F). With F = I the former is (depth − 1)(O + B − 3W), as
+    published. On grids of costs the longest path is never shorter, and no longer as long as
+    W ≤ I ≤ F and max(F, B) ≤ O.
     """
+
+    def mine(k: Any) -> bool:
+        return bool(getattr(k, "split_drain", True) == split_drain)
 
     def exact(k: Any) -> bool:
         return bool(k.c == 0 and _in_order(k))
 
     def longest(k: Any) -> float:
-        return _longest_idle(k, of(k)[0])
+        return _longest_idle(k, of(k)[0], split_drain)
 
     def makespan(k: Any) -> float:
-        return _time(k, *of(k))
+        return _time(k, *of(k), split_drain)
 
     published, general = f"({depth} − 1)(O + B − 3W)", f"({depth} − 1)(O + F − 2W)"
     rows: tuple[tuple[str, str, Callable[[Any], float], Callable[[Any], bool], str], ...] = (
@@ -138,20 +155,24 @@ def _forms(depth: str, time: str, of: Callable[[Any], tuple[float, float]]) -> I
         ("bubble_time", published, longest, lambda k: k.F == k.I, "F = I"),
         ("bubble_time", general, longest, lambda k: k.F != k.I, ""),
     )
+    if not split_drain:
+        whole = f"({depth} − 1)(O + F)"
+        rows = (rows[0], ("bubble_time", whole, longest, lambda _: True, ""))
 
     def bound(k: Any) -> bool:
         # A full backward that is slower than its parts runs less often than the formulas count.
         return not exact(k) and bool(k.B <= (k.I + k.W) * (1 + 1e-9))
 
+    drained = "" if split_drain else "split_drain false"
     for accuracy, applies, where in (
         ("exact", exact, ("no latency", _IN_ORDER)), ("lower bound", bound, ("B ≤ I + W",)),
     ):  # fmt: skip
         for quantity, text, value, costs, more in rows:
 
             def holds(k: Any, applies: Any = applies, costs: Any = costs) -> bool:
-                return bool(applies(k) and costs(k))
+                return bool(mine(k) and applies(k) and costs(k))
 
-            condition = ", ".join(filter(None, (*where, more)))
+            condition = ", ".join(filter(None, (*where, more, drained)))
             yield ClosedForm(quantity, text, value, accuracy, holds, condition)
 
 
@@ -233,14 +254,32 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
             "(3p)F + (2m − p − 2)·O + (2p − 1)I + W + 2B",
             lambda k: (k.p, k.m),
         ),
+        *_forms(
+            "p",
+            "(3p)F + (2m − p − 2)·O + (2p − 1)(I + W) + 2B",
+            lambda k: (k.p, k.m),
+            split_drain=False,
+        ),
         ClosedForm("peak_activation", "p + 1/2"),
     ),
 )
-def dualpipe_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
+def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> Iterator[Program]:
     """DualPipe on half its ranks: what was the other direction is the way back of the V.
 
     Every rank serves stage r on the way down and stage 2p − 1 − r on the way back, one copy of the
     model, the same bubble formula.
+
+    In the end ranks put W off to fill their waits. What W needs then stays, which costs memory
+    where activations are recomputed only for the backward: the last rank brings back p of them
+    before the first W. `split_drain` false runs full backwards there, as MindSpeed does on Ascend
+    unless it gets --dualpipev-dw-detach, for 2(p − 1)W more time.
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p and microbatches m, at least 2p.
+    split_drain
+        Whether the last backwards run as I and W.
 
     p = 2, m = 4, B twice as long as F::
 
@@ -257,4 +296,5 @@ def dualpipe_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
             rank,
             (forward(rank, numbers), backward(rank, numbers)),
             (forward(far, numbers), backward(far, numbers)),
+            split_drain,
         )

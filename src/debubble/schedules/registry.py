@@ -191,6 +191,7 @@ def make(
     sync: str | None = None,
     recompute: Stages | None = None,
     recompute_at: RecomputeAt | None = None,
+    recompute_cap: int | None = None,
     offload: Stages | None = None,
     **options: Any,
 ) -> Schedule:
@@ -215,10 +216,11 @@ def make(
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
-    recompute, recompute_at
-        Stages that recompute their forward before the backward, ``"full"`` for all, and where;
-        see :func:`debubble.lowering.recompute.add_recompute`. Schedules that are computed from a
-        memory limit use what this frees; the order of others stays that without.
+    recompute, recompute_at, recompute_cap
+        Stages that recompute their forward before the backward, ``"full"`` for all, where, and
+        beyond how many activations; see :func:`debubble.lowering.recompute.add_recompute`.
+        Schedules that are computed from a memory limit use what this frees, where there is no cap;
+        the order of others stays that without.
     offload
         Stages that keep their activations on the host until their backward, see
         :func:`debubble.lowering.offload.add_offload`; in the same way.
@@ -266,13 +268,14 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    if recompute is None and recompute_at is None and offload is None:
+    if all(value is None for value in (recompute, recompute_at, recompute_cap, offload)):
         return _build(entry, case, sync)
     from debubble.schedules._storage import stored_less
 
     return stored_less(
         lambda case: _build(entry, case, sync), entry, case,
-        recompute=recompute, recompute_at=recompute_at, offload=offload,
+        recompute=recompute, recompute_at=recompute_at, recompute_cap=recompute_cap,
+        offload=offload,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ def not_for_pytorch(schedule: Schedule) -> str:
     if np.any(np.diff(schedule.offsets) == 0):
         return "a rank has nothing to do"
     if max(schedule.versions) > 1:
-        return "it keeps several versions of the weights"
+        return "it uses several versions of the weights"
     try:
         refuse_inexpressible(schedule, COMMUNICATING)
     except ParameterError as error:

@@ -124,6 +124,51 @@ def hold_weights(
     return events
 
 
+@kernel(writes=("where",))
+def delay_gathers(
+    stage: Array,
+    joined: Array,
+    home: Array,
+    distance: Array,
+    what: Array,
+    seen: Array,
+    where: Array,
+) -> None:
+    """Put gatherings off until their stage is among the next few that the rank uses.
+
+    ``where`` and ``what`` are those of :func:`hold_weights`, ``home`` has the rank of every use,
+    and ``distance`` how many different stages ahead each rank gathers. ``seen`` has a zero per
+    stage.
+    """
+    for event in range(len(where)):
+        if what[event] & 1 == 1:
+            continue
+        start = (where[event] >> 1) + (where[event] & 1)
+        use = start
+        while stage[use] != what[event] >> 1:
+            use += 1
+        count = 0
+        here = use + 1
+        while True:
+            # The group before ``here``, and how many stages it adds.
+            begin = here - 1
+            while joined[begin]:
+                begin -= 1
+            added = 0
+            for member in range(begin, max(here, use + 1)):
+                if seen[stage[member]] != event + 1:
+                    added += 1
+                    seen[stage[member]] = event + 1
+            if here <= use and count + added > distance[home[use]]:
+                break
+            count += added
+            here = begin
+            if here <= start:
+                break
+        if here > start:
+            where[event] = here << 1
+
+
 @kernel()
 def sharding_holds(
     actions: Array,

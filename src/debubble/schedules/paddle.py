@@ -1,0 +1,115 @@
+"""PaddlePaddle's interleaving, for any number of microbatches from the number of ranks on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import Program
+from debubble.core.placement import Placement
+from debubble.core.sequence import interleaved_table, moved
+from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards
+from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.registry import ClosedForm, Constraint, register
+
+
+def _is_balanced(ranks: int, microbatches: int, balanced: bool | None) -> bool:
+    return microbatches < 2 * ranks if balanced is None else balanced
+
+
+def _first_group(ranks: int, microbatches: int, balanced: bool | None) -> tuple[int, int]:
+    """Microbatches of the first group, and by how many forwards a rank is ahead of the next."""
+    if _is_balanced(ranks, microbatches, balanced):
+        return microbatches, 1
+    return ranks + microbatches % ranks, 2
+
+
+def _peak(k: Any) -> list[float]:
+    size, pace = _first_group(k.ranks, k.microbatches, k.balanced)
+    held = ((k.v - 1) * size + pace * (k.p - 1 - rank) + 1 for rank in range(k.p))
+    return [min(count, k.m * k.v) * k.unit for count in held]
+
+
+def _chosen(k: Any) -> bool:
+    return _is_balanced(k.ranks, k.microbatches, k.balanced)
+
+
+@register(
+    "paddle-interleaved",
+    title="Interleaved 1F1B whose first group takes what is left over, or with balanced memory",
+    year=2024,
+    source="PaddlePaddle fleet, PipelineParallelWithInterleave and VPPFhenBInBalancedMemory "
+    "(pull requests 69944 and 70160)",
+    placement=Placement.loop,
+    default_chunks=2,
+    aliases=("balanced-memory",),
+    constraints=(
+        Constraint(
+            "microbatches",
+            "at least as many microbatches as ranks",
+            lambda k: k.microbatches >= k.ranks,
+            lambda _: "'looped-bfs'",
+        ),
+    ),
+    forms=(
+        ClosedForm("makespan", FILL_AND_WORK, holds=lambda k: k.c == 0, condition="no latency"),
+        ClosedForm(
+            "peak_activation",
+            "(m(v − 1) + p − r)/v",
+            _peak,
+            holds=_chosen,
+            condition="balanced memory, by default with m < 2p",
+        ),
+        ClosedForm(
+            "peak_activation",
+            "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g = p + m mod p",
+            _peak,
+            holds=lambda k: not _chosen(k),
+            condition="no balanced memory, by default with m ≥ 2p",
+        ),
+    ),
+)
+def paddle_interleaved(
+    *, ranks: int, microbatches: int, chunks: int, balanced: bool | None = None
+) -> Iterator[Program]:
+    """Groups of p microbatches, the first of p + m mod p; with less than 2p just one, of all.
+
+    A larger first group leaves nobody waiting; a larger last one with the same warm-up would be a
+    deadlock. From p to 2p − 1 microbatches memory is *balanced*: all forwards of a chunk run before
+    those of the next, the last chunk is 1F1B, and backwards go chunk by chunk. So rank r is only
+    one forward ahead of the next rank, not two. It takes the time of looped-bfs, and instead of m
+    microbatches (m(v − 1) + p − r)/v.
+
+    When to use it: to read or check a job of PaddlePaddle, and with less than 2p microbatches for
+    the least memory. From 2p on flexible-interleaved is as fast in less memory, as it spreads what
+    is left over. With latency balanced memory is slower.
+
+    Parameters
+    ----------
+    ranks, microbatches, chunks
+        Ranks p, microbatches m, at least p, and chunks v.
+    balanced
+        Balanced memory for any number of microbatches, or for none. Left out, it is taken below
+        2p, as by PaddlePaddle's best_unbalanced_scheduler.
+
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 .  .  b0--- f2 b1--- .  b2--- B0--- B1--- B2---
+        r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
+    """
+    size, pace = _first_group(ranks, microbatches, balanced)
+    chunk, number = (
+        np.concatenate(parts)
+        for parts in zip(
+            interleaved_table(size, chunks, size),
+            interleaved_table(microbatches - size, chunks, ranks),
+            strict=True,
+        )
+    )
+    number[size * chunks :] += size
+    first, last = forwards_and_backwards((chunk, number), ranks, chunks)
+    for rank in range(ranks):
+        warm_up = (chunks - 1) * size + pace * (ranks - 1 - rank)
+        yield moved(warm_alternate_drain(first, last, warm_up), rank)
