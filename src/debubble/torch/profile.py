@@ -26,6 +26,7 @@ from debubble.torch.meters import Flops, Stopwatch
 from debubble.torch.modules import custom_function, saving_seen, why_whole
 from debubble.torch.part import Part, layer_parts, mapped, tensors_of
 from debubble.torch.saved import Saved, held_by, storages
+from debubble.torch.tree import differentiable
 
 STEPS, WARM_UP = 20, 3
 
@@ -128,7 +129,7 @@ def profile(
             args = tuple(value) if isinstance(value, tuple | list) else (value,)
             args, given, target = _to((args, dict(kwargs or {}), y), place)
             if number:
-                args = mapped(args, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+                args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
             part = Part(module, args, given, _loss(loss_fn, target) if last else None)
             measures = _measured(part, steps, place)
             if layers and "compiled" not in measures.fused:

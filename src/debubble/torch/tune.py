@@ -163,6 +163,7 @@ def tune(
     Data-parallel replicas of a pipeline measure different times. Tune one of them, and give its
     ``schedule`` to the others with :meth:`Pipeline.use`.
     """
+    pipe._meet("tune")
     reason = _not_for_search(pipe.schedule)
     if reason:
         raise ParameterError(

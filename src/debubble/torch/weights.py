@@ -77,7 +77,7 @@ def find_shared(
         )
     own = names_of(modules)
     facts = {
-        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
+        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."), weight.requires_grad)
         for name, weight in own.items()
     }
     shared = list(shared)
@@ -132,10 +132,16 @@ def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[li
                 raise ParameterError(
                     f"shared names '{name}', which no stage has; {did_you_mean(name, known)}"
                 )
-        shapes = {known[name] for name in tie}
+        shapes = {known[name][:2] for name in tie}
         if len(shapes) > 1:
             what = ", ".join(f"{name} {known[name][1]} {list(known[name][0])}" for name in tie)
             raise ParameterError(f"shared weights differ: {what}; tie weights of one shape")
+        trains = sorted(tie, key=lambda name: known[name][2])
+        if known[trains[0]][2] != known[trains[-1]][2]:
+            raise ParameterError(
+                f"shared weights differ: {trains[0]} is frozen and {trains[-1]} is not; set "
+                "requires_grad of both alike"
+            )
         joined = set(tie)
         for other in [other for other in classes if other & joined]:
             joined |= other
