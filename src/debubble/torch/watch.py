@@ -112,8 +112,14 @@ class Watch:
         return cls(team.rank, team.size, store, team.timeout.total_seconds(), text)
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Watch no longer.
+
+        A thread that is in a call of the store when its process ends would take the process with
+        it, so it is waited for.
+        """
         self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(GRACE)
 
     @contextmanager
     def step(self) -> Iterator[None]:
