@@ -1,6 +1,8 @@
-"""Keyword arguments of a loss function."""
+"""Keyword arguments of a loss function, and losses that stages add."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -44,3 +46,11 @@ def test_a_sharded_output_layer_takes_none() -> None:
             pipe.step(x, target=x, loss_kwargs={"factor": 2.0})
 
     in_ranks(2, work)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(torch.zeros(2, 3), r"got \[2, 3\]; give"), (0.5, r"got 0\.5; give")]
+)
+def test_an_added_loss_is_one_number(value: Any, words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        dt.add_loss(value)

@@ -23,10 +23,18 @@ def add_loss(value: Tensor) -> None:
     ----------
     value
         One number, with the graph that leads to the weights.
+
+    Raises
+    ------
+    ParameterError
+        When it is none.
     """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = list(value.shape) if isinstance(value, Tensor) else repr(value)
+        raise ParameterError(f"add_loss() got {what}; give a tensor with one number")
     added = _ADDED.get()
     if added is not None:
-        added.append(value)
+        added.append(value.reshape(()))
 
 
 class Loss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +102,10 @@ def find_shared(
             )
     says = next((words for _, _, words in found if words), "")
     if says and not classes and schedule.stages > 1:
+        first_name, last_name = _likely(known, last)
         raise ParameterError(
             f"{says} has tie_word_embeddings=True, and single stages do not show which weights "
-            "that ties; name them, for instance "
-            f'shared=[("0.embed_tokens.weight", "{schedule.stages - 1}.lm_head.weight")], or set '
+            f'that ties; name them, for instance shared=[("{first_name}", "{last_name}")], or set '
             "it to False"
         )
     first = {name: members[0] for members in classes for name in members}
@@ -121,6 +122,18 @@ def find_shared(
         ranks = sorted({row[stage] for row in table for stage in stages})
         result[key] = Shared(key, weight, tuple(ranks), table[0][min(stages)])
     return [one for one in result.values() if len(one.ranks) > 1]
+
+
+def _likely(known: Mapping[str, Any], last: int) -> tuple[str, str]:
+    """The largest matrices of one shape in the first and the last stage."""
+    pairs = [
+        (math.prod(known[one][0]), one, other)
+        for one in known if _stage(one) == 0
+        for other in known if _stage(other) == last and known[one][:2] == known[other][:2]
+        and len(known[one][0]) > 1
+    ]  # fmt: skip
+    most = max(pairs, key=lambda pair: pair[0], default=None)
+    return most[1:] if most else ("0.embed_tokens.weight", f"{last}.lm_head.weight")
 
 
 def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[list[str]]:
