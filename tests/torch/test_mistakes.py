@@ -71,6 +71,23 @@ def test_a_step_without_a_target(engine: str) -> None:
     assert "give target=, or target_mbs=" in both(work)
 
 
+@pytest.mark.parametrize("where", ["stage", "loss"])
+def test_shapes_that_do_not_fit_on_pytorchs_runtime(where: str) -> None:
+    """PyTorch computes where it also waits for ranks: an error there is not of the connection."""
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output @ target if where == "loss" else output, target)
+
+    def work(rank: int) -> None:
+        last = nn.Linear(7, 7).double() if where == "stage" else mlp(1)[0]
+        stages = [*mlp(1), last]
+        pipe = dt.Pipeline("1f1b", stages, loss_fn, microbatches=M, timeout=20, engine="torch")
+        x, y = vectors(M, 0)
+        pipe.step(x, target=y)
+
+    assert both(work).startswith("mat1 and mat2 shapes cannot be multiplied")
+
+
 def test_a_target_by_its_place() -> None:
     def work(rank: int) -> None:
         pipe = dt.Pipeline("1f1b", mlp(2), functional.mse_loss, microbatches=M, timeout=20)

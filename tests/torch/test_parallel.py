@@ -77,6 +77,7 @@ def test_data_parallel_stages(how: str, name: str) -> None:
                 x, y = text(M, 10 * step + 5 * turn + dp.get_local_rank())
                 pipe.step(x, target=y)
             torch.testing.assert_close(pipe.clip_grad_norm_(0.5), there["norm"])
+            pipe.eval(x, target=y)  # which leaves gradients, and weights in their shards
             for key, weight in pipe.named_parameters():
                 assert weight.grad is not None
                 torch.testing.assert_close(

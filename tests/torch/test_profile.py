@@ -351,6 +351,36 @@ def test_layers_of_unequal_stages(clock: Clock) -> None:
     assert file["times"]["F"] == [3, 5]
 
 
+class Tokens(nn.Module):
+    """An embedding before layers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, WIDTH)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_stage_of_tokens_leaves_all_to_w_and_its_layers_split(clock: Clock) -> None:
+    stages = [Tokens(Sleeping(clock, 1, 2, 3), Sleeping(clock, 4, 5, 6)), Sleeping(clock, 7, 8, 9)]
+    tokens = torch.zeros(ROWS, dtype=torch.int64)
+    found = profile([stages[0], nn.Sequential(stages[1])], mean_square, tokens, data()[1], steps=1)
+    costs = found.costs
+    assert (costs.F, costs.I, costs.W, costs.B) == ((5, 7), (0, 8), (16, 9), (16, 17))
+    first, second = (stage.split for stage in found.stages)
+    assert first == "W does the whole backward, and I nothing: its input wants no gradient"
+    assert second.startswith("splitting ")
+    layers = found.data()["layers"]
+    assert (layers["I"], layers["W"]) == ([2, 5, 8], [3, 6, 9])
+    # On top of the layers, of which W does both parts.
+    assert (layers["embedding"]["I"], layers["embedding"]["W"]) == (0, 0)
+
+
 class Named(nn.Module):
     """A model with its layers under a name, of which one is called twice."""
 

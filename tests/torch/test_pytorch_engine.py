@@ -277,6 +277,11 @@ class Broken(nn.Module):
         raise LookupError("my layer does not like this input")
 
 
+class Named(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return {"x": super().forward(x)}
+
+
 class Adding(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         dt.add_loss(x.mean())
@@ -311,6 +316,10 @@ def test_what_it_cannot_do_is_told() -> None:
     assert in_ranks(1, lambda _: failure(Adding(WIDTH, WIDTH).double())) == [
         "RunError: stage 0 adds a loss of its own, which PyTorch's runtime takes from the last "
         "stage only; use engine='debubble'"
+    ]
+    assert in_ranks(1, lambda _: failure(Named(WIDTH, WIDTH).double())) == [
+        "RunError: PyTorch's runtime cannot hand this on: Stage args must be a tensor, tuple, or "
+        "list of tensors, got dict. engine='debubble' can"
     ]
     uneven = [(torch.zeros(rows, WIDTH, dtype=torch.float64),) for rows in (1, 2, 3)]
     plain = nn.Linear(WIDTH, WIDTH).double()

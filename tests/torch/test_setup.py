@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
@@ -49,6 +50,17 @@ class Silent(nn.Module):
         self.layer(x)
 
 
+class Checkpointed(nn.Module):
+    """Shows in its forward alone that it recomputes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = mlp(1)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
 BEFORE: list[tuple[dict[str, Any], str]] = [
     ({"stages": mlp(3)}, "stages has 3 modules for 2 stages; give all, or a mapping of"),
     ({"stages": {7: nn.Linear(1, 1)}}, "rank 0 of '1f1b' has stages 0, and is given 7; give 0"),
@@ -71,6 +83,17 @@ BEFORE: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 0}, "timeout is 0; give a positive number of seconds"),
     ({"device": "gpu"}, "device is 'gpu'; give 'cpu', 'cuda:0', …"),
     ({"group": "pp"}, "group is 'pp'; give a process group that this process is in, for"),
+    (
+        {"stages": [nn.Linear(32, 32, device="meta"), *mlp(1)]},
+        "stage 0 has weight on the device 'meta', without numbers; call to_empty(device=…) and",
+    ),
+    (
+        {
+            "stages": [*mlp(1), *(one.requires_grad_(False) for one in mlp(1))],
+            "shared": [("0.0.weight", "1.0.weight")],
+        },
+        "shared weights differ: 1.0.weight is frozen and 0.0.weight is not; set requires_grad",
+    ),
     ({"shared": [("0.0.weight",)]}, "shared has ('0.0.weight',); give pairs of names, for"),
     ({"shared": [("0.x", "1.0.weight")]}, "shared names '0.x', which no stage has; known: 0.0."),
 ]
@@ -106,6 +129,14 @@ INSIDE: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: pipeline(loss=lambda x, y: (x - y).mean().detach()).step(X, target=Y),
         "loss_fn returned a number that has no gradient; compute it from the output without",
+    ),
+    (
+        lambda: pipeline("zb-h1", [Checkpointed(), Checkpointed()], split="keep").step(X, target=Y),
+        "the backward of stage 0 cannot be split into I and W: its forward changes what autograd",
+    ),
+    (
+        lambda: pipeline().step(X, target=Y, mask=X[:1]),
+        "mask= has a tensor of shape [1, 32] for 4 microbatches; give at least one row for each",
     ),
     (lambda: pipeline().use("zb-v"), "'zb-v' places stages on other ranks than '1f1b'; make a"),
     (lambda: pipeline().costs(), "nothing was measured yet; run a step first"),

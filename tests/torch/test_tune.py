@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,16 @@ def quick(name: str = "1f1b", steps: int = 3, **sizes: Any) -> dt.Pipeline:
         x, y = vectors(4, 0)
         pipe.step(x, target=y)
     return pipe
+
+
+def test_an_order_for_other_costs_is_what_is_tuned() -> None:
+    def work(rank: int) -> None:
+        pipe = quick("zb-v", steps=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dt.tune(pipe, time_limit=0.5, steps=1)
+
+    in_ranks(2, work)
 
 
 def test_what_gains_less_than_steps_vary_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,7 +119,7 @@ def test_tied_weights_that_cannot_be_known_or_served_are_refused() -> None:
             stage.config = config
         message = refused(lambda: pipe(()))
         assert "tie_word_embeddings=True" in message
-        assert 'shared=[("0.embed_tokens.weight", "3.lm_head.weight")]' in message
+        assert 'shared=[("0.weight", "3.weight")]' in message
         pipe([("0.weight", "3.weight")])
         ends = [("0.tokens.weight", "1.output.weight")]
         message = refused(
@@ -230,6 +232,54 @@ def test_a_checkpoint_is_read_by_another_placement(tmp_path: Any) -> None:
         for stage, module in pipe.stages.items():
             for ours, theirs in zip(module.parameters(), model[stage].parameters(), strict=True):
                 assert torch.equal(ours, theirs)
+
+    in_ranks(2, work)
+
+
+def recipe() -> str:
+    """How docs/training.md saves and loads an optimizer's state."""
+    text = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    return next(
+        part for part in re.findall(r"```python\n(.*?)```", text, re.S) if "dcp.save" in part
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "tied"),
+    [("zb-v", "interleaved-1f1b", False), ("zb-v", "zb-v", True), ("dualpipe", "dualpipe", True)],
+)
+def test_an_optimizer_goes_on_from_a_checkpoint(
+    before: str, after: str, tied: bool, tmp_path: Any
+) -> None:
+    save, _, load = recipe().partition("found = ")
+    x, y = tokens()
+
+    def begin(name: str, seed: int) -> tuple[dt.Pipeline, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        made = schedule(name)
+        model = tied_model(same=False) if made.stages == 4 else [Tied(True), Tied(False)]
+        shared = [("0.weight", f"{made.stages - 1}.weight")] if tied else ()
+        pipe = dt.Pipeline(made, lambda stage: model[stage], cross_entropy, shared=shared)
+        return pipe, torch.optim.AdamW(pipe.parameters(), lr=0.1 + seed)
+
+    def step(pipe: dt.Pipeline, optimizer: torch.optim.Optimizer) -> float:
+        loss = pipe.step(x, target=y)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    def work(rank: int) -> None:
+        pipe, optimizer = begin(before, 0)
+        for _ in range(2):
+            step(pipe, optimizer)
+        names = {"pipe": pipe, "optimizer": optimizer, "folder": str(tmp_path), "nn": nn}
+        exec(save, names)
+        wanted = [step(pipe, optimizer) for _ in range(2)]
+        pipe, optimizer = begin(after, 1)
+        names |= {"pipe": pipe, "optimizer": optimizer}
+        names["stages"] = nn.ModuleDict({str(number): one for number, one in pipe.stages.items()})
+        exec("found = " + load, names)
+        assert [step(pipe, optimizer) for _ in range(2)] == pytest.approx(wanted, rel=1e-12)
 
     in_ranks(2, work)
 

@@ -81,7 +81,8 @@ class Feed:
         if arg_mbs is None and first:
             arg_mbs = cut(args, count, "the batch")
         if kwarg_mbs is None:
-            kwarg_mbs = cut(dict(kwargs), count, "a keyword argument")
+            columns = {name: cut(value, count, f"{name}=") for name, value in kwargs.items()}
+            kwarg_mbs = [{name: columns[name][i] for name in columns} for i in range(count)]
         if target_mbs is None and target is not None and last:
             target_mbs = cut(target, count, "target")
         # Anything that can be gone through: a list, a generator, a tensor of microbatches.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,10 +23,45 @@ def add_loss(value: Tensor) -> None:
     ----------
     value
         One number, with the graph that leads to the weights.
+
+    Raises
+    ------
+    ParameterError
+        When it is none.
     """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = list(value.shape) if isinstance(value, Tensor) else repr(value)
+        raise ParameterError(f"add_loss() got {what}; give a tensor with one number")
     added = _ADDED.get()
     if added is not None:
-        added.append(value)
+        added.append(value.reshape(()))
+
+
+class Loss:
+    """The training loop's loss function, with the keyword arguments of a step."""
+
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
+        self._compute = compute
+        self._kwargs: dict[str, Any] = {}
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        """The loss of a microbatch."""
+        return self._compute(output, target, **self._kwargs)
+
+    def take(self, kwargs: Mapping[str, Any] | None, sharded: bool) -> None:
+        """Take the keyword arguments of a step.
+
+        Raises
+        ------
+        ParameterError
+            When there are some and the loss is not called, as of a sharded output layer.
+        """
+        if kwargs and sharded:
+            raise ParameterError(
+                f"loss_kwargs has {', '.join(kwargs)}, and a sharded output layer computes its "
+                "loss itself; leave them out, or use a schedule that does not shard it"
+            )
+        self._kwargs = dict(kwargs or {})
 
 
 class added_losses:  # noqa: N801 - it is called as a function

@@ -166,7 +166,11 @@ def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
         for kind in TIMES:
             whole, inner = stage.time(kind), [layer.time(kind) for layer in stage.layers]
             if whole is not None and None not in inner:
-                part[kind] = _short(max(0.0, whole - sum(time for time in inner if time)))
+                part[kind] = whole - sum(time for time in inner if time)
+        if end == "embedding" and "I" in part:
+            # Its I and W are one, but those of its layers are two.
+            part["I"], part["W"] = 0.0, part["I"] + part["W"]
+        part = {kind: _short(max(0.0, time)) for kind, time in part.items()}
         if stage.saved is not None:
             rest = stage.saved - sum(layer.saved or 0 for layer in stage.layers)
             part["activation"] = max(0, rest)

@@ -46,7 +46,10 @@ def without_sync(module: nn.Module) -> AbstractContextManager[None]:
 
 @contextmanager
 def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Have modules in eval mode, and then every part in the mode that it was in."""
+    """Have modules in eval mode, and then every part in the mode that it was in.
+
+    After forwards alone ``fully_shard`` leaves some weights gathered; parameters are the shards.
+    """
     modules = list(modules)
     before = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
@@ -56,6 +59,8 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for part, training in before:
             part.training = training
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.layers import layers_of
 from debubble.torch.losses import added_losses
+from debubble.torch.tree import differentiable
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Part:
     splitter: Splitter = field(default_factory=Splitter)
 
     def forward(self, split: bool = False, own: bool = False) -> Forward:
-        """F. In a `split` backward inputs of floating-point numbers get a gradient.
+        """F. In a `split` backward inputs that can have a gradient get one.
 
         Where there are none, I has nothing to do. `own` copies the tensors of this call, as every
         microbatch has its own.
@@ -46,7 +47,7 @@ class Part:
         args, kwargs = mapped((self.args, self.kwargs), _copy if own else leaf_of)
         inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
         if split and not inputs:
-            inputs = [t.requires_grad_() for t in tensors_of(args) if t.is_floating_point()]
+            inputs = [t.requires_grad_() for t in tensors_of(args) if differentiable(t)]
         with added_losses() as added:
             output = self.module(*args, **kwargs)
             if self.loss is not None:

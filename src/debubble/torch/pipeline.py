@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from debubble.torch.batch import Forwarded, mean_loss, merged, tell_losses
 from debubble.torch.engine import OwnEngine
 from debubble.torch.feed import Feed
 from debubble.torch.gradients import Gradients
+from debubble.torch.losses import Loss
 from debubble.torch.modules import evaluating
 from debubble.torch.options import SCALES, check_options
 from debubble.torch.plan import Plan
@@ -40,6 +40,7 @@ from debubble.torch.setup import (
     find_schedule,
     fuses_of,
     met,
+    teller,
     together,
 )
 from debubble.torch.state import load_state, named_parameters, state_of
@@ -48,8 +49,6 @@ from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
 from debubble.torch.weights import Homes, find_shared
 from debubble.torch.wire import Wire
-
-log = logging.getLogger("debubble")
 
 
 class Pipeline:
@@ -116,7 +115,7 @@ class Pipeline:
         device: Any = None,
         **sizes: Any,
     ) -> None:
-        self._split, self._kind, self._loss_fn = split, engine, loss_fn
+        self._split, self._kind, self._loss = split, engine, Loss(loss_fn)
         with met(timeout):
             self._team = team = Team.of(group, device, timeout)
             together(team, lambda: check_options(engine, scale_grads, loss_fn, sizes))
@@ -134,7 +133,7 @@ class Pipeline:
                 self._shard = Shard(team, rows)
             self._clock = team.link.clock()
             self._gradients = Gradients(modules, self._homes)
-            self._told: set[int] = set()
+            self._tell = together(team, lambda: teller(split))
             self._wire = Wire(team)
             self._watch = self._watched()
             self._feed = Feed(team, modules, self._wire, self._watch, SCALES[scale_grads])
@@ -151,6 +150,7 @@ class Pipeline:
         arg_mbs: Sequence[Any] | None = None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
         target_mbs: Sequence[Any] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Forwards and backwards of a batch; gradients are added to those that are there.
@@ -168,6 +168,8 @@ class Pipeline:
         arg_mbs, kwarg_mbs, target_mbs
             In place of a batch: arguments, keyword arguments and targets, one of each for every
             microbatch. They may have different shapes.
+        loss_kwargs
+            Keyword arguments of the loss function, the same for every microbatch.
         **kwargs
             Keyword arguments of every stage of this rank, cut likewise.
 
@@ -188,6 +190,7 @@ class Pipeline:
             if not torch.is_grad_enabled():
                 raise ParameterError("step() computes gradients, and they are off; use eval()")
             self._watch.meet(self._team.link, "step")
+            self._loss.take(loss_kwargs, self._shard is not None)
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, True)
             self._gradients.start()
             found = self._engine.step(batch)
@@ -209,6 +212,7 @@ class Pipeline:
         arg_mbs: Sequence[Any] | None = None,
         kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
         target_mbs: Sequence[Any] | None = None,
+        loss_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Forwards only, with modules in eval mode; arguments are those of :meth:`step`.
@@ -221,6 +225,7 @@ class Pipeline:
         """
         with evaluating(self._modules.values()), self._watch.step(), torch.no_grad():
             self._watch.meet(self._team.link, "eval")
+            self._loss.take(loss_kwargs, self._shard is not None)
             batch = self._feed.batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs, False)
             found: Forwarded = self._engine.forward(batch, return_outputs)
             tell_losses(losses, found.losses, batch)
@@ -374,16 +379,11 @@ class Pipeline:
         fuses = together(
             self._team, lambda: fuses_of(self._modules, self.schedule, self._split, self._tell)
         )
-        setup = Setup(self._team, self.schedule, self._modules, self._loss_fn, fuses, self._tell)
+        setup = Setup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
         if self._kind == "torch":
             return PyTorchEngine(setup, self._watch, self._pace)
         parts = (self._gradients, self._watch, self._wire, self._shard)
         return OwnEngine(setup, *parts, self._pace, self._steps)
-
-    def _tell(self, stage: int, why: str) -> None:
-        if stage not in self._told:
-            self._told.add(stage)
-            log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
 
     def _watched(self) -> Watch:
         watch = Watch.of(self._team, Plan.of(self.schedule).text)

@@ -26,6 +26,7 @@ from debubble.torch.meters import Flops, Stopwatch
 from debubble.torch.modules import custom_function, saving_seen, why_whole
 from debubble.torch.part import Part, layer_parts, mapped, tensors_of
 from debubble.torch.saved import Saved, held_by, storages
+from debubble.torch.tree import differentiable
 
 STEPS, WARM_UP = 20, 3
 
@@ -128,7 +129,7 @@ def profile(
             args = tuple(value) if isinstance(value, tuple | list) else (value,)
             args, given, target = _to((args, dict(kwargs or {}), y), place)
             if number:
-                args = mapped(args, lambda t: t.detach().requires_grad_(t.is_floating_point()))
+                args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
             part = Part(module, args, given, _loss(loss_fn, target) if last else None)
             measures = _measured(part, steps, place)
             if layers and "compiled" not in measures.fused:
@@ -169,7 +170,8 @@ def _measured(
     measures = StageMeasures(
         times, fused=fused, peak=_peak(part, device), **_bytes(part, not fused)
     )
-    return replace(measures, split=_verdict(times, flops, fused))
+    whole = not fused and not part.forward(split=True).inputs
+    return replace(measures, split=NO_INPUTS if whole else _verdict(times, flops, fused))
 
 
 def _fused(part: Part) -> str:
@@ -182,12 +184,13 @@ def _fused(part: Part) -> str:
     gradients = done.gradients()
     try:
         rest = done.backward_input(gradients)
+        trains = bool(rest)
         rest.backward_weight()
     except RuntimeError as error:
         return f"autograd says: {str(error).partition('. ')[0].splitlines()[0]}"
     if seen:
         return CHECKPOINTED
-    return "" if rest else "it has no weights to train"
+    return "" if trains else "it has no weights to train"
 
 
 def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
@@ -199,6 +202,9 @@ def _with_flops(fused: str, flops: Mapping[str, int]) -> str:
         return fused
     words = f"{ratio:.2f} times the FLOPs of B"
     return f"{fused}, {words}" if fused else f"they do {words}"
+
+
+NO_INPUTS = "W does the whole backward, and I nothing: its input wants no gradient"
 
 
 def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) -> str:

@@ -145,6 +145,10 @@ class PyTorchEngine:
             # PyTorch wraps what a module raises in an error with all of its arguments.
             if "failed to run forward" in str(error) and error.__cause__ is not None:
                 raise error.__cause__ from None
+            if type(error).__name__ == "PipeliningMetadataError":
+                raise RunError(
+                    f"PyTorch's runtime cannot hand this on: {error} engine='debubble' can"
+                ) from None
             raise
         finally:
             self._batch = Batch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from debubble.torch.errors import RunError
 from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
 from debubble.torch.team import Team
 from debubble.torch.watch import reason
+
+log = logging.getLogger("debubble")
 
 Found = TypeVar("Found")
 
@@ -225,6 +228,12 @@ def find_modules(
                 f"stage {stage} is {type(module).__name__}; give a torch.nn.Module"
             )
         lazy = next((name for name, weight in module.named_parameters() if is_lazy(weight)), "")
+        meta = next((name for name, weight in module.named_parameters() if weight.is_meta), "")
+        if meta:
+            raise ParameterError(
+                f"stage {stage} has {meta} on the device 'meta', without numbers; call "
+                "to_empty(device=…) and give it some"
+            )
         if lazy:
             raise ParameterError(
                 f"stage {stage} has {lazy} without a shape yet, as lazy modules have; call the "
@@ -316,27 +325,39 @@ def fuses_of(
     split: str,
     tell: Callable[[int, str], None],
 ) -> dict[int, bool | None]:
-    """By stage with split backwards, whether I does all of it; None where a forward will show.
-
-    Raises
-    ------
-    ParameterError
-        When it is to stay split and cannot.
-    """
-    if split not in SPLITS:
-        raise ParameterError(f"split is {split!r}; use 'auto', 'keep' or 'fuse'")
+    """By stage with split backwards, whether I does all of it; None where a forward will show."""
     kinds = kinds_of(schedule.actions)
     found: dict[int, bool | None] = {}
     if not np.any(kinds == Kind.I):
         return found
     for stage, module in modules.items():
-        why = why_whole(module)
-        if why and split == "keep":
+        why = "" if split == "fuse" else why_whole(module)
+        if why:
+            tell(stage, why)
+        found[stage] = True if why or split == "fuse" else None
+    return found
+
+
+def teller(split: str) -> Callable[[int, str], None]:
+    """Warns once for each stage whose backward is not split, and why; ``"keep"`` refuses these.
+
+    Raises
+    ------
+    ParameterError
+        When there is no such way to split; in its calls, when a backward is to stay split.
+    """
+    if split not in SPLITS:
+        raise ParameterError(f"split is {split!r}; use 'auto', 'keep' or 'fuse'")
+    told: set[int] = set()
+
+    def tell(stage: int, why: str) -> None:
+        if split == "keep":
             raise ParameterError(
                 f"the backward of stage {stage} cannot be split into I and W: {why}; use "
                 "split='fuse', or a schedule without I and W"
             )
-        if why and split == "auto":
-            tell(stage, why)
-        found[stage] = True if why or split == "fuse" else None if split == "auto" else False
-    return found
+        if stage not in told:
+            told.add(stage)
+            log.warning("I of stage %d does its whole backward, and W nothing: %s", stage, why)
+
+    return tell

@@ -60,7 +60,7 @@ def _spec(numbers: Any, leaves: tuple[Leaf | Constant, ...]) -> Spec:
 
 
 def take_apart(value: Any, trains: bool) -> tuple[list[Tensor], Spec]:
-    """Tensors of a tree, and its form; floating-point ones carry gradients if the stage trains."""
+    """Tensors of a tree, and its form; if the stage trains, those that can carry gradients."""
     if isinstance(value, Tensor):
         return [value], Spec(ONE, (_leaf(value, trains),))
     leaves, tree = pytree.tree_flatten(value)
@@ -87,7 +87,12 @@ def arguments(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
+def differentiable(tensor: Tensor) -> bool:
+    """Whether tensors of its type have gradients: those of real and of complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _leaf(tensor: Tensor, trains: bool) -> Leaf:
     if tensor.layout != torch.strided:
         raise RunError(f"a stage returned a {tensor.layout} tensor; return its to_dense()")
-    return Leaf(tuple(tensor.shape), tensor.dtype, trains and tensor.is_floating_point())
+    return Leaf(tuple(tensor.shape), tensor.dtype, trains and differentiable(tensor))

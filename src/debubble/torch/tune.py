@@ -15,8 +15,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.schedule import Schedule
 from debubble.core.units import percent
+from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
-from debubble.engine.timeline import simulate
+from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.torch.pytorch_runtime import not_for_pytorch
 from debubble.torch.recorder import KEPT
 from debubble.torch.weights import local
@@ -163,6 +164,7 @@ def tune(
     Data-parallel replicas of a pipeline measure different times. Tune one of them, and give its
     ``schedule`` to the others with :meth:`Pipeline.use`.
     """
+    pipe._meet("tune")
     reason = _not_for_search(pipe.schedule)
     if reason:
         raise ParameterError(
@@ -185,7 +187,7 @@ def tune(
         )
     measured = costs or pipe.costs()
     if memory is None:
-        memory = simulate(pipe.schedule, measured).peak_activation.tolist()
+        memory = _simulated(pipe.schedule, measured).peak_activation.tolist()
     found: Schedule | DebubbleError | None = None
     if pipe._team.rank == 0:
         try:
@@ -199,10 +201,10 @@ def tune(
     report = check(found, memory=memory, costs=measured)
     assert report.ok, report
     tuned = Tuned(pipe, found, times[-steps:])
-    before = simulate(pipe.schedule, measured).makespan
+    before = _simulated(pipe.schedule, measured).makespan
     if costs is None:
         tuned.simulated_before = before
-    tuned.predicted_gain = 1 - simulate(found, measured).makespan / before
+    tuned.predicted_gain = 1 - _simulated(found, measured).makespan / before
     if tuned.predicted_gain <= max(tuned.noise, LEAST):
         return tuned
     if pipe._kind == "torch" and not_for_pytorch(found):
@@ -213,6 +215,11 @@ def tune(
     tuned.schedule = found
     pipe._after_step = lambda: tuned._follow(pipe)
     return tuned
+
+
+def _simulated(schedule: Schedule, costs: Costs) -> Timeline:
+    """A simulation with measured costs, which are never those that an order was computed for."""
+    return evaluate_graph(compile_graph(schedule), costs)
 
 
 def _not_for_search(schedule: Schedule) -> str:

@@ -38,6 +38,9 @@ PACKAGES = tuple(
 )
 """Where code is that is not the user's."""
 
+CONNECTING = (str(Path(dist.__file__).parent) + os.sep, PACKAGES[1])
+"""Where code is that calls other ranks."""
+
 START = -1
 """The position before a program's first action."""
 
@@ -109,8 +112,14 @@ class Watch:
         return cls(team.rank, team.size, store, team.timeout.total_seconds(), text)
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Watch no longer.
+
+        A thread that is in a call of the store when its process ends would take the process with
+        it, so it is waited for.
+        """
         self._over.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(GRACE)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -155,7 +164,7 @@ class Watch:
 
     def _fail(self, error: BaseException) -> None:
         where = f"rank {self.rank}"
-        if self.state in WAITS and isinstance(error, RuntimeError):
+        if self.state in WAITS and _of_connection(error):
             self._raise_failure()
             if not _timed_out(str(error)):
                 # A launcher may end this process before it can tell more.
@@ -267,6 +276,14 @@ class Watch:
                 print(f"debubble: {message}", file=sys.stderr, flush=True)
                 # The main thread is in a call that does not come back.
                 os._exit(2)
+
+
+def _of_connection(error: BaseException) -> bool:
+    """Whether a call to other ranks raised it, and not a module or a loss between such calls."""
+    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename.startswith(CONNECTING)
 
 
 def _timed_out(error: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,7 @@ def find_shared(
         )
     own = names_of(modules)
     facts = {
-        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
+        name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."), weight.requires_grad)
         for name, weight in own.items()
     }
     shared = list(shared)
@@ -101,10 +102,10 @@ def find_shared(
             )
     says = next((words for _, _, words in found if words), "")
     if says and not classes and schedule.stages > 1:
+        first_name, last_name = _likely(known, last)
         raise ParameterError(
             f"{says} has tie_word_embeddings=True, and single stages do not show which weights "
-            "that ties; name them, for instance "
-            f'shared=[("0.embed_tokens.weight", "{schedule.stages - 1}.lm_head.weight")], or set '
+            f'that ties; name them, for instance shared=[("{first_name}", "{last_name}")], or set '
             "it to False"
         )
     first = {name: members[0] for members in classes for name in members}
@@ -123,6 +124,18 @@ def find_shared(
     return [one for one in result.values() if len(one.ranks) > 1]
 
 
+def _likely(known: Mapping[str, Any], last: int) -> tuple[str, str]:
+    """The largest matrices of one shape in the first and the last stage."""
+    pairs = [
+        (math.prod(known[one][0]), one, other)
+        for one in known if _stage(one) == 0
+        for other in known if _stage(other) == last and known[one][:2] == known[other][:2]
+        and len(known[one][0]) > 1
+    ]  # fmt: skip
+    most = max(pairs, key=lambda pair: pair[0], default=None)
+    return most[1:] if most else ("0.embed_tokens.weight", f"{last}.lm_head.weight")
+
+
 def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[list[str]]:
     """Names of one and the same weight, ordered by stage."""
     classes: list[set[str]] = []
@@ -132,10 +145,16 @@ def _classes(ties: Sequence[Sequence[str]], known: Mapping[str, Any]) -> list[li
                 raise ParameterError(
                     f"shared names '{name}', which no stage has; {did_you_mean(name, known)}"
                 )
-        shapes = {known[name] for name in tie}
+        shapes = {known[name][:2] for name in tie}
         if len(shapes) > 1:
             what = ", ".join(f"{name} {known[name][1]} {list(known[name][0])}" for name in tie)
             raise ParameterError(f"shared weights differ: {what}; tie weights of one shape")
+        trains = sorted(tie, key=lambda name: known[name][2])
+        if known[trains[0]][2] != known[trains[-1]][2]:
+            raise ParameterError(
+                f"shared weights differ: {trains[0]} is frozen and {trains[-1]} is not; set "
+                "requires_grad of both alike"
+            )
         joined = set(tie)
         for other in [other for other in classes if other & joined]:
             joined |= other
