@@ -142,7 +142,9 @@ def test_nanoseconds(tmp_path: Path) -> None:
 def test_a_prefix_of_another_library(tmp_path: Path) -> None:
     run = made.run("1f1b")
     made_kineto.write(run, tmp_path, prefix="TP:", suffix=".json")
-    made.assert_recovered(read(tmp_path), run)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.left_out == {}
 
 
 def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:
