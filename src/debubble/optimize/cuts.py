@@ -9,7 +9,8 @@ neighbours of a cut, with one layer on another stage and stages that do the same
 2. tried by the quick strategies, the first few of both rankings;
 3. and so on from the best cut whose neighbours were not ranked so far.
 
-Where there are few cuts every one has its bound, and those that can be faster are all improved.
+Where there are few cuts every one has its bound, and those that can be faster are all improved; of
+those with open choices the best.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Cuts:
         ]  # fmt: skip
 
     def group(self, problem: Problem) -> Hashable:
-        """The cut itself."""
+        """The cut and what stages do: none stands for another."""
         return problem.variant
 
     def again(self, known: Entry) -> Problem:
