@@ -91,9 +91,17 @@ def test_what_is_wrong_is_named(
     assert refused("simulate", "1f1b", *SIZES, *words).startswith(message)
 
 
+def test_optimize_takes_the_p95_as_its_objective(run: Run, refused: Callable[..., str]) -> None:
+    words = ("optimize", "-p", "2", "-m", "4", "--effort", "0.05", "--no-cache")
+    data = run(*words, "--robust", "normal:5%", "--json").data
+    assert data["jitter"]["jitter"] == "normal:5%"
+    message = refused(*words, "--memory", "sweep", "--robust", "normal:5%")
+    assert message.startswith("--robust is for one memory limit, not for 'sweep'")
+
+
 def test_what_the_page_shows_works(run: Run) -> None:
     commands = re.findall(r"^    debubble (.*)$", PAGE, re.M)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for line in commands:
         assert run(*shlex.split(line)).code == 0
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):

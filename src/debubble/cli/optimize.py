@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
+from debubble.cli.jitter import read_jitter
 from debubble.cli.options import AsJson, Inputs, Setup, count, takes, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
@@ -51,6 +52,10 @@ def optimize(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Neither read nor keep results on disk.")
     ] = False,
+    robust: Annotated[
+        str | None,
+        takes("TIMES", "Least p95 of the step time where times vary as --jitter: normal:3%."),
+    ] = None,
     as_json: AsJson = False,
     output: Annotated[
         str | None, takes("FILE", "Schedule (.json, .csv) or picture (.png, …).", "--output", "-o")
@@ -96,6 +101,10 @@ def optimize(
     }  # fmt: skip
     if options["chunks"] is None:
         del options["chunks"]
+    if robust is not None:
+        if sweeping:
+            raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
+        options["robust"] = read_jitter(robust, None, None, None, None)
     with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from debubble.analysis.layout import PIPED
 from debubble.analysis.metrics import ranges, recompute_text, units
+from debubble.analysis.spread import spread_lines
 from debubble.core.actions import Kind, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
+from debubble.engine.ensembles import Spread
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline
 
@@ -57,6 +60,8 @@ class Result:
     microbatches
         Where microbatches differ, which of them takes each place in the order; the costs of the
         timeline have their lengths in that sequence.
+    spread
+        Step times under the jitter that the order was chosen for; None where it was for none.
     """
 
     schedule: Schedule
@@ -72,6 +77,7 @@ class Result:
     costs: Costs | None = None
     why: str = ""
     microbatches: tuple[int, ...] = ()
+    spread: Spread | None = None
 
     @property
     def recompute(self) -> list[int]:
@@ -148,6 +154,7 @@ class Result:
             else None,
             "order_of_microbatches": list(self.microbatches) or None,
             "lengths": self._lengths,
+            "jitter": None if self.spread is None else self.spread.to_dict(),
             "recompute": self.recompute,
             "offload": self.offload,
             "peak_activation": self.timeline.peak_activation.tolist(),
@@ -166,6 +173,9 @@ class Result:
             placement = self.schedule.placement.name
             none = f"Megatron-LM has none for the placement '{placement}'"
             lines.append(f"layout {self.layout or none}")
+        if self.spread is not None:
+            unit = self.timeline.table.costs.time_unit
+            lines += spread_lines(self.spread, unit, PIPED)
         if self.microbatches:
             sequence = "/".join(f"{length:g}" for length in self._lengths or [])
             lines.append(f"microbatches in the order {' '.join(map(str, self.microbatches))}:")

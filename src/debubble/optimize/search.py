@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES, P2PMode
+from debubble.engine.jitter import Jitter
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.listing import TOLERANCE
@@ -43,6 +44,7 @@ from debubble.optimize.offload import (
 from debubble.optimize.problem import BACKWARDS, Backward, Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
+from debubble.optimize.robust import optimize_robust
 from debubble.optimize.stage_choices import Choices
 from debubble.optimize.stop import Stop, Work
 from debubble.optimize.strategies import listed, solver_name
@@ -86,6 +88,7 @@ def optimize(
     published: bool = True,
     report: Report | None = None,
     until: Callable[[], bool] | None = None,
+    robust: str | Jitter | None = None,
 ) -> Result:
     """Find the fastest schedule within the memory of every rank, and a bound for any.
 
@@ -143,6 +146,10 @@ def optimize(
         Called with makespan, lower bound and what found it, whenever one of them improves.
     until
         Asked several times per second; once it is true, the search ends as after Ctrl-C.
+    robust
+        What varies from step to step, ``"normal:3%"`` or a :class:`~debubble.Jitter`: of the orders
+        that are found, and of small changes of the best, the one with the least p95 of the step
+        time is returned, with its ``spread``.
 
     Returns
     -------
@@ -170,14 +177,18 @@ def optimize(
     began = time.monotonic()
     _check(time_limit, effort, workers)
     costs = costs or Costs()
-    if costs.microbatch not in (None, 1.0):
-        return optimize_lengths(
-            optimize, costs, memory, _placements(ranks, microbatches, chunks, placement, costs),
-            ranks=ranks, microbatches=microbatches, chunks=chunks, layers=layers,
-            placement=placement, backward=backward, recompute=recompute, offload=offload,
-            p2p_mode=p2p_mode, time_limit=time_limit, effort=effort, seed=seed, workers=workers,
-            cache=cache, published=published, report=report, until=until,
-        )  # fmt: skip
+    if robust is not None or costs.microbatch not in (None, 1.0):
+        same: dict[str, Any] = {
+            "ranks": ranks, "microbatches": microbatches, "chunks": chunks, "layers": layers,
+            "placement": placement, "backward": backward, "recompute": recompute,
+            "offload": offload, "p2p_mode": p2p_mode, "time_limit": time_limit, "effort": effort,
+            "seed": seed, "workers": workers, "cache": cache, "published": published,
+            "report": report, "until": until,
+        }  # fmt: skip
+        if robust is not None:
+            return optimize_robust(optimize, robust, costs=costs, memory=memory, **same)
+        places = _placements(ranks, microbatches, chunks, placement, costs)
+        return optimize_lengths(optimize, costs, memory, places, **same)
     room, alone = beside_static(memory, costs, ranks)
     problems = problems_of(
         ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,

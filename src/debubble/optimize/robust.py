@@ -1,0 +1,164 @@
+"""Orders for steps whose times vary: the p95 of the step time in place of the makespan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from debubble.analysis.compare import compare
+from debubble.core.actions import COPY_KINDS, kinds_of, pairs_of
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError
+from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.jitter import Jitter
+from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.timeline import Timeline, evaluate_graph
+from debubble.listing import TOLERANCE
+from debubble.optimize.result import Result
+
+MOVES = 1500
+"""Changes of the order that are tried."""
+
+SAMPLES = 400
+"""Most samples of every order that is tried."""
+
+REACH = 6
+"""Most places by which an action moves."""
+
+
+def optimize_robust(
+    search: Callable[..., Result],
+    robust: str | Jitter,
+    *,
+    costs: Costs,
+    memory: Limit | None,
+    **options: Any,
+) -> Result:
+    """Find an order whose steps are fast under jitter: the least p95.
+
+    The orders that the search for the smallest makespan finds and compares with are held against
+    each other on the same random numbers, and the best is changed action by action as long as that
+    helps. What is reported of it comes from other random numbers.
+
+    Parameters
+    ----------
+    search
+        :func:`debubble.optimize`.
+    robust
+        What varies.
+    costs, memory, **options
+        All that `search` takes beside.
+    """
+    began = time.monotonic()
+    jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
+    found = search(costs=costs, memory=memory, **options)
+    judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), memory, options)
+    best, score, name = found.schedule, judge.score(found.timeline), found.found_by
+    for schedule, label in _candidates(found):
+        timeline = judge.simulated(schedule)
+        if timeline is not None and judge.score(timeline) < score:
+            best, score, name = schedule, judge.score(timeline), label
+    better = best
+    if found.status != "interrupted":
+        better = _changed(best, score, judge, int(MOVES * options["effort"]), options["until"])
+    if better is not best:
+        name = f"{name}, changed for jitter"
+    chosen = judge.simulated(better)
+    assert chosen is not None, "it was simulated before"
+    timeline = replace(chosen, table=found.timeline.table)
+    published = None
+    if found.published is not None:
+        others = [row for row in found.published.rows if row.schedule is not found.schedule]
+        published = compare(
+            [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
+            memory=found.published.memory, p2p_mode=options["p2p_mode"],
+            jitter=replace(jitter, seed=jitter.seed + 1),
+        )  # fmt: skip
+    met = timeline.makespan <= found.lower_bound * (1 + TOLERANCE)
+    return replace(
+        found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
+        status=found.status if met or found.status != "optimal" else "feasible",
+        seconds=time.monotonic() - began, found_by=name, cached=False, published=published,
+        spread=timeline.jitter(replace(jitter, seed=jitter.seed + 1)),
+    )  # fmt: skip
+
+
+class _Judge:
+    """Simulates orders with the costs of a result, and says how fast they are under jitter."""
+
+    def __init__(
+        self, found: Result, jitter: Jitter, memory: Limit | None, options: dict[str, Any]
+    ) -> None:
+        self.costs: Costs = found.timeline.table.costs
+        self.limits = memory_limits(memory, found.schedule.ranks)
+        self.mode: P2PMode = options["p2p_mode"]
+        self.jitter = jitter
+
+    def simulated(self, schedule: Schedule) -> Timeline | None:
+        """Its timeline; None where it cannot run, or does not fit into the memory."""
+        try:
+            graph = compile_graph(schedule, self.mode, explain=False)
+            timeline = evaluate_graph(graph, self.costs)
+        except DebubbleError:
+            return None
+        if self.limits is not None and np.any(
+            timeline.peak_activation > self.limits * (1 + TOLERANCE)
+        ):
+            return None
+        return timeline
+
+    def score(self, timeline: Timeline) -> float:
+        """The p95 of the step time, and of those that are alike the mean."""
+        spread = timeline.jitter(self.jitter)
+        return spread.p95 + 1e-6 * spread.mean
+
+
+def _candidates(found: Result) -> Iterator[tuple[Schedule, str]]:
+    """Published orders that the search could have found itself."""
+    if found.published is None or found.layers:
+        return
+    for row in found.published.rows:
+        schedule = row.schedule
+        same = schedule.placement.table == found.schedule.placement.table
+        if schedule is not found.schedule and same and not np.any(pairs_of(schedule.actions)):
+            yield schedule, row.name
+
+
+def _changed(
+    schedule: Schedule,
+    score: float,
+    judge: _Judge,
+    moves: int,
+    until: Callable[[], bool] | None,
+) -> Schedule:
+    """The order with single actions moved, as long as that makes it faster under jitter."""
+    if np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+        return schedule
+    rng = np.random.default_rng(judge.jitter.seed)
+    programs = [schedule.program(rank).copy() for rank in range(schedule.ranks)]
+    for _ in range(moves):
+        if until is not None and until():
+            break
+        rank = int(rng.integers(schedule.ranks))
+        program = programs[rank]
+        if len(program) < 2:
+            continue
+        source = int(rng.integers(len(program)))
+        step = int(rng.integers(1, REACH + 1)) * (1 if rng.random() < 0.5 else -1)
+        target = min(max(source + step, 0), len(program) - 1)
+        if target == source:
+            continue
+        moved = np.insert(np.delete(program, source), target, program[source])
+        trial = schedule.with_programs([*programs[:rank], moved, *programs[rank + 1 :]])
+        timeline = judge.simulated(trial)
+        if timeline is None:
+            continue
+        found = judge.score(timeline)
+        if found < score * (1 - TOLERANCE):
+            programs[rank], schedule, score = moved, trial, found
+    return schedule

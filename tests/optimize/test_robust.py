@@ -1,0 +1,50 @@
+"""Orders for jitter: no worse than the fastest ones on the same numbers, and within memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import debubble as db
+
+COSTS = db.Costs(F=10, I=11, W=8, p2p=1)
+SIZES: dict[str, Any] = {"ranks": 3, "microbatches": 6, "cache": False, "effort": 0.1}
+JITTER = db.Jitter("lognormal:20%", samples=200, seed=2)
+
+
+def p95(result: db.Result, jitter: db.Jitter = JITTER) -> float:
+    return result.timeline.jitter(jitter).p95
+
+
+@pytest.mark.parametrize("memory", [None, 2.5])
+def test_the_p95_is_no_larger_than_that_of_the_fastest(memory: float | None) -> None:
+    fastest = db.optimize(**SIZES, costs=COSTS, memory=memory)
+    robust = db.optimize(**SIZES, costs=COSTS, memory=memory, robust=JITTER)
+    assert p95(robust) <= p95(fastest) * (1 + 1e-9)
+    assert robust.makespan >= robust.lower_bound * (1 - 1e-9)
+    assert memory is None or robust.timeline.peak_activation.max() <= memory + 1e-9
+    assert db.check(robust.schedule).ok
+    assert db.simulate(robust.schedule, COSTS).makespan == robust.makespan
+    again = db.optimize(**SIZES, costs=COSTS, memory=memory, robust=JITTER)
+    assert again.schedule == robust.schedule
+
+
+def test_what_is_said_comes_from_other_numbers() -> None:
+    result = db.optimize(**SIZES, costs=COSTS, robust=JITTER)
+    assert result.spread is not None
+    assert result.spread.jitter.seed == 3
+    assert result.spread.times.tolist() != result.timeline.jitter(JITTER).times.tolist()
+    assert result.published is not None
+    rows = {row.name: row for row in result.published.rows}
+    assert sum(row.wins for row in rows.values()) == pytest.approx(1)
+    assert "step time under jitter: lognormal:20% (200 samples, seed 3):" in str(result)
+    assert result.to_dict()["jitter"]["p95"] == result.spread.p95
+
+
+def test_without_jitter_the_fastest_stays_and_lengths_are_arranged() -> None:
+    costs = db.Costs(F=1, B=2, microbatch=[1, 2, 0.5, 1, 1, 1])
+    plain = db.optimize(**SIZES, costs=costs)
+    robust = db.optimize(**SIZES, costs=costs, robust=db.Jitter(slow={"rank1": 1.0}))
+    assert robust.microbatches == plain.microbatches
+    assert robust.makespan <= plain.makespan * (1 + 1e-9)
