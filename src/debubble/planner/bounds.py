@@ -8,7 +8,7 @@ from debubble.core.actions import Kind
 from debubble.core.kinds import kind_bits
 from debubble.engine.exist import survey_of
 from debubble.planner.activations import stage_activation
-from debubble.planner.candidate import Candidate
+from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.memory import margin
 from debubble.planner.plan import Asked
 from debubble.planner.stage_costs import stage_times
@@ -66,5 +66,7 @@ def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
     which are there when its first backward starts; and the margin.
     """
     state = stage_state(asked.model, asked.training, alone, 0)
+    if recomputed_layers(alone.recompute) is not None:
+        alone = alone.recomputing("full")  # the first N of every stage may be all
     stored = stage_activation(asked.model, asked.training, alone, 0).stored
     return (state.total + stored) / pp + margin(asked.training)

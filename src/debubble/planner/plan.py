@@ -16,7 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.activations import logits_bytes
 from debubble.planner.calibrate import Factors, has_experts
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
 from debubble.planner.layer_times import layer_times
@@ -219,11 +219,16 @@ def causes_of(asked: Asked, candidate: Candidate, step: Step) -> dict[str, float
 def _layer_causes(asked: Asked, candidate: Candidate) -> dict[str, float]:
     """Seconds of all layers for one microbatch."""
     found = {"recompute": 0.0}
-    for layer, count in Counter(asked.model.layers).items():
+    layers = asked.model.layers
+    again = Counter(layers)
+    if recomputed_layers(candidate.recompute) is not None:
+        stages = zip(candidate.first_layers, candidate.first_kept, strict=False)
+        again = Counter(layer for begin, kept in stages for layer in layers[begin:kept])
+    for layer, count in Counter(layers).items():
         times = layer_times(
             asked.model, layer, asked.cluster, asked.training, candidate, asked.factors
         )
-        found["recompute"] += count * times.R
+        found["recompute"] += again[layer] * times.R
         for name, part in times.parts:
             found[name] = found.get(name, 0.0) + count * (part.F + part.I + part.W)
     return found
