@@ -107,14 +107,14 @@ def schedule_of(asked: Asked, candidate: Candidate, costs: Costs) -> Schedule:
 def _room(asked: Asked, candidate: Candidate, placement: Placement) -> list[float]:
     """Bytes that every rank has for activations, beside what stays and the logits."""
     logits = logits_bytes(asked.model, asked.training, candidate)
-    room = (asked.limit - _standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
+    room = (asked.limit - standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
     room[placement.ranks_of_stages[-1]] -= logits
     if room.min() <= 0:
         raise ParameterError("weights, optimizer states and logits alone are too large")
     return [float(rest) for rest in room]
 
 
-def _standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
+def standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
     """Bytes that every rank holds during the whole step, margin included; shape ``(pp,)``."""
     held = np.full(candidate.degrees.pp, margin(asked.training))
     states = stage_states(asked.model, asked.training, candidate)
@@ -158,7 +158,7 @@ def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
     Where the activations alone are too large, that is all of it: less than the peaks really are.
     """
     model, training, candidate = asked.model, asked.training, plan.candidate
-    held = _standing(asked, candidate, timeline.schedule.placement)
+    held = standing(asked, candidate, timeline.schedule.placement)
     peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
     if max(peaks) <= asked.limit:
         memory = memory_of(model, asked.cluster.gpu, training, candidate, timeline)
