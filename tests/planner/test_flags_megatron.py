@@ -65,6 +65,7 @@ GOOD: list[Case] = [
     case(dense(), dp=4, pp=2, zero=3),
     case(dense(), dp=4, tp=2, zero=2),
     case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
+    case(dense(), "interleaved-1f1b", pp=4, chunks=2, recompute="full:3"),
     case(mixture(), "interleaved-overlap", ep=8, dp=8, pp=2, chunks=2, m=16),
     case(latent(), "interleaved-1f1b", ep=64, dp=64, pp=16, chunks=2, m=32),
     case(latent(), ep=8, tp=2, dp=8, pp=8, recompute="selective"),
@@ -150,6 +151,9 @@ def meant(made: dict[str, Any]) -> dict[str, Any]:
     args = made["args"]
     states = "use_megatron_fsdp" if args["use_megatron_fsdp"] else "use_distributed_optimizer"
     levels = {"optim_grads": 2, "optim_grads_params": 3}
+    recompute = args["recompute_granularity"] or "none"
+    if args["recompute_method"] == "block":
+        recompute += f":{args['recompute_num_layers']}"
     zero = levels[args["data_parallel_sharding_strategy"]] if states == "use_megatron_fsdp" else 1
     return {
         "tp": args["tensor_model_parallel_size"], "cp": args["context_parallel_size"],
@@ -157,7 +161,7 @@ def meant(made: dict[str, Any]) -> dict[str, Any]:
         "pp": args["pipeline_model_parallel_size"],
         "chunks": args["virtual_pipeline_model_parallel_size"] or 1,
         "microbatch_size": args["micro_batch_size"], "batch": args["global_batch_size"],
-        "sequence": args["seq_length"], "recompute": args["recompute_granularity"] or "none",
+        "sequence": args["seq_length"], "recompute": recompute,
         "zero": zero if args[states] else 0, "group": made["group"],
         "sequence_parallel": bool(args["sequence_parallel"]),
         "overlap": args["overlap_moe_expert_parallel_comm"],

@@ -140,6 +140,24 @@ def test_full_recompute_brings_one_layer_back():
     assert ranks[0].at.action == "0B0"
 
 
+def test_layers_behind_the_recomputed_ones_are_freed_before_those_come_back():
+    plan, _, ranks = planned(SMALL, TRAINING, Degrees(pp=4), recompute="full:3")
+    some, none, full = (
+        stage_activation(SMALL, TRAINING, replace(plan, recompute=recompute), 0)
+        for recompute in ("full:3", "none", "full")
+    )
+    # One of four layers is stored whole; its backward makes room for what comes back.
+    assert some.stored == pytest.approx((none.stored + 3 * full.stored) / 4)
+    assert full.recomputed > 0 == some.recomputed
+    assert ranks[0].activations == pytest.approx(4 * some.stored)
+    split = replace(plan, schedule="zb-h1")
+    one = stage_activation(SMALL, TRAINING, split, 0)
+    assert 0 < one.recomputed_for_input < full.recomputed_for_input
+    all_of_them, _, whole = planned(SMALL, TRAINING, Degrees(pp=4), recompute="full:4")
+    assert all_of_them.layers == (4, 4, 4, 4)
+    assert whole[0].activations == pytest.approx(4 * full.stored + full.recomputed)
+
+
 def test_a_split_backward_keeps_gradients_beside_checkpoints():
     plan, timeline, _ = planned(
         SMALL, TRAINING, Degrees(pp=4), schedule="zb-h2", recompute="full", microbatches=8

@@ -27,6 +27,7 @@ def test_what_can_be_met_is_taken() -> None:
     assert check(dense(), 64, 128, layers=(7, 9, 8, 8), framework="megatron")
     assert check(mixture(), 64, 128, ep=8, framework="torchtitan")
     assert check(latent(), 2048, 4096, pp=16, ep=64, framework="megatron")
+    assert check(dense(), 64, 128, recompute="full:3", framework="megatron")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,15 @@ def test_what_can_be_met_is_taken() -> None:
          "64 GPUs with chunks 2, schedule 1f1b; the nearest that work are chunks 1, or schedule "
          "interleaved-1f1b"),
         (dense(), 64, 128, {"recompute": "ful"}, "recompute is 'ful'; did you mean 'full'?"),
+        (dense(), 64, 128, {"recompute": "full:x"}, "recompute is 'full:x'; give a number of "
+         "layers, such as full:1"),
+        (dense(), 64, 128, {"recompute": "full:0"}, "recompute is 'full:0'; give a number of "
+         "layers, such as full:1"),
+        (dense(), 64, 128, {"recompute": "full:33"}, "recompute full:33 of a model with 32 layers; "
+         "the nearest that works is recompute full"),
+        (dense(), 64, 128, {"recompute": "full:3", "framework": "torchtitan"}, "recompute full:3, "
+         "of some layers of a stage, is not for torchtitan; the nearest that works is recompute "
+         "full"),
         (dense(), 64, 128, {"zero": 5}, "zero is 5; it goes from 0 to 3; the nearest is 3"),
         (dense(), 64, 128, {"tp": 0}, "tp is 0; it is at least 1"),
         (dense(), 64, 128, {"framework": "x"}, "unknown framework 'x'; known: automodel, megatron"),

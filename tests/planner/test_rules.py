@@ -88,8 +88,9 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
         (case(dense(), "interleaved-overlap", pp=4, chunks=2), "schedule interleaved-1f1b"),
     ],
     "overlap-recompute": [
-        (case(mixture(), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2, recompute="full"),
+        (case(mixture(), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2, recompute=recompute),
          "recompute selective")
+        for recompute in ("full", "full:2")
     ],
     "overlap-mtp": [
         (case(mixture(mtp=2), "interleaved-overlap", pp=4, chunks=2, dp=2, ep=2), "MTP layers 1")
@@ -113,6 +114,7 @@ EXAMPLES: dict[str, list[tuple[Case, str]]] = {
     "tied": [(case(dense(tied=True), pp=4), "pp 1 with chunks 1 with schedule 1f1b")],
     "mtp": [(case(latent(), pp=4), "MTP layers 0")],
     "precision": [(case(dense(), precision="fp16"), "precision bf16")],
+    "recompute-layers": [(case(dense(), pp=4, recompute="full:3"), "recompute full")],
     "microbatches": [(case(dense(), pp=8, m=4), "microbatches 8")],
 }  # fmt: skip
 

@@ -9,9 +9,10 @@ from itertools import product
 
 import pytest
 
+import debubble.planner.search as search_module
 from debubble.core.errors import DebubbleError
 from debubble.planner.ask import ask
-from debubble.planner.bounds import pipeline_bound
+from debubble.planner.bounds import least_peaks, pipeline_bound
 from debubble.planner.candidate import Candidate
 from debubble.planner.degrees import Fixed, Group, groups
 from debubble.planner.plan import Asked, timed
@@ -74,6 +75,68 @@ def all_splits(asked: Asked, found: list[Group]) -> Iterator[float]:
                         for plan in [evaluate(asked, replace(candidate, layers=cut))]
                         if plan.fits
                     )
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize(
+    ("model", "gpu", "gpus", "batch"),
+    [("llama-3.1-8b", "h100", 8, 16), ("llama-3.1-8b", "a100-40gb", 16, 32),
+     ("llama-2-13b", "a100-40gb", 8, 16), ("mixtral-8x7b", "h100", 16, 32)],
+)  # fmt: skip
+def test_the_bound_on_memory_changes_no_plan(
+    monkeypatch: pytest.MonkeyPatch, model: str, gpu: str, gpus: int, batch: int, free: bool
+) -> None:
+    asked = ask(model, gpu, gpus, batch, 8192)
+    held = [group for group in few(asked, zero=None, cp=None) if group.degrees.pp > 1][:40]
+    splits = runnable(asked, None) if free else None
+    bounded = search(asked, held, 3, splits=splits)
+    bound = search_module.least_peaks
+    fewest = search_module._try_fewest
+
+    def unbounded_fewest(*given: object) -> None:
+        # The fewest layers are counted from a number that the bound says, however it is used.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search_module, "least_peaks", bound)
+            fewest(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search_module, "_try_fewest", unbounded_fewest)
+    monkeypatch.setattr(search_module, "least_peaks", lambda *_: None)
+    simulated = search(asked, held, 3, splits=splits)
+    assert [(p.candidate, p.step_time, p.peaks) for p in bounded.plans] == [
+        (p.candidate, p.step_time, p.peaks) for p in simulated.plans
+    ]
+    assert [p.candidate for p in bounded.near] == [p.candidate for p in simulated.near]
+    assert bounded.considered == simulated.considered == sum(group.count for group in held)
+    assert bounded.simulated <= simulated.simulated
+
+
+def test_no_rank_stays_below_the_bound_on_memory() -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
+    every_one = [one for group in few(asked) for one in group.candidates()]
+    for candidate in random.Random(1).sample(every_one, 60):
+        try:
+            plan = evaluate(asked, candidate)
+        except DebubbleError:
+            continue
+        least = least_peaks(asked, candidate)
+        assert least is not None
+        assert all(a <= b * (1 + 1e-9) for a, b in zip(least, plan.peaks, strict=True))
+
+
+def test_fewest_layers_are_recomputed_where_all_are_too_slow_and_none_do_not_fit() -> None:
+    asked = ask("llama-3.1-8b", "a100-40gb", 8, 32, 8192)
+
+    def best(recompute: str | None) -> Found:
+        fixed = Fixed(tp=2, pp=4, schedules=("1f1b",), recompute=recompute)
+        return search(asked, groups(asked.model, asked.cluster, asked.training, fixed), 1)
+
+    assert not best("none").plans
+    assert not best("selective").plans
+    (some,) = best(None).plans
+    assert some.candidate.recompute == "full:2"
+    assert some.step_time < 0.9 * best("full").plans[0].step_time
+    assert not best("full:1").plans
+    assert best("full:3").plans[0].step_time > some.step_time
 
 
 @pytest.mark.parametrize("limit", [80e9, 20e9])

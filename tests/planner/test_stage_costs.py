@@ -53,6 +53,32 @@ def test_recompute_is_part_of_the_backward() -> None:
     assert full[1].W == none[1].W
 
 
+def test_the_first_layers_of_every_stage_are_recomputed() -> None:
+    model, cluster = llama()
+    plan = candidate((8, 2, 0, 22))
+    none, some, full = (
+        stage_times(model, cluster, TRAINING, replace(plan, recompute=recompute), FACTORS)
+        for recompute in ("none", "full:3", "full")
+    )
+    one = layer_times(model, model.layers[0], cluster, TRAINING, plan, FACTORS).F
+    again = [some[stage].I - none[stage].I for stage in range(4)]
+    assert again == pytest.approx([3 * one, 2 * one, 0, 3 * one], abs=1e-12)
+    assert pytest.approx(full[1].I) == some[1].I
+    assert [stage.F for stage in some] == pytest.approx([stage.F for stage in none])
+
+
+def test_a_number_of_layers_leaves_out_multi_token_prediction() -> None:
+    model = read_model("deepseek-v3")
+    cluster, plan = Cluster(find_gpu("h100"), 512), candidate((31, 30), ep=64, dp=256)
+    none, some, full = (
+        stage_times(model, cluster, TRAINING, replace(plan, recompute=recompute), FACTORS)[1].I
+        for recompute in ("none", "full:61", "full")
+    )
+    layer = layer_times(model, model.layers[-1], cluster, TRAINING, plan, FACTORS)
+    assert some - none == pytest.approx(30 * layer.F)
+    assert full - none == pytest.approx(31 * layer.F)
+
+
 def test_multi_token_prediction_is_on_the_last_stage() -> None:
     model = read_model("deepseek-v3")
     assert model.mtp == 1

@@ -60,7 +60,8 @@ def plan(
         typer.Option(metavar="COUNTS", help="Of every stage: 7,8,8,9. Else the best are found."),
     ] = None,
     recompute: Annotated[
-        str | None, typer.Option(metavar="HOW", help="none, selective or full.")
+        str | None,
+        typer.Option(metavar="HOW", help="none, selective, full, or full:N layers of a stage."),
     ] = None,
     zero: Annotated[
         str | None,
@@ -203,7 +204,7 @@ def _asked(
 def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
     """What is held fixed."""
     from debubble.planner.ask import whole
-    from debubble.planner.candidate import RECOMPUTES
+    from debubble.planner.candidate import recomputed_layers
     from debubble.planner.degrees import Fixed
 
     held: dict[str, Any] = {"framework": framework}
@@ -216,8 +217,7 @@ def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
         elif name == "layers":
             held[name] = _counts(flag, text)
         elif name == "recompute":
-            if text not in RECOMPUTES:
-                raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, RECOMPUTES)}")
+            recomputed_layers(text)
             held[name] = text
         else:
             held[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.layer_bytes import (
     RECOMPUTE_MODULES,
     Parts,
@@ -43,7 +43,9 @@ class Activation:
     recompute_kept
         What a forward leaves where the whole layer is computed again: its input.
     recomputed
-        What comes back on top of `stored` while the layer's backward runs.
+        What comes back on top of `stored` while a backward runs.
+    recomputed_for_input
+        The same while a backward for the input alone runs, which frees less before that.
     boundary
         What goes to the next stage, or comes back as its gradient.
     """
@@ -52,6 +54,7 @@ class Activation:
     kept_for_weight: float
     recompute_kept: float
     recomputed: float
+    recomputed_for_input: float
     boundary: float
 
 
@@ -113,7 +116,11 @@ def stage_activation(
 
     The first stage stores the embedding's dropout mask, the last the inputs of final norm, head
     and multi-token prediction. Logits are apart: see :func:`logits_bytes`. `recomputed` is that of
-    one layer, because layers come back one at a time; `boundary` is that of one layer, too.
+    one layer, because layers come back one at a time, less what the backward of layers behind it
+    has freed by then; `boundary` is that of one layer, too.
+
+    Of ``"full:N"``, layers behind the first N and multi-token prediction are not recomputed, as
+    with Megatron-LM's ``--recompute-method block``.
     """
     return stage_activations(model, training, candidate)[stage]
 
@@ -132,22 +139,39 @@ def _stages(
     layers: tuple[int, ...],
     key: _Key,
 ) -> tuple[Activation, ...]:
-    sums = _sums(model, training, key)
+    most = recomputed_layers(key.recompute)
+    again = sums = _sums(model, training, key)
+    if most is not None:
+        again = _sums(model, training, key._replace(recompute="full"))
+        sums = _sums(model, training, key._replace(recompute="none"))
     found, begin = [], 0
     for stage, count in enumerate(layers):
         end = begin + count
-        stored, kept, checkpoint = (row[end] - row[begin] for row in sums.totals)
-        recomputed = max(sums.recomputed[begin:end], default=0.0)
+        middle = end if most is None else begin + min(most, count)
+        first = [row[middle] - row[begin] for row in again.totals]
+        behind = [row[end] - row[middle] for row in sums.totals]
+        recomputed = max(again.recomputed[begin:middle], default=0.0)
         begin = end
+        if stage == len(layers) - 1:
+            head = sums.head
+            behind = [behind[0] + head.stored, behind[1] + head.kept_for_weight,
+                      behind[2] + head.recompute_kept]  # fmt: skip
+            recomputed = max(recomputed, head.recomputed)
+        freed, left = (behind[0], behind[1]) if most is not None else (0.0, 0.0)
+        stored, kept, checkpoint = map(sum, zip(first, behind, strict=True))
         if stage == 0:
             stored += sums.embedding
             checkpoint += sums.embedding
-        if stage == len(layers) - 1:
-            stored += sums.head.stored
-            kept += sums.head.kept_for_weight
-            checkpoint += sums.head.recompute_kept
-            recomputed = max(recomputed, sums.head.recomputed)
-        found.append(Activation(stored, kept, checkpoint, recomputed, sums.boundary))
+        found.append(
+            Activation(
+                stored,
+                kept,
+                checkpoint,
+                max(recomputed - freed, 0.0),
+                max(recomputed - max(freed - left, 0.0), 0.0),
+                sums.boundary,
+            )
+        )
     return tuple(found)
 
 
@@ -195,7 +219,7 @@ def _sums(
     tokens = training.sequence * key.size / key.cp
     stream = tokens / (key.tp if training.sequence_parallel else 1)
     inputs = 4 * stream * model.hidden  # of the final norm and of the head
-    head = Activation(inputs, inputs, inputs, 0.0, 0.0)
+    head = Activation(inputs, inputs, inputs, 0.0, 0.0, 0.0)
     if model.mtp:
         # Inputs of three norms, of the projection, and of the head's second pass.
         one, more = each[-1], 12 * stream * model.hidden
@@ -203,6 +227,7 @@ def _sums(
             inputs + model.mtp * (one.stored + more),
             inputs + model.mtp * (one.kept_for_weight + more),
             inputs + model.mtp * (one.recompute_kept + more),
+            one.recomputed,
             one.recomputed,
             0.0,
         )
@@ -239,4 +264,4 @@ def _activation(
         if "moe" in names:
             names -= {"moe_act", "shared_experts"}
         stored -= sum(bytes_of(drops[name]) for name in names)
-    return Activation(stored, kept, checkpoint, whole - stored, checkpoint)
+    return Activation(stored, kept, checkpoint, whole - stored, whole - stored, checkpoint)

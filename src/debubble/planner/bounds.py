@@ -1,16 +1,21 @@
-"""Times and bytes that no plan of a kind gets below, without simulating any."""
+"""Times and bytes that no plan of a kind, or a candidate, gets below, without simulating any."""
 
 from __future__ import annotations
 
 from functools import cache, lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from debubble.core.actions import Kind
 from debubble.core.kinds import kind_bits
 from debubble.engine.exist import survey_of
-from debubble.planner.activations import stage_activation
-from debubble.planner.candidate import Candidate
-from debubble.planner.memory import margin
-from debubble.planner.plan import Asked
+from debubble.planner.activations import stage_activation, stage_activations
+from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.in_flight import in_flight
+from debubble.planner.memory import FRAGMENTATION, margin
+from debubble.planner.orders import placement_of
+from debubble.planner.plan import Asked, standing
 from debubble.planner.stage_costs import stage_times
 from debubble.planner.state import stage_state
 from debubble.schedules import registry
@@ -48,7 +53,7 @@ def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
 @lru_cache(maxsize=4096)
 def pipeline_of(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
     """The rank of every stage, and whether backwards are split."""
-    placement = registry.find(name).placement(ranks, chunks)
+    placement = placement_of(name, ranks, chunks)
     return tuple(placement.ranks_of_stages.tolist()), _splits(name)
 
 
@@ -66,5 +71,28 @@ def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:
     which are there when its first backward starts; and the margin.
     """
     state = stage_state(asked.model, asked.training, alone, 0)
+    if recomputed_layers(alone.recompute) is not None:
+        alone = alone.recomputing("full")  # the first N of every stage may be all
     stored = stage_activation(asked.model, asked.training, alone, 0).stored
     return (state.total + stored) / pp + margin(asked.training)
+
+
+def least_peaks(asked: Asked, candidate: Candidate) -> NDArray[np.float64] | None:
+    """Bytes below which no rank of a candidate stays; shape ``(pp,)``.
+
+    What stays all the time, and the activations of the microbatches in flight with what lies unused
+    between them: all but logits, buffers of transfers, and what comes back to be recomputed. None
+    where the order depends on costs.
+    """
+    degrees, training = candidate.degrees, asked.training
+    counts = in_flight(
+        candidate.schedule, degrees.pp, candidate.microbatches, degrees.chunks, training.runtime
+    )
+    if counts is None:
+        return None
+    each = stage_activations(asked.model, training, candidate)
+    stored = np.array([one.stored for one in each])
+    kept = np.minimum(stored, [one.kept_for_weight for one in each])
+    placement = placement_of(candidate.schedule, degrees.pp, degrees.chunks)
+    held: NDArray[np.float64] = standing(asked, candidate, placement)
+    return held + (1 + FRAGMENTATION) * counts.peaks(stored, kept)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, did_you_mean
 
 RECOMPUTES = ("none", "selective", "full")
+"""Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
 RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
+
+
+@cache
+def recomputed_layers(recompute: str) -> int | None:
+    """The N of ``"full:N"``, None for other ways to recompute.
+
+    Raises
+    ------
+    ParameterError
+        For what is no way to recompute.
+
+    Examples
+    --------
+    >>> recomputed_layers("full:3"), recomputed_layers("full")
+    (3, None)
+    """
+    if recompute in RECOMPUTES:
+        return None
+    if not recompute.startswith("full:"):
+        raise ParameterError(f"recompute is '{recompute}'; {did_you_mean(recompute, RECOMPUTES)}")
+    found = re.fullmatch(r"full:([1-9][0-9]{0,5})", recompute)
+    if found is None:
+        raise ParameterError(f"recompute is '{recompute}'; give a number of layers, such as full:1")
+    return int(found[1])
 
 
 @dataclass(frozen=True)
@@ -121,7 +147,8 @@ class Candidate:
         Decoder layers of every stage, in stage order; 0 is allowed. The embedding is on the first
         stage, head and multi-token prediction on the last.
     recompute
-        ``"none"``, ``"selective"`` or ``"full"``, of every layer.
+        ``"none"``, ``"selective"`` or ``"full"``, of every layer; or ``"full:N"``, of the first N
+        layers of every stage.
     zero
         0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas.
     modules
@@ -144,6 +171,19 @@ class Candidate:
                 f"layers names {len(self.layers)} stages; pp {self.degrees.pp} with chunks"
                 f" {self.degrees.chunks} has {self.degrees.stages}"
             )
+
+    def recomputing(self, recompute: str) -> Candidate:
+        """The candidate with another way to recompute."""
+        return replace(self, recompute=recompute)
+
+    @cached_property
+    def first_kept(self) -> tuple[int, ...]:
+        """Number of the first layer of every stage that ``"full:N"`` does not recompute."""
+        most = recomputed_layers(self.recompute) or 0
+        return tuple(
+            start + min(most, count)
+            for start, count in zip(self.first_layers, self.layers, strict=False)
+        )
 
     @cached_property
     def without_order(self) -> Candidate:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FEWEST = "full:N"
+"""Recompute of the first layers of every stage, with the fewest with which a candidate fits."""
+
 ZEROS = (0, 1, 2, 3)
 SHARDED_ZEROS = (0, 2, 3)
 """Levels of ZeRO that differ on FSDP2."""
@@ -72,7 +75,7 @@ Order: TypeAlias = tuple[str, int, tuple[int, ...]]
 """Schedule, chunks, layers of every stage."""
 
 Setting: TypeAlias = tuple[str, int]
-"""Recompute, and level of ZeRO."""
+"""Recompute, which may be :data:`FEWEST`, and level of ZeRO."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,15 @@ class Group:
         return sum(len(splits) * len(self.settings[name]) for name, splits in self.orders.items())
 
     def candidates(self) -> Iterator[Candidate]:
-        """The candidates, those with one order next to each other."""
+        """The candidates, those with one order next to each other; the fewest layers are 1 here."""
         d, size, number = self.degrees, self.microbatch_size, self.microbatches
         for schedule, splits in self.orders.items():
             settings = self.settings[schedule]
             for chunks, layers in splits:
                 degrees = Degrees(d.tp, d.cp, d.ep, d.dp, d.pp, chunks)
                 for recompute, zero in settings:
-                    yield Candidate(degrees, size, number, schedule, layers, recompute, zero)
+                    how = "full:1" if recompute == FEWEST else recompute
+                    yield Candidate(degrees, size, number, schedule, layers, how, zero)
 
 
 def candidates(
@@ -230,7 +234,9 @@ class _Choice:
         copies = min(degrees.dp, 2), min(degrees.dp * degrees.cp, 2)
         key = (schedule, degrees.ep, degrees.cp * degrees.tp, sum(copies))
         if key not in self.known_settings:
-            recomputes = _open(self.fixed.recompute, RECOMPUTES)
+            # Orders that are made for costs and memory would be others for every N.
+            free = (*RECOMPUTES, *[FEWEST] * (not registry.find(schedule).uses_costs))
+            recomputes = _open(self.fixed.recompute, free)
             chunks = registry.find(schedule).chunks or (2 if degrees.pp > 1 else 1)
             layers = first_cut(self.count, degrees.pp * chunks, self.model.mtp)
             self.known_settings[key] = tuple(
@@ -261,7 +267,7 @@ class _Choice:
         whole = Degrees(degrees.tp, degrees.cp, degrees.ep, degrees.dp, degrees.pp, chunks)
         own = Candidate(
             whole, self.training.batch // degrees.dp // microbatches, microbatches, name, layers,
-            recompute, zero,
+            "full:1" if recompute == FEWEST else recompute, zero,
         )  # fmt: skip
         case = Case(self.model, self.gpus, self.training, own)
         return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from debubble.interchange.layouts import cut_layout
 from debubble.planner.activations import recompute_modules
+from debubble.planner.candidate import recomputed_layers
 from debubble.planner.rules import Case
 from debubble.planner.rules_megatron import OVERLAP, OVERLAP_FLAG
 
@@ -102,6 +103,13 @@ def _state(case: Case) -> list[str]:
 
 def _recompute(case: Case) -> list[str]:
     recompute = case.candidate.recompute
+    layers = recomputed_layers(recompute)
+    if layers is not None:
+        return [
+            "--recompute-granularity full",
+            "--recompute-method block",
+            f"--recompute-num-layers {layers}",
+        ]
     if recompute == "full":
         return [
             "--recompute-granularity full",

@@ -38,7 +38,8 @@ class LayerTimes:
     F, I, W
         Forward, and the two halves of the backward, communication that nothing hides included.
     R
-        What recompute adds before the backward, 0 without.
+        What recompute adds before the backward, 0 without; under ``"full:N"`` that of a layer which
+        is recomputed.
     parts
         The same by cause: ``compute``, and communication that is exposed of ``tp``, ``cp``, ``ep``
         and ``dp`` (gathered weights).
@@ -86,10 +87,10 @@ def _layer_times(
     }
     total = sum(parts.values(), Times())
     again = 0.0
-    if candidate.recompute == "full":
-        again = total.F
-    elif candidate.recompute == "selective":
+    if candidate.recompute == "selective":
         again = _selective(modules, parts["ep"], candidate.modules)
+    elif candidate.recompute != "none":
+        again = total.F
     return LayerTimes(total.F, total.I, total.W, again, tuple(parts.items()))
 
 

@@ -273,13 +273,14 @@ def _activations(
         added, freed = timeline.memory.deltas(schedule, rank)
         changes += [(moments.starts, added[here]), (moments.stops, freed[here])]
     split, weights, whole = moments.backwards(runtime)
-    again = np.array([one.recomputed for one in each]) / schedule.slices
+    again = np.array([[one.recomputed for one in each], [one.recomputed_for_input for one in each]])
+    again /= schedule.slices
     over = np.array([max(one.kept_for_weight - one.stored, 0.0) for one in each])
     over /= schedule.slices
     if again.any():
-        run = split | whole
-        amounts = again[moments.stages[run]]
-        changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
+        for run, back in ((whole, again[0]), (split, again[1])):
+            amounts = back[moments.stages[run]]
+            changes += [(moments.starts[run], amounts), (moments.stops[run], -amounts)]
     if over.any() and split.any():
         for mask, sign in ((split, 1.0), (weights, -1.0)):
             changes.append((moments.stops[mask], sign * over[moments.stages[mask]]))

@@ -16,7 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.activations import logits_bytes
 from debubble.planner.calibrate import Factors, has_experts
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
 from debubble.planner.flops import flops_per_token
 from debubble.planner.layer_times import layer_times
@@ -107,14 +107,14 @@ def schedule_of(asked: Asked, candidate: Candidate, costs: Costs) -> Schedule:
 def _room(asked: Asked, candidate: Candidate, placement: Placement) -> list[float]:
     """Bytes that every rank has for activations, beside what stays and the logits."""
     logits = logits_bytes(asked.model, asked.training, candidate)
-    room = (asked.limit - _standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
+    room = (asked.limit - standing(asked, candidate, placement)) / (1 + FRAGMENTATION)
     room[placement.ranks_of_stages[-1]] -= logits
     if room.min() <= 0:
         raise ParameterError("weights, optimizer states and logits alone are too large")
     return [float(rest) for rest in room]
 
 
-def _standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
+def standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArray[np.float64]:
     """Bytes that every rank holds during the whole step, margin included; shape ``(pp,)``."""
     held = np.full(candidate.degrees.pp, margin(asked.training))
     states = stage_states(asked.model, asked.training, candidate)
@@ -158,7 +158,7 @@ def with_peaks(asked: Asked, plan: Plan, timeline: Timeline) -> Plan:
     Where the activations alone are too large, that is all of it: less than the peaks really are.
     """
     model, training, candidate = asked.model, asked.training, plan.candidate
-    held = _standing(asked, candidate, timeline.schedule.placement)
+    held = standing(asked, candidate, timeline.schedule.placement)
     peaks = (held + (1 + FRAGMENTATION) * timeline.peak_activation).tolist()
     if max(peaks) <= asked.limit:
         memory = memory_of(model, asked.cluster.gpu, training, candidate, timeline)
@@ -219,11 +219,16 @@ def causes_of(asked: Asked, candidate: Candidate, step: Step) -> dict[str, float
 def _layer_causes(asked: Asked, candidate: Candidate) -> dict[str, float]:
     """Seconds of all layers for one microbatch."""
     found = {"recompute": 0.0}
-    for layer, count in Counter(asked.model.layers).items():
+    layers = asked.model.layers
+    again = Counter(layers)
+    if recomputed_layers(candidate.recompute) is not None:
+        stages = zip(candidate.first_layers, candidate.first_kept, strict=False)
+        again = Counter(layer for begin, kept in stages for layer in layers[begin:kept])
+    for layer, count in Counter(layers).items():
         times = layer_times(
             asked.model, layer, asked.cluster, asked.training, candidate, asked.factors
         )
-        found["recompute"] += count * times.R
+        found["recompute"] += again[layer] * times.R
         for name, part in times.parts:
             found[name] = found.get(name, 0.0) + count * (part.F + part.I + part.W)
     return found

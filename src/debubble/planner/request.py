@@ -11,11 +11,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.candidate import RECOMPUTES, Candidate, Degrees, Training
+from debubble.planner.candidate import (
+    RECOMPUTES,
+    Candidate,
+    Degrees,
+    Training,
+    recomputed_layers,
+)
 from debubble.planner.degrees import ZEROS, Fixed, groups
 from debubble.planner.model import Model
 from debubble.planner.orders import first_cut, plannable, why_not
-from debubble.planner.rules import DEGREES, Case, check_framework, divisors, rules_of
+from debubble.planner.rules import DEGREES, STATE, Case, check_framework, divisors, rules_of
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
@@ -41,7 +47,10 @@ def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fix
     _check_words(training, fixed)
     _check_counts(training, fixed)
     asked = _Request(model, cluster, training, fixed)
-    for check in (asked.gpus, asked.degrees, asked.batch, asked.stages, asked.layers, asked.rest):
+    for check in (
+        asked.gpus, asked.degrees, asked.batch, asked.stages, asked.layers, asked.recompute,
+        asked.rest,
+    ):  # fmt: skip
         check()
 
 
@@ -53,12 +62,11 @@ def _check_words(training: Training, fixed: Fixed) -> None:
         if reason := why_not(entry.name):
             hint = did_you_mean(entry.name, plannable())
             raise ParameterError(f"'{entry.name}' is not for plans: {reason}; {hint}")
-    for option, value, known in (
-        ("recompute", fixed.recompute, RECOMPUTES),
-        ("precision", training.precision, PRECISIONS),
-    ):
-        if value is not None and value not in known:
-            raise ParameterError(f"{option} is '{value}'; {did_you_mean(value, known)}")
+    if fixed.recompute is not None:
+        recomputed_layers(fixed.recompute)
+    if training.precision not in PRECISIONS:
+        hint = did_you_mean(training.precision, PRECISIONS)
+        raise ParameterError(f"precision is '{training.precision}'; {hint}")
     if fixed.zero is not None and fixed.zero not in ZEROS:
         near = min(max(fixed.zero, ZEROS[0]), ZEROS[-1])
         raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
@@ -151,6 +159,22 @@ class _Request:
             text = f"layers names {len(cut)} stages, which are not pp {pp or 'any'} × chunks "
             self.refuse(f"{text}{chunks or 'any'}", ("pp", "chunks", "layers"))
 
+    def recompute(self) -> None:
+        """A number of recomputed layers is at most the model's, and the framework takes one."""
+        recompute, count = self.fixed.recompute, len(self.model.layers)
+        layers = None if recompute is None else recomputed_layers(recompute)
+        if recompute is None or layers is None:
+            return
+        if layers > count:
+            text = f"recompute {recompute} of a model with {count} layers"
+            self.refuse(text, ("recompute",))
+        one = Candidate(Degrees(), 1, 1, "1f1b", (count,), recompute)
+        case = Case(self.model, 1, self.training, one)
+        for rule in rules_of(self.fixed.framework, STATE):
+            problem = rule.check(case)
+            if problem is not None and "recompute" in problem.changes:
+                self.refuse(f"{problem.text}, is not for {self.fixed.framework}", ("recompute",))
+
     def rest(self) -> None:
         """There is a plan."""
         if self.works():
@@ -193,8 +217,10 @@ class _Request:
 
     def values(self, name: str) -> list[Any]:
         """What is tried for an option, the nearest first."""
-        if name in ("layers", "framework", "recompute", "zero"):
+        if name in ("layers", "framework", "zero"):
             return [None]
+        if name == "recompute":
+            return [one for one in reversed(RECOMPUTES) if one != self.fixed.recompute]
         if name == "schedules":
             return [(one,) for one in plannable()]
         if name in ("sequence_parallel", "mtp", "tied", "precision"):

@@ -78,7 +78,7 @@ def overlap_experts(case: Case) -> Problem | None:
 
 def overlap_recompute(case: Case) -> Problem | None:
     """Overlapped forwards and backwards take no full recompute."""
-    if case.candidate.schedule != OVERLAP or case.candidate.recompute != "full":
+    if case.candidate.schedule != OVERLAP or not case.candidate.recompute.startswith("full"):
         return None
     text = f"'{OVERLAP}' ({OVERLAP_FLAG}) takes no full recompute"
     return Problem(text, {"recompute": "selective"})

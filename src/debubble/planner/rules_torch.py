@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop, in_v
+from debubble.planner.candidate import recomputed_layers
 from debubble.planner.orders import first_cut
 from debubble.planner.rules import (
     DEGREES,
@@ -102,6 +103,14 @@ def precision(case: Case) -> Problem | None:
     return Problem("precision fp16", {"precision": "bf16"})
 
 
+def whole_recompute(case: Case) -> Problem | None:
+    """Every layer is recomputed, or none: their classes take no number of layers."""
+    recompute = case.candidate.recompute
+    if recomputed_layers(recompute) is None:
+        return None
+    return Problem(f"recompute {recompute}, of some layers of a stage", {"recompute": "full"})
+
+
 def filled_pipeline(case: Case) -> Problem | None:
     """There are at least as many microbatches as ranks."""
     count, ranks = case.candidate.microbatches, case.degrees.pp
@@ -122,5 +131,7 @@ TORCH_RULES = (
     Rule("tied", {T: "enable_weight_tying", A: "tie_word_embeddings"}, DEGREES, tied),
     Rule("mtp", {T: "mtp_layers", A: "module_fqns_per_model_part"}, DEGREES, mtp),
     Rule("precision", {T: "mixed_precision_param"}, DEGREES, precision),
+    Rule("recompute-layers", {T: "activation_checkpoint", A: "activation_checkpointing"}, STATE,
+         whole_recompute),
     Rule("microbatches", {A: "step_scheduler.local_batch_size"}, ORDER, filled_pipeline),
 )  # fmt: skip

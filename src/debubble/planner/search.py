@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.bounds import least_memory, least_time, pipeline_bound
+from debubble.planner.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.candidate import Candidate
-from debubble.planner.degrees import Group, Setting, Split
+from debubble.planner.degrees import FEWEST, Group, Setting, Split
 from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
 from debubble.planner.split import Allowed, refined, split_bound, with_balanced
 
@@ -146,10 +147,12 @@ def nearly_fits(plan: Plan) -> bool:
 
 SLOWER = "simulated with one or more layer splits, and slower"
 TOO_LARGE = "simulated with one or more layer splits, and too large for the memory"
+IN_FLIGHT = "too large with what the schedule has in flight"
 NO_ROOM = "too large with one microbatch, whatever the order"
 BOUND = "cannot be faster, whatever the schedule and the layer split"
 SLOW_PIPELINE = "cannot be faster with an even or a balanced layer split, whatever the order"
 SLOW_STAGES = "cannot be faster with these stages, whatever the order"
+NO_FEWER = "no stage has layers of which only some are recomputed"
 NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
 
@@ -184,7 +187,7 @@ class Batch:
             for chunks, layers in splits:
                 yield Candidate(
                     replace(group.degrees, chunks=chunks), group.microbatch_size,
-                    group.microbatches, schedule, layers, *self.setting,
+                    group.microbatches, schedule, layers, *_first(self.setting),
                 )  # fmt: skip
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
@@ -234,7 +237,10 @@ def search(
                 if batch.bound >= found.slowest_kept:
                     break
                 for candidate in batch.candidates(usual=usual):
-                    _try(asked, candidate, found, splits)
+                    if batch.setting[0] == FEWEST:
+                        _try_fewest(asked, candidate, found, splits)
+                    else:
+                        _try(asked, candidate, found, splits)
                     tell(found)
         rest = sum(batch.count for batch in batches) - (found.considered - before)
         if rest:
@@ -279,16 +285,58 @@ def _try(asked: Asked, given: Candidate, found: Found, splits: Allowed | None) -
     if candidate is None:
         found.leave_out(reason)
         return
-    try:
-        plan, timeline = timed(asked, candidate)
-        if plan.step_time >= found.slowest_kept:
-            found.leave_out(SLOWER, simulated=True)
-            return
-        plan = with_peaks(asked, plan, timeline)
-    except DebubbleError:
-        found.leave_out(NO_ORDER)
+    if _is_too_large(asked, candidate, found, free=splits is not None):
+        found.leave_out(IN_FLIGHT)
+        return
+    plan, reason = _evaluated(asked, candidate, found.slowest_kept)
+    if plan is None:
+        found.leave_out(reason, simulated=reason == SLOWER)
     else:
         found.take(plan, free=splits is not None)
+
+
+def _evaluated(asked: Asked, candidate: Candidate, limit: float) -> tuple[Plan | None, str]:
+    """A candidate's plan with its peaks; or why there is none, or none faster than `limit`."""
+    try:
+        plan, timeline = timed(asked, candidate)
+        if plan.step_time >= limit:
+            return None, SLOWER
+        return with_peaks(asked, plan, timeline), ""
+    except DebubbleError:
+        return None, NO_ORDER
+
+
+def _try_fewest(asked: Asked, given: Candidate, found: Found, splits: Allowed | None) -> None:
+    """Take a candidate with the fewest recomputed layers of every stage with which it fits."""
+    numbers = range(1, max(given.layers))
+    if not numbers:
+        found.leave_out(NO_FEWER)
+        return
+    at = bisect_left(
+        numbers, True, key=lambda number: _may_fit(asked, given.recomputing(f"full:{number}"))
+    )
+    reason = IN_FLIGHT
+    for number in numbers[at:]:
+        some = given.recomputing(f"full:{number}")
+        candidate, reason = _promising(asked, some, found.slowest_kept, splits)
+        if candidate is None:
+            break  # and so with more layers
+        plan, reason = _evaluated(asked, candidate, found.slowest_kept)
+        if plan is None:
+            found.simulated += reason == SLOWER
+            break
+        if plan.fits:
+            found.take(plan)
+            return
+        found.simulated += 1
+        reason = TOO_LARGE
+    found.leave_out(reason)
+
+
+def _may_fit(asked: Asked, candidate: Candidate) -> bool:
+    """Whether what is in flight has room."""
+    peaks = least_peaks(asked, candidate)
+    return peaks is None or float(peaks.max()) <= asked.limit
 
 
 def _promising(
@@ -307,6 +355,26 @@ def _promising(
     return None, SLOW_PIPELINE
 
 
+ROUNDING = 1e-9
+"""Share by which a bound has to be above a limit, so that rounding decides nothing."""
+
+
+def _is_too_large(asked: Asked, candidate: Candidate, found: Found, *, free: bool) -> bool:
+    """Whether a candidate does not fit, and is not among the plans that are kept nevertheless."""
+    peaks = least_peaks(asked, candidate)
+    if peaks is None or (most := float(peaks.max())) <= asked.limit * (1 + ROUNDING):
+        return False
+    even = free and peaks.mean() <= asked.limit * (1 + ROUNDING)
+    kept = found.uneven if even else found.near
+    if len(kept) < found.top:
+        return False
+    last = max(map(_rank if even else _distance, kept))
+    if even or most <= NEAR * asked.limit * (1 + ROUNDING):
+        first: tuple[float, ...] = (float(f"{pipeline_bound(asked, candidate):.3g}"),)
+        return (first if even else (0, *first)) > last[: 1 if even else 2]
+    return (1, most * (1 - ROUNDING)) > last
+
+
 def _silent(found: Found) -> None:
     """Tell nobody."""
 
@@ -315,5 +383,10 @@ def _on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
     """A candidate with all layers on one stage, in the same groups otherwise."""
     return Candidate(
         replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
-        (len(asked.model.layers),), *setting,
+        (len(asked.model.layers),), *_first(setting),
     )  # fmt: skip
+
+
+def _first(setting: Setting) -> Setting:
+    """The setting that is tried first: one layer, where the fewest layers are recomputed."""
+    return ("full:1", setting[1]) if setting[0] == FEWEST else setting

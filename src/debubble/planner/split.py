@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.bounds import pipeline_bound, pipeline_of
-from debubble.planner.candidate import Candidate
+from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.plan import Asked, Plan, timed, with_peaks
 from debubble.planner.rules import broken
 from debubble.planner.stage_costs import layer_sums
@@ -41,10 +41,16 @@ class Loads(NamedTuple):
 
 
 def loads_of(asked: Asked, candidate: Candidate) -> Loads:
-    """The loads of a candidate, which are the same for every cut."""
+    """The loads of a candidate, which are the same for every cut.
+
+    Without the layers that ``"full:N"`` recomputes, which are others in every cut.
+    """
+    one = candidate.without_order
+    if recomputed_layers(candidate.recompute) is not None:
+        one = one.recomputing("none")
     sums, first, last = layer_sums(
-        asked.model, asked.cluster, asked.training, candidate.without_order, asked.factors
-    )
+        asked.model, asked.cluster, asked.training, one, asked.factors
+    )  # fmt: skip
     whole = [one.F + one.I + one.W for one in sums]
     layers = tuple(after - before for before, after in pairwise(whole))
     return Loads(layers, first.F + first.I + first.W, last.F + last.I + last.W)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
-from debubble.planner.candidate import Candidate, Training
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import LAUNCH, memory_time
 from debubble.planner.layer_times import EXPOSED, LayerTimes, layer_times
@@ -45,8 +45,19 @@ def stage_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> list[Times]:
     """F, I with recompute, and W of every stage."""
-    sums, first, last = layer_sums(model, cluster, training, candidate.without_order, factors)
-    stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
+    one = candidate.without_order
+    if recomputed_layers(candidate.recompute) is None:
+        sums, first, last = layer_sums(model, cluster, training, one, factors)
+        stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
+    else:
+        again, _, _ = layer_sums(model, cluster, training, one.recomputing("full"), factors)
+        sums, first, last = layer_sums(model, cluster, training, one.recomputing("none"), factors)
+        stages = [
+            again[kept] - again[begin] + (sums[end] - sums[kept])
+            for (begin, end), kept in zip(
+                pairwise(candidate.first_layers), candidate.first_kept, strict=True
+            )
+        ]
     stages[0] += first
     stages[-1] += last
     return stages
@@ -56,7 +67,11 @@ def stage_times(
 def layer_sums(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> tuple[tuple[Times, ...], Times, Times]:
-    """Times of the first n layers, for every n; of the embedding; and of the head."""
+    """Times of the first n layers, for every n; of the embedding; and of the head.
+
+    All layers recompute alike: not ``"full:N"``, where that depends on the stage.
+    """
+    assert recomputed_layers(candidate.recompute) is None
     one = {}
     for layer in dict.fromkeys(model.layers):
         found = layer_times(model, layer, cluster, training, candidate, factors)

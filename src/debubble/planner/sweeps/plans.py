@@ -7,7 +7,7 @@ from typing import Any
 
 from debubble.core.errors import ParameterError
 from debubble.planner.ask import LARGEST, PRECISIONS, ask
-from debubble.planner.candidate import RECOMPUTES
+from debubble.planner.candidate import recomputed_layers
 from debubble.planner.cluster import find_gpu
 from debubble.planner.degrees import ZEROS, Fixed, groups
 from debubble.planner.model_files import ENDINGS, read_model
@@ -83,6 +83,11 @@ def _text(name: str, value: Any, example: str) -> str:
     return value
 
 
+def _recompute(_: str, value: Any) -> str:
+    recomputed_layers(str(value))
+    return str(value)
+
+
 def _schedules(name: str, value: Any) -> list[str]:
     names = value if isinstance(value, list) else [value]
     return [schedule_name(name, item) for item in names]
@@ -96,7 +101,7 @@ PLAN: Mapping[str, Parameter] = {
     "seq": whole(LARGEST),
     **{name: whole(LARGEST) for name in SIZES},
     "schedules": Parameter(_schedules),
-    "recompute": one_of(RECOMPUTES),
+    "recompute": Parameter(_recompute),
     "zero": whole(ZEROS[-1], 0),
     "precision": one_of(PRECISIONS),
     "framework": one_of(FRAMEWORKS),
