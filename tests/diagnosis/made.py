@@ -1,0 +1,278 @@
+"""Runs that nobody ran: a FIFO executor of its own, with faults planted in it.
+
+Nothing of debubble's engine is in here. Ranks go through the cells of their programs, messages go
+from rank to rank in the order in which they are sent, and what comes out is what a reader would
+give: rows of actions and messages, on clocks that may be wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from debubble.core.kinds import Kind
+from debubble.diagnosis.observed import Actions, Messages, Observed, Pauses
+
+CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+Programs = Sequence[Sequence[str]]
+Key = tuple[str, int, int]
+"""Kind, stage and microbatch of an action; both backwards that hand on a gradient are ``"B"``."""
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> list[list[str]]:
+    """The order of 1F1B, from its definition."""
+    programs = []
+    for rank in range(ranks):
+        warmup = min(ranks - rank - 1, microbatches)
+        cells = [f"{rank}F{i}" for i in range(warmup)]
+        for i in range(microbatches - warmup):
+            cells += [f"{rank}F{warmup + i}", f"{rank}B{i}"]
+        cells += [f"{rank}B{i}" for i in range(microbatches - warmup, microbatches)]
+        programs.append(cells)
+    return programs
+
+
+@dataclass(frozen=True)
+class Made:
+    """What is run, and what is wrong with it; times in seconds.
+
+    Parameters
+    ----------
+    programs
+        Cells of every rank; one for all copies.
+    base
+        Time of a kind.
+    noise
+        Coefficient of variation of every action.
+    time
+        Factor of an action's time, of (rng, step, copy, rank, cell as (kind, stage, microbatch)).
+    pause
+        Time that an action stands still, of the same.
+    gap
+        Time that the host is late with an action, of the same.
+    latency
+        Time of a message from rank to rank, of (source, target).
+    early
+        Ranks that post the receive of a gradient before the send in front of it, on one queue.
+    offset, drift
+        Clock of a rank against the true one.
+    dropped
+        Rows that the first step of rank 0 loses at its beginning.
+    missing
+        (copy, rank) without a file.
+    pauses_known
+        Whether the trace says when the host stood still.
+    arrivals
+        Whether the trace has messages.
+    """
+
+    programs: Programs
+    copies: int = 2
+    steps: int = 6
+    seed: int = 0
+    base: Mapping[str, float] = field(
+        default_factory=lambda: {"F": 10e-3, "B": 20e-3, "I": 10e-3, "W": 10e-3}
+    )
+    noise: float = 0.02
+    time: Callable[..., float] = lambda *_: 1.0
+    pause: Callable[..., float] = lambda *_: 0.0
+    gap: Callable[..., float] = lambda *_: 0.0
+    latency: Callable[[int, int], float] = lambda *_: 0.2e-3
+    early: tuple[int, ...] = ()
+    offset: Sequence[float] = ()
+    drift: Sequence[float] = ()
+    dropped: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+    pauses_known: bool = False
+    arrivals: bool = True
+
+    def observed(self) -> Observed:
+        """Run it and write down what a trace would say."""
+        rng = np.random.default_rng(self.seed)
+        actions: list[tuple[float, ...]] = []
+        messages: list[tuple[float, ...]] = []
+        pauses: list[tuple[float, ...]] = []
+        begin = 0.0
+        for step in range(self.steps):
+            ends = []
+            for copy in range(self.copies):
+                one = _Step(self, rng, step, copy, begin)
+                one.run()
+                actions += one.actions
+                messages += one.messages
+                pauses += one.pauses
+                ends.append(max(row[7] for row in one.actions))
+            begin = max(ends) + 5e-3
+        ranks = len(self.programs)
+        names = ("step", "copy", "rank", "kind", "stage", "microbatch", "start", "end", "issued")
+        rows = Actions.of(**dict(zip(names, np.array(actions).T, strict=True)))
+        rows = replace(rows, start=self._clock(rows.rank, rows.start),
+                       end=self._clock(rows.rank, rows.end),
+                       issued=self._clock(rows.rank, rows.issued))  # fmt: skip
+        keep = np.ones(len(rows), dtype=bool)
+        for copy, rank in self.missing:
+            keep &= ~((rows.copy == copy) & (rows.rank == rank))
+        if self.dropped:
+            first = np.flatnonzero((rows.step == 0) & (rows.rank == 0) & (rows.copy == 0))
+            keep[first[np.argsort(rows.start[first])][: self.dropped]] = False
+        sent = self._messages(messages) if self.arrivals else Messages.of()
+        for copy, rank in self.missing:
+            at = (sent.copy == copy) & ((sent.source == rank) | (sent.target == rank))
+            sent = sent.take(~at)
+        stood = Pauses.of()
+        if self.pauses_known and pauses:
+            names = ("copy", "rank", "cause", "start", "end")
+            stood = Pauses.of(**dict(zip(names, np.array(pauses).T, strict=True)))
+        own = bool(len(self.offset) or len(self.drift))
+        return Observed(
+            "made", ranks, self.copies, tuple(range(10, 10 + self.steps)), rows.take(keep), sent,
+            stood, hosts=tuple(f"host{r}" for r in range(ranks)) * self.copies if own else (),
+            clocks="hosts" if own else "one", missing=self.missing,
+            taken_for={"rank": "made", "stage": "made", "step": "made", "clock": "made"},
+        )  # fmt: skip
+
+    def _clock(self, rank: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """A true time as a rank's clock shows it."""
+        ranks = len(self.programs)
+        offset = np.array(self.offset or [0.0] * ranks)
+        drift = np.array(self.drift or [0.0] * ranks)
+        return time * (1 + drift[rank]) + offset[rank]
+
+    def _messages(self, rows: list[tuple[float, ...]]) -> Messages:
+        names = ("step", "copy", "source", "target", "kind", "stage", "microbatch", "sent",
+                 "posted", "waited", "arrived")  # fmt: skip
+        made = Messages.of(**dict(zip(names, np.array(rows).T, strict=True)))
+        return replace(
+            made, sent=self._clock(made.source, made.sent),
+            posted=self._clock(made.target, made.posted),
+            waited=self._clock(made.target, made.waited),
+            arrived=self._clock(made.target, made.arrived),
+        )  # fmt: skip
+
+
+class _Step:
+    """One step of one copy."""
+
+    def __init__(
+        self, made: Made, rng: np.random.Generator, step: int, copy: int, begin: float
+    ) -> None:
+        self.made, self.rng, self.step, self.copy, self.begin = made, rng, step, copy, begin
+        self.cells = [[_read(cell) for cell in cells] for cells in made.programs]
+        self.home = {stage: r for r, cells in enumerate(self.cells) for _, stage, _ in cells}
+        self.last = max(self.home)
+        self.free = [begin] * len(self.cells)
+        self.at = [0] * len(self.cells)
+        self.done: dict[Key, float] = {}
+        self.there: dict[Key, float] = {}
+        self.link_free: dict[tuple[int, int], float] = {}
+        self.actions: list[tuple[float, ...]] = []
+        self.messages: list[tuple[float, ...]] = []
+        self.pauses: list[tuple[float, ...]] = []
+        self.waiting: list[tuple[int, str, int, int, float, Key]] = []
+
+    def run(self) -> None:
+        """Go round the ranks until nobody can go on."""
+        while any(self.at[r] < len(cells) for r, cells in enumerate(self.cells)):
+            before = sum(self.at), len(self.waiting)
+            for rank in range(len(self.cells)):
+                while self.at[rank] < len(self.cells[rank]) and self._next(rank):
+                    pass
+            self._release()
+            assert (sum(self.at), len(self.waiting)) != before, "a deadlock in a made run"
+
+    def _input(self, kind: str, stage: int, microbatch: int) -> Key | None:
+        if kind == "F":
+            return ("F", stage - 1, microbatch) if stage else None
+        if kind == "W":
+            return None
+        return ("B", stage + 1, microbatch) if stage < self.last else None
+
+    def _next(self, rank: int) -> bool:
+        """Run a rank's next action if its input is there."""
+        kind, stage, microbatch = cell = self.cells[rank][self.at[rank]]
+        needs = self._input(*cell)
+        there = self.begin
+        if needs is not None:
+            far = self.home[needs[1]] != rank
+            where = self.there if far else self.done
+            if needs not in where:
+                return False
+            there = where[needs]
+            if far:
+                self._received(rank, needs, there)
+        what = (self.rng, self.step, self.copy, rank, cell)
+        ready = max(self.free[rank], there)
+        gap = self.made.gap(*what)
+        start = ready + gap
+        length = self.made.base[kind] * self.made.time(*what)
+        length *= max(0.1, 1 + self.made.noise * self.rng.standard_normal())
+        pause = self.made.pause(*what)
+        if pause:
+            self.pauses.append((self.copy, rank, 0, start + 0.1 * length, start + 0.1 * length + pause))
+        end = start + length + pause
+        issued = start if gap else self.free[rank] - 1e-3
+        self.actions.append((self.step, self.copy, rank, Kind[kind], stage, microbatch, start, end,
+                             issued))  # fmt: skip
+        self.free[rank] = end
+        self.at[rank] += 1
+        gives = ("F" if kind == "F" else "B", stage, microbatch)
+        if kind != "W":
+            self.done[gives] = end
+            to = stage + (1 if kind == "F" else -1)
+            if 0 <= to <= self.last and self.home[to] != rank:
+                self._send(rank, self.home[to], kind, gives, end)
+        return True
+
+    def _send(self, rank: int, target: int, kind: str, gives: Key, end: float) -> None:
+        """Send a result; where a receive was posted first, that has to be over."""
+        at = self.at[rank]
+        behind = None
+        if rank in self.made.early and kind == "F" and at < len(self.cells[rank]):
+            after = self.cells[rank][at]
+            behind = self._input(*after) if after[0] != "F" else None
+        self.waiting.append((rank, kind, target, gives[1], end, gives))
+        if behind is None or self.home[behind[1]] == rank:
+            self._go(self.waiting.pop(), end)
+        else:
+            self.waiting[-1] = (rank, kind, target, gives[1], end, gives)
+            self.blocked = getattr(self, "blocked", {})
+            self.blocked[gives] = behind
+
+    def _release(self) -> None:
+        """Let go what stood behind a receive that is over by now."""
+        left = []
+        for item in self.waiting:
+            behind = self.blocked[item[5]]
+            if behind in self.there:
+                self._go(item, max(item[4], self.there[behind]))
+            else:
+                left.append(item)
+        self.waiting = left
+
+    def _go(self, item: tuple[int, str, int, int, float, Key], leaves: float) -> None:
+        rank, _, target, _, _, gives = item
+        link = (rank, target)
+        leaves = max(leaves, self.link_free.get(link, 0.0))
+        self.there[gives] = leaves + self.made.latency(rank, target)
+        self.link_free[link] = self.there[gives]
+
+    def _received(self, rank: int, gives: Key, there: float) -> None:
+        kind, stage, microbatch = gives
+        source = self.home[stage]
+        sent = self.done[gives]
+        waited = self.free[rank]
+        early = rank in self.made.early and kind == "B"
+        # A receive is posted when the action before it is over, an early one before that.
+        posted = waited - (5e-3 if early else 0.0)
+        real = Kind.F if kind == "F" else Kind.B
+        self.messages.append((self.step, self.copy, source, rank, real, stage, microbatch, sent,
+                              posted, waited, max(there, waited)))  # fmt: skip
+
+
+def _read(cell: str) -> Key:
+    match = CELL.fullmatch(cell)
+    assert match is not None, cell
+    return match[2], int(match[1]), int(match[3])
