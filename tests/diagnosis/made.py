@@ -171,7 +171,9 @@ class _Step:
         self.actions: list[tuple[float, ...]] = []
         self.messages: list[tuple[float, ...]] = []
         self.pauses: list[tuple[float, ...]] = []
-        self.waiting: list[tuple[int, str, int, int, float, Key]] = []
+        self.made_by: dict[Key, str] = {}
+        self.waiting: list[tuple[Key, int, int, float]] = []
+        self.behind: dict[Key, Key] = {}
 
     def run(self) -> None:
         """Go round the ranks until nobody can go on."""
@@ -222,54 +224,49 @@ class _Step:
         if kind != "W":
             self.done[gives] = end
             to = stage + (1 if kind == "F" else -1)
+            self.made_by[gives] = kind
             if 0 <= to <= self.last and self.home[to] != rank:
-                self._send(rank, self.home[to], kind, gives, end)
+                self._send(rank, self.home[to], gives, end)
         return True
 
-    def _send(self, rank: int, target: int, kind: str, gives: Key, end: float) -> None:
+    def _send(self, rank: int, target: int, gives: Key, end: float) -> None:
         """Send a result; where a receive was posted first, that has to be over."""
         at = self.at[rank]
         behind = None
-        if rank in self.made.early and kind == "F" and at < len(self.cells[rank]):
+        if rank in self.made.early and gives[0] == "F" and at < len(self.cells[rank]):
             after = self.cells[rank][at]
             behind = self._input(*after) if after[0] != "F" else None
-        self.waiting.append((rank, kind, target, gives[1], end, gives))
         if behind is None or self.home[behind[1]] == rank:
-            self._go(self.waiting.pop(), end)
+            self._go(gives, rank, target, end)
         else:
-            self.waiting[-1] = (rank, kind, target, gives[1], end, gives)
-            self.blocked = getattr(self, "blocked", {})
-            self.blocked[gives] = behind
+            self.waiting.append((gives, rank, target, end))
+            self.behind[gives] = behind
 
     def _release(self) -> None:
         """Let go what stood behind a receive that is over by now."""
         left = []
-        for item in self.waiting:
-            behind = self.blocked[item[5]]
-            if behind in self.there:
-                self._go(item, max(item[4], self.there[behind]))
+        for gives, rank, target, end in self.waiting:
+            if self.behind[gives] in self.there:
+                self._go(gives, rank, target, max(end, self.there[self.behind[gives]]))
             else:
-                left.append(item)
+                left.append((gives, rank, target, end))
         self.waiting = left
 
-    def _go(self, item: tuple[int, str, int, int, float, Key], leaves: float) -> None:
-        rank, _, target, _, _, gives = item
-        link = (rank, target)
-        leaves = max(leaves, self.link_free.get(link, 0.0))
+    def _go(self, gives: Key, rank: int, target: int, leaves: float) -> None:
+        leaves = max(leaves, self.link_free.get((rank, target), 0.0))
         self.there[gives] = leaves + self.made.latency(rank, target)
-        self.link_free[link] = self.there[gives]
+        self.link_free[rank, target] = self.there[gives]
 
     def _received(self, rank: int, gives: Key, there: float) -> None:
         kind, stage, microbatch = gives
-        source = self.home[stage]
-        sent = self.done[gives]
         waited = self.free[rank]
         early = rank in self.made.early and kind == "B"
         # A receive is posted when the action before it is over, an early one before that.
         posted = waited - (5e-3 if early else 0.0)
-        real = Kind.F if kind == "F" else Kind.B
-        self.messages.append((self.step, self.copy, source, rank, real, stage, microbatch, sent,
-                              posted, waited, max(there, waited)))  # fmt: skip
+        self.messages.append((
+            self.step, self.copy, self.home[stage], rank, Kind[self.made_by[gives]], stage,
+            microbatch, self.done[gives], posted, waited, max(there, waited),
+        ))  # fmt: skip
 
 
 def _read(cell: str) -> Key:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
@@ -59,16 +60,21 @@ class Replay:
         return filled(self.run)
 
     @cached_property
+    def sure(self) -> NDArray[np.bool_]:
+        """Whether it is known when the input of an action was there."""
+        run, transfers = self.run, self.transfers
+        with np.errstate(invalid="ignore"):
+            long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
+        return (run.source < 0) | transfers.told | long_there
+
+    @cached_property
     def gaps(self) -> Times:
         """Time that a rank was surely late: it was free, and all input was there."""
-        run, transfers = self.run, self.transfers
-        there = np.where(run.source >= 0, run.produced + transfers.delay, -np.inf)
+        run = self.run
+        there = np.where(run.source >= 0, run.produced + self.transfers.delay, -np.inf)
         ready = np.fmax(np.fmax(run.before, there), run.begin[:, None])
-        with np.errstate(invalid="ignore"):
-            long_there = run.before > there + transfers.usual(run)
-        sure = (run.source < 0) | transfers.told | long_there
-        gaps = np.where(sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
-        return np.where(np.isnan(gaps), 0.0, gaps)
+        late = np.where(self.sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
+        return np.where(np.isnan(late), 0.0, late)
 
     def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
         """Time of every row, shape ``(rows,)``, with other times of actions or of messages.

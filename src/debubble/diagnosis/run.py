@@ -203,6 +203,29 @@ class Run:
         return replace(self, **mine, sent=self.sent - there)
 
 
+    def taken(self, rows: NDArray[np.bool_]) -> Run:
+        """The same run with some of its rows."""
+        cut = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
+        return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
+                       **cut)  # fmt: skip
+
+    @cached_property
+    def warm(self) -> NDArray[np.bool_]:
+        """Rows behind the warm-up: a first step that takes far longer than others is none of them.
+
+        Shape ``(rows,)``.
+        """
+        _, place = self.step_of
+        times = self.step_times
+        if len(times) < FEW or times[0] < WARM_UP * np.median(times[1:]):
+            return np.ones(self.rows, dtype=bool)
+        warm: NDArray[np.bool_] = place > 0
+        return warm
+
+
+FEW, WARM_UP = 4, 1.5
+"""A first step of at least so many is warm-up where it takes so many times the others' median."""
+
 OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
 """Times on the clock of the rank that has the action."""
 
