@@ -1,0 +1,144 @@
+"""Files and folders of a run, whatever wrote them: recognise the format and read it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from debubble.core.errors import FormatError
+from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.readers import ndtimeline, own, primus, table
+from debubble.diagnosis.readers.stream import LeftOut, head
+from debubble.interchange.text import plain, shown
+
+MAX_FILES = 20_000
+"""Files of a folder and its folders that are looked at."""
+
+MAX_DEPTH = 6
+"""Folders in folders that are looked into."""
+
+UNKNOWN = "files of no format that is known here"
+EMPTY = "empty files"
+NO_ACCESS = "files that cannot be read"
+
+
+class Reader(Protocol):
+    """A module that reads a format."""
+
+    @property
+    def NAME(self) -> str:
+        """What the format is called."""
+
+    def recognises(self, head: bytes) -> bool:
+        """Whether a file is of this format, by its first bytes, unpacked."""
+
+    def read(self, where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+        """What the files of one run tell; `where` is their folder, for messages."""
+
+
+READERS: tuple[Reader, ...] = (own, ndtimeline, primus, table)
+"""Formats. Of a folder with files of several, those of the first in this list are read."""
+
+
+def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed:
+    """Read the trace of a run.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder with the files of all ranks, also in folders of it.
+    format
+        Name of the format, one of those in :data:`READERS`; None to tell it by the files.
+
+    Raises
+    ------
+    FormatError
+        When nothing there can be read; the message says what was found.
+    """
+    where = str(path)
+    known = {reader.NAME: reader for reader in READERS}
+    if format is not None and format not in known:
+        raise FormatError(f"there is no format {shown(format)}; known: {', '.join(known)}")
+    left_out: LeftOut = Counter()
+    files = _files(Path(path), where, left_out)
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        name = format or _format(file, left_out)
+        if name:
+            found.setdefault(name, []).append(file)
+    if not found:
+        raise FormatError(_nothing(where, files, left_out, list(known)))
+    first = next(name for name in known if name in found)
+    for name, others in found.items():
+        if name != first:
+            left_out[f"files of the format {name} beside those of {first}"] += len(others)
+    return known[first].read(where, found[first], left_out)
+
+
+def _format(path: Path, left_out: LeftOut) -> str:
+    """The name of a file's format; empty, and counted, where it is none."""
+    try:
+        begin = head(path)
+    except FormatError:
+        left_out[NO_ACCESS] += 1
+        return ""
+    if not begin:
+        left_out[EMPTY] += 1
+        return ""
+    for reader in READERS:
+        if reader.recognises(begin):
+            return reader.NAME
+    left_out[UNKNOWN] += 1
+    return ""
+
+
+def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
+    """The file, or those of the folder and its folders, in order of the numbers in their names."""
+    try:
+        if path.is_file():
+            return [path]
+        if not path.exists():
+            raise FormatError(f"there is no file or folder '{where}'")
+        found: list[Path] = []
+        root = len(path.parts)
+        for folder, folders, names in os.walk(path):
+            depth = len(Path(folder).parts) - root
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if depth >= MAX_DEPTH:
+                folders.clear()
+            found += [Path(folder, name) for name in names if not name.startswith(".")]
+            if len(found) > MAX_FILES:
+                raise FormatError(
+                    f"{where}: more than {MAX_FILES:,} files; give the folder of one run's traces"
+                )
+    except (OSError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"cannot read '{where}': {getattr(error, 'strerror', error)}") from None
+    regular = [file for file in found if file.is_file()]
+    if len(regular) < len(found):
+        left_out[NO_ACCESS] += len(found) - len(regular)
+    return sorted(regular, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts rank2 before rank10."""
+    parts = re.split(r"(\d{1,18})", str(path))
+    return [
+        (int(part), "") if part.isdecimal() and part.isascii() else (-1, part) for part in parts
+    ]
+
+
+def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequence[str]) -> str:
+    if not files:
+        return f"{where}: an empty folder; give the folder with the traces of a run"
+    counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    first = plain(files[0].name)
+    return (
+        f"{where}: no trace in {len(files)} files ({counted}; the first is {first}); "
+        f"known formats: {', '.join(known)}"
+    )

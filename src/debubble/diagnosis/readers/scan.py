@@ -1,0 +1,117 @@
+"""Events of a Trace Event JSON file as a stream: most are skipped by their bytes, few are decoded.
+
+Between two events of such a file stand a closing and an opening brace and a quote; in a string
+the quote would be escaped. So a file is cut into events without reading JSON, and what a reader
+has no use for is never decoded. What surrounds the list of events is kept as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from debubble.diagnosis.readers.stream import LeftOut, chunks
+
+LONGEST = 1 << 24
+"""Bytes of an event from which on it is skipped."""
+
+KEPT = 1 << 20
+"""Bytes before the first event, and of the file's end, that are kept."""
+
+TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
+NO_JSON = "events that are no JSON"
+
+_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*(?=")')
+_BEGIN = re.compile(rb'(?:\A\s*|"traceEvents"\s*:\s*)\[\s*(?:\{\s*(?=")|\])')
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(eq=False)
+class Scan:
+    """The events of one file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    left_out
+        Where to count what cannot be used.
+
+    Attributes
+    ----------
+    head, tail
+        What stands before the events, and the end of the file; complete when all are read.
+    size
+        Bytes that were read, unpacked.
+    """
+
+    path: Path
+    left_out: LeftOut
+    head: bytes = b""
+    tail: bytes = b""
+    size: int = field(default=0)
+
+    def events(self) -> Iterator[list[bytes]]:
+        """Events as lists of texts, each without its outer braces."""
+        rest = b""
+        begun = False
+        for chunk in chunks(self.path, self.left_out):
+            self.size += len(chunk)
+            rest += chunk
+            if not begun:
+                begin = _BEGIN.search(rest)
+                if begin is None and len(rest) < KEPT:
+                    continue
+                begun = True
+                self.head = rest[: begin.start() if begin else KEPT]
+                rest = rest[begin.end() if begin else KEPT :]
+            pieces = _BETWEEN.split(rest)
+            rest = pieces.pop()
+            if len(rest) > LONGEST:
+                self.left_out[TOO_LONG] += 1
+                rest = b""
+            yield pieces
+        self.tail = rest[-KEPT:]
+        if begun and rest:
+            yield [rest]
+        elif not begun:
+            self.head = rest[:KEPT]
+
+    def decode(self, text: bytes) -> dict[str, Any]:
+        """The event of a text; empty where it is no JSON, which is counted."""
+        try:
+            value, _ = _DECODER.raw_decode("{" + text.decode("utf-8", "replace") + "}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self.left_out[NO_JSON] += 1
+            return {}
+        return value
+
+    def about(self, key: str) -> Any:
+        """The value of a key beside the list of events; None where there is none."""
+        pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
+        for text in (self.head, self.tail):
+            for match in pattern.finditer(text):
+                try:
+                    value, _ = _DECODER.raw_decode(text[match.end() :].decode("utf-8", "replace"))
+                except (ValueError, RecursionError):
+                    continue
+                return value
+        return None
+
+
+def number(value: Any) -> float:
+    """A finite number of an event, or NaN."""
+    if type(value) in (int, float) and abs(value) < 1e21:
+        return float(value)
+    return float("nan")
+
+
+def whole(value: Any, most: int = 1 << 31) -> int:
+    """A whole number of an event that is not negative, or −1."""
+    return value if type(value) is int and 0 <= value < most else -1

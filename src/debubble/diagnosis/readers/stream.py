@@ -1,0 +1,129 @@
+"""Bytes of trace files as a stream: plain or compressed, whole or cut off, never all in memory."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from debubble.core.errors import FormatError
+
+CHUNK = 1 << 22
+"""Bytes that are worked on at a time."""
+
+HEAD = 1 << 16
+"""Bytes by which a file's format is recognised."""
+
+MAX_UNPACKED = 1 << 36
+"""Bytes of one unpacked file that are read; a gzip file may claim to be small and is not."""
+
+GZIP = b"\x1f\x8b"
+
+CUT = "files whose compressed data ends early (read as far as they go)"
+DAMAGED = "files whose compressed data is damaged (read as far as they go)"
+TOO_LONG = f"files of more than {MAX_UNPACKED >> 30} GiB unpacked (the rest of them)"
+
+LeftOut = Counter[str]
+"""How many things were not used, by the reason in words."""
+
+
+def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
+    """The content of a file, unpacked where it is packed, in pieces of about `size` bytes.
+
+    A file that cannot be unpacked to its end is read as far as that goes, which `left_out` counts.
+
+    Raises
+    ------
+    FormatError
+        When it cannot be read at all.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == GZIP
+            file.seek(0)
+            total = 0
+            for piece in _unpacked(file, size, left_out) if packed else _plain(file, size):
+                total += len(piece)
+                if total > MAX_UNPACKED:
+                    left_out[TOO_LONG] += 1
+                    return
+                yield piece
+    except OSError as error:
+        raise FormatError(f"cannot read '{path}': {error.strerror or error}") from None
+
+
+def _plain(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while piece := file.read(size):
+        yield piece
+
+
+def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
+    """Pieces of a gzip file, which may have several members."""
+    reader = zlib.decompressobj(wbits=31)
+    whole = False
+    while packed := file.read(size // 8):
+        while packed:
+            before = reader.copy()
+            try:
+                piece = reader.decompress(packed, size)
+            except zlib.error:
+                # Bytes behind the last member, often zeros that fill a block, do no harm.
+                if not whole or packed.strip(b"\0"):
+                    left_out[DAMAGED] += 1
+                    yield from _undamaged(before, packed)
+                return
+            if piece:
+                whole = False
+                yield piece
+            packed = reader.unconsumed_tail
+            if reader.eof:
+                whole = True
+                packed = reader.unused_data
+                reader = zlib.decompressobj(wbits=31)
+    if not whole:
+        left_out[CUT] += 1
+
+
+def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+    """What comes of packed bytes before those that are damaged."""
+    try:
+        for at in range(0, len(packed), 64):
+            yield reader.decompress(packed[at : at + 64])
+    except zlib.error:
+        return
+
+
+def head(path: Path) -> bytes:
+    """The beginning of a file, unpacked."""
+    return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD]
+
+
+def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
+    """The content of a file whose format is read in one piece.
+
+    Raises
+    ------
+    FormatError
+        When it has more than `limit` bytes.
+    """
+    found = io.BytesIO()
+    for piece in chunks(path, left_out):
+        found.write(piece)
+        if found.tell() > limit:
+            raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
+    return found.getvalue()
+
+
+def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+    """The lines of a text file; what is longer than `longest` bytes is cut."""
+    rest = b""
+    for piece in chunks(path, left_out):
+        *complete, rest = (rest + piece).split(b"\n")
+        for line in complete:
+            yield line[:longest].decode("utf-8", "replace").rstrip("\r")
+        rest = rest[:longest]
+    if rest:
+        yield rest.decode("utf-8", "replace")

@@ -1,0 +1,117 @@
+"""Files and folders of any kind."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from debubble.core.errors import FormatError
+from debubble.diagnosis.readers.folder import read
+from tests.diagnosis.readers import made
+
+
+def test_what_is_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="there is no file or folder"):
+        read(tmp_path / "gone")
+    with pytest.raises(FormatError, match="an empty folder; give the folder with the traces"):
+        read(tmp_path)
+    with pytest.raises(FormatError, match="there is no format 'kino'"):
+        read(tmp_path, format="kino")
+    with pytest.raises(FormatError, match="there is no file or folder"):
+        read("a\0b")
+
+
+def test_unrelated_files(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# A run")
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "weights.bin").write_bytes(bytes(range(256)) * 400)
+    (tmp_path / "broken.json.gz").write_bytes(b"\x1f\x8bnothing")
+    (tmp_path / ".hidden").write_text("x")
+    with pytest.raises(FormatError) as error:
+        read(tmp_path)
+    assert "no trace in 4 files (2 files of no format that is known here, 2 empty files" in str(
+        error.value
+    )
+    assert "known formats: debubble" in str(error.value)
+
+
+def test_a_run_among_other_files(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made.write_table(run, tmp_path / "a" / "b" / "run.csv")
+    (tmp_path / "notes.txt").write_text("slow")
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.left_out == {"files of no format that is known here": 1}
+
+
+def test_one_format_at_a_time(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made.write_table(run, tmp_path / "run.csv")
+    made.write_ndtimeline(run, tmp_path / "run.json")
+    found = read(tmp_path)
+    assert found.format == "ndtimeline"
+    assert found.left_out == {"files of the format table beside those of ndtimeline": 1}
+    assert read(tmp_path / "run.csv", format="table").format == "table"
+
+
+def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=6, microbatches=40)
+    made.write_ndtimeline(run, tmp_path / "run.json.gz", names_last=False)
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(path.read_bytes()[:-2000])
+    found = read(path)
+    assert found.left_out["files whose compressed data ends early (read as far as they go)"] == 1
+    assert found.left_out["steps that are not complete on every rank"] >= 1
+    assert 0 < len(found.steps) < 6
+
+
+def test_damaged_bytes(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=6, microbatches=40)
+    made.write_ndtimeline(run, tmp_path / "run.json.gz", names_last=False)
+    path = tmp_path / "run.json.gz"
+    content = bytearray(path.read_bytes())
+    content[-2500:-2400] = b"\xff" * 100
+    path.write_bytes(content)
+    found = read(path)
+    assert sum(count for reason, count in found.left_out.items() if "damaged" in reason) == 1
+
+
+def test_members_and_padding_of_gzip(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made.write_table(run, tmp_path / "run.csv")
+    text = (tmp_path / "run.csv").read_bytes()
+    half = len(text) // 2
+    packed = gzip.compress(text[:half]) + gzip.compress(text[half:]) + bytes(512)
+    (tmp_path / "run.csv").write_bytes(packed)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert not found.left_out
+
+
+def test_steps_that_occur_twice(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=3)
+    made.write_table(run, tmp_path / "run.csv")
+    lines = (tmp_path / "run.csv").read_text().splitlines()
+    again = [line for line in lines if line.startswith("8,")]
+    late = [f"9,0,0,0F0,{99.5},{99.6}"]
+    (tmp_path / "run.csv").write_text("\n".join([*lines, *again, *late]))
+    found = read(tmp_path)
+    assert found.steps == (7, 8)
+    assert found.left_out == {
+        "actions that occur twice with the same times": len(again),
+        "steps in which an action occurs twice with different times": 1,
+    }
+
+
+def test_a_rank_whose_trace_is_cut_counts_as_missing(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=4, steps=1)
+    made.write_table(run, tmp_path / "run.csv")
+    lines = (tmp_path / "run.csv").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("7,0,2,") or "F0" in line]
+    (tmp_path / "run.csv").write_text("\n".join(kept))
+    found = read(tmp_path)
+    assert found.missing == ((0, 2),)
+    assert found.left_out == {"ranks of which no step is complete (taken as missing)": 1}
+    assert set(found.actions.rank.tolist()) == {0, 1, 3}

@@ -1,0 +1,61 @@
+"""What NDTimeline writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from debubble import Kind
+from debubble.diagnosis.observed import Actions
+from debubble.diagnosis.readers.folder import read
+from tests.diagnosis.readers import made
+from tests.diagnosis.readers.third_party import third_party
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b"])
+@pytest.mark.parametrize("names_last", [True, False])
+def test_what_was_written_is_read(tmp_path: Path, name: str, names_last: bool) -> None:
+    run = made.run(name, ranks=4, microbatches=8, copies=3)
+    made.write_ndtimeline(run, tmp_path / "timeline.json.gz", names_last=names_last)
+    found = read(tmp_path)
+    # A microsecond as a float of a few seconds has an error below a nanosecond.
+    made.assert_recovered(found, run)
+    assert (found.format, found.ranks, found.copies) == ("ndtimeline", 4, 3)
+    assert (found.steps, found.left_out) == ((7, 8), {})
+    crossings = 2 * (run.schedule.stages - 1)
+    messages = found.messages
+    assert len(messages) == 2 * 3 * 8 * crossings
+    # Every message goes from the end of what made it to the start of what needs it.
+    rows = found.actions
+    ends, starts = by_action(rows, rows.end), by_action(rows, rows.start)
+    for at in range(0, len(messages), 7):
+        step, copy, kind, stage, unit = (
+            int(getattr(messages, name)[at])
+            for name in ("step", "copy", "kind", "stage", "microbatch")
+        )
+        assert messages.sent[at] == pytest.approx(ends[step, copy, kind, stage, unit])
+        after = stage + (1 if kind == Kind.F else -1)
+        assert messages.arrived[at] == pytest.approx(starts[step, copy, kind, after, unit])
+
+
+def by_action(rows: Actions, values: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
+    names = ("step", "copy", "kind", "stage", "microbatch")
+    keys = zip(*(getattr(rows, name).tolist() for name in names), strict=True)
+    return dict(zip(keys, values.tolist(), strict=True))
+
+
+def test_a_published_run() -> None:
+    found = read(third_party("timeline-ST.json.gz"))
+    assert (found.ranks, found.copies, found.microbatches, len(found.steps)) == (4, 2, 4, 32)
+    assert (len(found.actions), len(found.messages)) == (2048, 1536)
+    rows = found.actions
+    forward = [
+        float(np.mean((rows.end - rows.start)[(rows.kind == Kind.F) & (rows.stage == stage)]))
+        for stage in range(4)
+    ]
+    assert forward[3] / np.mean(forward[:3]) == pytest.approx(2.1, abs=0.05)
+    messages = found.messages
+    assert (messages.arrived > messages.sent).all()

@@ -1,0 +1,95 @@
+"""Plain tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from debubble import Kind
+from debubble.core.errors import FormatError
+from debubble.diagnosis.readers.folder import read
+from tests.diagnosis.readers import made
+
+
+@pytest.mark.parametrize("unit", ["", "_ms", "_us", "_ns"])
+def test_what_was_written_is_read(tmp_path: Path, unit: str) -> None:
+    run = made.run("interleaved-1f1b", copies=2)
+    made.write_table(run, tmp_path / "run.csv", unit)
+    found = read(tmp_path / "run.csv")
+    made.assert_recovered(found, run)
+    assert (found.format, found.ranks, found.copies, found.clocks) == ("table", 2, 2, "one")
+    assert (found.steps, found.stages, found.microbatches) == ((7, 8), 4, 4)
+    assert not found.left_out
+
+
+def test_nanoseconds_since_1970_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(
+        "rank,action,start_ns,end_ns\n"
+        "0,0F0,1761234567890123456,1761234567890123459\n"
+        "0,0B0,1761234567890123460,1761234567890123464\n"
+    )
+    rows = read(path).actions
+    assert np.round(rows.start * 1e9).tolist() == [0, 4]
+    assert np.round(rows.end * 1e9).tolist() == [3, 8]
+
+
+def test_transfers_hosts_pauses_and_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(
+        "rank,action,start,end,waited,host\n"
+        "0,0F0,1,2,,a\n0,0SEND_F0,2.5,,,a\n"
+        "1,1RECV_F0,2,3,2.25,b\n1,1F0,3,4,3,b\n1,1B0,4,6,,b\n"
+        "0,0RECV_B0,4,6.5,5,a\n1,1SEND_B0,6,6,,b\n"
+        '0,"(0F1;0B0)OVERLAP_F_B",7,9,6.5,a\n'
+        "1,1F1,9,10,9,b\n1,1B1,10,11,,b\n0,0B1,12,13,,a\n1,garbage-collection,6,8,,\n"
+    )
+    found = read(path)
+    assert (found.hosts, found.clocks) == (("a", "b"), "hosts")
+    messages = found.messages
+    assert messages.kind.tolist() == [Kind.F, Kind.B]
+    assert (messages.source.tolist(), messages.target.tolist()) == ([0, 1], [1, 0])
+    assert (messages.stage.tolist(), messages.microbatch.tolist()) == ([0, 1], [0, 0])
+    assert (messages.sent + 1).tolist() == [2.5, 6]
+    assert (messages.posted + 1).tolist() == [2, 4]
+    assert (messages.waited + 1).tolist() == [2.25, 5]
+    assert (messages.arrived + 1).tolist() == [3, 6.5]
+    rows = found.actions
+    assert len({n for n in rows.pair.tolist() if n >= 0}) == 1
+    assert sorted(rows.kind[rows.pair >= 0].tolist()) == [Kind.F, Kind.B]
+    assert (found.pauses.rank.tolist(), found.pauses.start.tolist()) == ([1], [5])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank,action,start\n0,0F0,1\n", "column 'end' is missing"),
+        ("rank,action,start,start,end\n", "column 'start' is there twice; keep one"),
+        ("rank,action,start_ms,end_us\n", "columns of times have several units"),
+        ("rank,action,start,end\n", "no action has both a start and an end"),
+        ("rank,action,start,end\n0,0F0,1,0\n", "no action has both a start and an end"),
+        ("rank,action,start,end\n0,0F0,0,1\n0,0B0,1,2\n", "a drawing of a schedule"),
+        ("rank,action,start,end\n99999,0F0,0,1\n", "rank 99,999; they go to 65,535"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=message):
+        read(path)
+
+
+def test_lines_that_tell_nothing_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(
+        "rank,action,start,end,note\n0,0F0,0,2,x\n0,0B0,2,5,\n\n"
+        "-1,0F0,0,1,\n0,aten::mm,0,1,\n0,0F1,nan,1,\n0\n\x00,\x1b[2J,1,2\n"
+    )
+    found = read(path)
+    assert len(found.actions) == 2
+    assert found.left_out == {
+        "columns called 'note', which says nothing here": 1,
+        "lines that are no action with a rank and times": 5,
+    }
