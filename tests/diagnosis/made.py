@@ -17,6 +17,9 @@ from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import Actions, Messages, Observed, Pauses
 
 CELL = re.compile(r"(\d+)([FBIW])(\d+)")
+AHEAD = 2
+"""Actions ahead of which a rank posts receives that it posts early."""
+
 Programs = Sequence[Sequence[str]]
 Key = tuple[str, int, int]
 """Kind, stage and microbatch of an action; both backwards that hand on a gradient are ``"B"``."""
@@ -56,7 +59,7 @@ class Made:
     latency
         Time of a message from rank to rank, of (source, target).
     early
-        Ranks that post the receive of a gradient before the send in front of it, on one queue.
+        Ranks that post the receive of the input after next before they send a result, on one queue.
     offset, drift
         Clock of a rank against the true one.
     dropped
@@ -165,6 +168,7 @@ class _Step:
         self.last = max(self.home)
         self.free = [begin] * len(self.cells)
         self.at = [0] * len(self.cells)
+        self.ends: list[list[float]] = [[] for _ in self.cells]
         self.done: dict[Key, float] = {}
         self.there: dict[Key, float] = {}
         self.link_free: dict[tuple[int, int], float] = {}
@@ -219,6 +223,7 @@ class _Step:
         self.actions.append((self.step, self.copy, rank, Kind[kind], stage, microbatch, start, end,
                              issued))  # fmt: skip
         self.free[rank] = end
+        self.ends[rank].append(end)
         self.at[rank] += 1
         gives = ("F" if kind == "F" else "B", stage, microbatch)
         if kind != "W":
@@ -233,23 +238,26 @@ class _Step:
         """Send a result; where a receive was posted first, that has to be over."""
         at = self.at[rank]
         behind = None
-        if rank in self.made.early and gives[0] == "F" and at < len(self.cells[rank]):
-            after = self.cells[rank][at]
-            behind = self._input(*after) if after[0] != "F" else None
-        if behind is None or self.home[behind[1]] == rank:
-            self._go(gives, rank, target, end)
-        else:
-            self.waiting.append((gives, rank, target, end))
+        if rank in self.made.early:
+            inputs = [self._input(*cell) for cell in self.cells[rank][at : at + AHEAD]]
+            # Waiting for the other direction would be a deadlock of two neighbours.
+            if len(inputs) == AHEAD and all(one and one[0] == gives[0] for one in inputs):
+                behind = inputs[-1]
+        self.waiting.append((gives, rank, target, end))
+        if behind is not None and self.home[behind[1]] != rank:
             self.behind[gives] = behind
+        self._release()
 
     def _release(self) -> None:
-        """Let go what stood behind a receive that is over by now."""
-        left = []
+        """Let go what stands behind no receive that is not over, link by link in order."""
+        left: list[tuple[Key, int, int, float]] = []
         for gives, rank, target, end in self.waiting:
-            if self.behind[gives] in self.there:
-                self._go(gives, rank, target, max(end, self.there[self.behind[gives]]))
-            else:
+            behind = self.behind.get(gives)
+            stuck = any(item[1:3] == (rank, target) for item in left)
+            if stuck or (behind is not None and behind not in self.there):
                 left.append((gives, rank, target, end))
+            else:
+                self._go(gives, rank, target, end if behind is None else max(end, self.there[behind]))
         self.waiting = left
 
     def _go(self, gives: Key, rank: int, target: int, leaves: float) -> None:
@@ -260,9 +268,11 @@ class _Step:
     def _received(self, rank: int, gives: Key, there: float) -> None:
         kind, stage, microbatch = gives
         waited = self.free[rank]
-        early = rank in self.made.early and kind == "B"
-        # A receive is posted when the action before it is over, an early one before that.
-        posted = waited - (5e-3 if early else 0.0)
+        # A receive is posted when the action before it is over; an early one as much earlier, and
+        # right before the send that stands behind it.
+        posted = waited
+        if rank in self.made.early and self.at[rank] >= AHEAD:
+            posted = self.ends[rank][self.at[rank] - AHEAD] - 1e-6
         self.messages.append((
             self.step, self.copy, self.home[stage], rank, Kind[self.made_by[gives]], stage,
             microbatch, self.done[gives], posted, waited, max(there, waited),

@@ -123,9 +123,8 @@ def swapped(seed: int) -> Planted:
 
 
 def early_receive(seed: int) -> Planted:
-    """A rank that posts the receive of a gradient before the send in front of it."""
-    bad = int(_rng(seed).integers(RANKS - 2))
-    return Planted(_made(seed, early=(bad,)), "head-of-line", {})
+    """Ranks that post the receive of the input after next before they send a result."""
+    return Planted(Made(one_f_one_b(6, 8), seed=seed, early=(1, 2, 3)), "head-of-line", {})
 
 
 def host_gaps(seed: int) -> Planted:

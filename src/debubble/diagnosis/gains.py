@@ -101,7 +101,7 @@ def slowdown(replay: Replay) -> Slowdown:
     def ratio(lengths: Times) -> float:
         return float(run.slowest(lengths).sum() / best.sum())
 
-    workers = _slowest(run, [ratio(one) for one in ranks], [ratio(one) for one in by_copy])
+    workers = _slowest(run, times, [ratio(one) for one in ranks], [ratio(one) for one in by_copy])
     slow = np.zeros_like(times, dtype=bool)
     for copy, rank in workers:
         slow |= (run.copy == copy)[:, None] & (run.rank == rank)[None, :]
@@ -115,15 +115,17 @@ def slowdown(replay: Replay) -> Slowdown:
     )  # fmt: skip
 
 
-def _slowest(run: Run, ranks: list[float], copies: list[float]) -> list[tuple[int, int]]:
+def _slowest(
+    run: Run, times: Times, ranks: list[float], copies: list[float]
+) -> list[tuple[int, int]]:
     """The slowest workers as (copy, rank): slow with their rank alone, and with their copy alone.
 
     Among equal ones those that computed longest.
     """
     busy = np.zeros((len(copies), len(ranks)))
     for copy in range(len(copies)):
-        mean = np.nanmean(np.where(run.counted, run.duration, 0.0)[run.copy == copy], axis=0)
-        busy[copy] = np.bincount(run.rank, np.nan_to_num(mean), len(ranks))
+        mean = np.where(run.counted, times, 0.0)[run.copy == copy].mean(axis=0)
+        busy[copy] = np.bincount(run.rank, mean, len(ranks))
     workers = [(c, r) for c in range(len(copies)) for r in range(len(ranks))]
     workers.sort(key=lambda w: (-round(min(ranks[w[1]], copies[w[0]]), 4), -busy[w]))
     return workers[: math.ceil(SLOWEST * len(workers))]

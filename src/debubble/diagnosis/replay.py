@@ -84,6 +84,7 @@ class Replay:
         times = self.times + self.gaps if times is None else times
         delays = self.transfers.delay if delays is None else delays
         found = np.zeros(self.run.rows)
+        whole = self.run.known.all(axis=1)
         for graph, shared, rows, column in self._graphs:
             count = len(column)
             width = len(shared) + 2 * count
@@ -94,6 +95,11 @@ class Replay:
                 vectors[:, len(shared) : len(shared) + count] = times[np.ix_(block, column)]
                 vectors[:, len(shared) + count :] = delays[np.ix_(block, column)]
                 found[block] = graph.makespans(vectors)
+                for row in np.flatnonzero(~whole[block]).tolist():
+                    end = graph.evaluate(vectors[row])[graph.node]
+                    seen = self.run.known[block[row], column]
+                    start = end - times[block[row], column]
+                    found[block[row]] = end[seen].max() - start[seen].min()
         return found
 
     def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:

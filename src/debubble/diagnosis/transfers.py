@@ -18,6 +18,9 @@ from debubble.diagnosis.run import Run, Times
 MOMENT = 5e-6
 """Seconds below which nobody waits."""
 
+QUICK = 0.1
+"""Share of the messages of a link that are at least as quick as those that nothing holds up."""
+
 LATE = 2.0
 """A message that takes more than so many times what its link typically takes was held up."""
 
@@ -63,7 +66,12 @@ def transfers_of(run: Run) -> Transfers:
         in_wait = told & (there > busy_until + MOMENT) & (made >= busy_until - MOMENT)
     delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
     sample = delay if told.any() else _from_starts(run, busy_until)
-    typical = _typical(run, sample)
+    if told.any():
+        # Where messages are queued, most of those that somebody waits for may be held up.
+        least = np.where(receives, _typical(run, sample, QUICK)[run.link], 0.0)
+        queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
+        sample = np.where(queued, np.nan, sample)
+    typical = _typical(run, sample, 0.5)
     usual = np.where(receives, typical[run.link], 0.0)
     with np.errstate(invalid="ignore"):
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
@@ -83,15 +91,15 @@ def _from_starts(run: Run, busy_until: Times) -> Times:
     return np.where(waits & ~late, np.maximum(run.start - run.produced, 0.0), np.nan)
 
 
-def _typical(run: Run, sample: Times) -> Times:
-    """Median of every link; of all of them for a link of which nothing is known."""
+def _typical(run: Run, sample: Times, share: float) -> Times:
+    """A quantile of every link; of all of them for a link of which nothing is known."""
     ranks = run.schedule.ranks
     typical = np.full(ranks * ranks, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        overall = float(np.nanmedian(sample)) if sample.size else np.nan
+        overall = float(np.nanquantile(sample, share)) if sample.size else np.nan
         for link in np.unique(run.link[run.link >= 0]).tolist():
-            typical[link] = np.nanmedian(sample[:, run.link == link])
+            typical[link] = np.nanquantile(sample[:, run.link == link], share)
     used = np.unique(run.link[run.link >= 0])
     typical[used] = np.where(
         np.isnan(typical[used]), 0.0 if np.isnan(overall) else overall, typical[used]
@@ -109,23 +117,25 @@ def _behind(
     """
     behind = np.zeros_like(delay)
     late = seen & (delay > LATE * usual + MOMENT) & (run.source >= 0)
+    others = np.flatnonzero(run.source >= 0)
+    giver, taker = run.rank[run.source[others]], run.rank[others]
     for row in np.flatnonzero(late.any(axis=1)).tolist():
-        others = np.flatnonzero(seen[row])
-        posted, arrived = run.posted[row, others], there[row, others]
-        left = np.fmax(run.sent[row, others], run.produced[row, others])
-        giver, taker = run.rank[run.source[others]], run.rank[others]
+        made, posted, arrived = (
+            values[row, others] for values in (run.produced, run.posted, there)
+        )
+        left = np.fmax(run.sent[row, others], made)
         for at in np.flatnonzero(late[row]).tolist():
             source, target = run.rank[run.source[at]], run.rank[at]
-            sent = max(run.produced[row, at], run.sent[row, at])
-            could = run.produced[row, at] + usual[at]
+            ready, was_there = float(run.produced[row, at]), float(there[row, at])
+            sent = np.fmax(ready, run.sent[row, at])
             with np.errstate(invalid="ignore"):
                 ahead = (taker == source) & (posted < sent)
                 ahead |= (taker == target) & (posted < run.posted[row, at])
                 ahead |= (giver == source) & (taker != target) & (left < sent)
-                ahead &= (arrived > could) & (arrived <= there[row, at] + MOMENT)
-            ahead &= others != at
+                # Its data was made later, and may have been there when this message was.
+                ahead &= (made > ready) & (made + usual[others] <= was_there + MOMENT)
+                ahead &= arrived > ready + usual[at]
             if ahead.any():
-                until = arrived[ahead].max()
-                most = delay[row, at] - usual[at]
-                behind[row, at] = min(max(until - run.produced[row, at], 0.0), most)
+                until = min(float(arrived[ahead].max()), was_there)
+                behind[row, at] = min(max(until - ready, 0.0), delay[row, at] - usual[at])
     return behind
