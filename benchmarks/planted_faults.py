@@ -18,8 +18,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from debubble.diagnosis.diagnose import Diagnosis, diagnose  # noqa: E402
 from tests.diagnosis.planted import PLANTED, Planted  # noqa: E402
+
+from debubble.diagnosis.diagnose import Diagnosis, diagnose  # noqa: E402
 
 
 def named_first(planted: Planted, found: Diagnosis) -> bool:
@@ -52,8 +53,9 @@ def main() -> None:
             elif found.findings:
                 others[f"{found.findings[0].cause} {found.findings[0].where}"] += 1
         gain = f"{np.median(gains):.1%}" if gains else "–"
-        print(f"| {name} | {right} of {typed.seeds} | {gain} | {max(errors):.2%} | "
-              f"{', '.join(f'{k} × {v}' for k, v in others.items()) or '–'} |", flush=True)  # fmt: skip
+        wrong = ", ".join(f"{cause} × {count}" for cause, count in others.items()) or "–"
+        row = [name, f"{right} of {typed.seeds}", gain, f"{max(errors):.2%}", wrong]
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

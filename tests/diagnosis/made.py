@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,22 @@ AHEAD = 2
 """Actions ahead of which a rank posts receives that it posts early."""
 
 Programs = Sequence[Sequence[str]]
+
+
+class At(NamedTuple):
+    """An action of a made run."""
+
+    step: int
+    copy: int
+    rank: int
+    kind: str
+    stage: int
+    microbatch: int
+
+
+Planting = Callable[[np.random.Generator, At], float]
+"""What a fault does to an action."""
+
 Key = tuple[str, int, int]
 """Kind, stage and microbatch of an action; both backwards that hand on a gradient are ``"B"``."""
 
@@ -51,11 +68,11 @@ class Made:
     noise
         Coefficient of variation of every action.
     time
-        Factor of an action's time, of (rng, step, copy, rank, cell as (kind, stage, microbatch)).
+        Factor of an action's time.
     pause
-        Time that an action stands still, of the same.
+        Time that an action stands still.
     gap
-        Time that the host is late with an action, of the same.
+        Time that the host is late with an action.
     latency
         Time of a message from rank to rank, of (source, target).
     early
@@ -80,9 +97,9 @@ class Made:
         default_factory=lambda: {"F": 10e-3, "B": 20e-3, "I": 10e-3, "W": 10e-3}
     )
     noise: float = 0.02
-    time: Callable[..., float] = lambda *_: 1.0
-    pause: Callable[..., float] = lambda *_: 0.0
-    gap: Callable[..., float] = lambda *_: 0.0
+    time: Planting = lambda *_: 1.0
+    pause: Planting = lambda *_: 0.0
+    gap: Planting = lambda *_: 0.0
     latency: Callable[[int, int], float] = lambda *_: 0.2e-3
     early: tuple[int, ...] = ()
     offset: Sequence[float] = ()
@@ -209,7 +226,7 @@ class _Step:
             there = where[needs]
             if far:
                 self._received(rank, needs, there)
-        what = (self.rng, self.step, self.copy, rank, cell)
+        what = self.rng, At(self.step, self.copy, rank, *cell)
         ready = max(self.free[rank], there)
         gap = self.made.gap(*what)
         start = ready + gap
@@ -217,7 +234,9 @@ class _Step:
         length *= max(0.1, 1 + self.made.noise * self.rng.standard_normal())
         pause = self.made.pause(*what)
         if pause:
-            self.pauses.append((self.copy, rank, 0, start + 0.1 * length, start + 0.1 * length + pause))
+            self.pauses.append(
+                (self.copy, rank, 0, start + 0.1 * length, start + 0.1 * length + pause)
+            )
         end = start + length + pause
         issued = start if gap else self.free[rank] - 1e-3
         self.actions.append((self.step, self.copy, rank, Kind[kind], stage, microbatch, start, end,
@@ -257,7 +276,9 @@ class _Step:
             if stuck or (behind is not None and behind not in self.there):
                 left.append((gives, rank, target, end))
             else:
-                self._go(gives, rank, target, end if behind is None else max(end, self.there[behind]))
+                self._go(
+                    gives, rank, target, end if behind is None else max(end, self.there[behind])
+                )
         self.waiting = left
 
     def _go(self, gives: Key, rank: int, target: int, leaves: float) -> None:
@@ -266,7 +287,7 @@ class _Step:
         self.link_free[rank, target] = self.there[gives]
 
     def _received(self, rank: int, gives: Key, there: float) -> None:
-        kind, stage, microbatch = gives
+        _, stage, microbatch = gives
         waited = self.free[rank]
         # A receive is posted when the action before it is over; an early one as much earlier, and
         # right before the send that stands behind it.

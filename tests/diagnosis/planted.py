@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.made import At, Made, one_f_one_b
 
 RANKS, MICROBATCHES = 4, 8
 
@@ -48,7 +48,7 @@ def clean(seed: int) -> Planted:
 def slow_stage(seed: int) -> Planted:
     """One stage with more work, on all copies."""
     stage, factor = int(_rng(seed).integers(RANKS)), _rng(seed).uniform(1.15, 2.0)
-    made = _made(seed, time=lambda rng, step, copy, rank, cell: factor if rank == stage else 1.0)
+    made = _made(seed, time=lambda _, at: factor if at.rank == stage else 1.0)
     return Planted(made, "slow-stage", {"stage": stage})
 
 
@@ -56,8 +56,8 @@ def slow_worker(seed: int) -> Planted:
     """One rank of one copy."""
     bad, factor = (int(_rng(seed).integers(3)), int(_rng(seed).integers(RANKS))), 1.3
 
-    def time(rng: Any, step: int, copy: int, rank: int, cell: Any) -> float:
-        return factor if (copy, rank) == bad else 1.0
+    def time(_: np.random.Generator, at: At) -> float:
+        return factor if (at.copy, at.rank) == bad else 1.0
 
     made = _made(seed, copies=3, time=time)
     return Planted(made, "slow-worker", {"copy": bad[0], "rank": bad[1]})
@@ -66,7 +66,7 @@ def slow_worker(seed: int) -> Planted:
 def slow_copy(seed: int) -> Planted:
     """All ranks of one copy."""
     bad = int(_rng(seed).integers(2))
-    made = _made(seed, time=lambda rng, step, copy, rank, cell: 1.15 if copy == bad else 1.0)
+    made = _made(seed, time=lambda _, at: 1.15 if at.copy == bad else 1.0)
     return Planted(made, "slow-copy", {"copy": bad})
 
 
@@ -81,8 +81,8 @@ def jitter(seed: int) -> Planted:
     """One rank whose actions take now longer, now shorter."""
     bad = int(_rng(seed).integers(RANKS))
 
-    def time(rng: np.random.Generator, step: int, copy: int, rank: int, cell: Any) -> float:
-        return float(rng.lognormal(0.0, 0.4)) if rank == bad else 1.0
+    def time(rng: np.random.Generator, at: At) -> float:
+        return float(rng.lognormal(0.0, 0.4)) if at.rank == bad else 1.0
 
     return Planted(_made(seed, time=time), "jitter", {"rank": bad})
 
@@ -90,8 +90,8 @@ def jitter(seed: int) -> Planted:
 def garbage(seed: int, known: bool = False) -> Planted:
     """Forwards that stand still now and then."""
 
-    def pause(rng: np.random.Generator, step: int, copy: int, rank: int, cell: Any) -> float:
-        return 25e-3 if cell[0] == "F" and rng.random() < 0.06 else 0.0
+    def pause(rng: np.random.Generator, at: At) -> float:
+        return 25e-3 if at.kind == "F" and rng.random() < 0.06 else 0.0
 
     return Planted(_made(seed, pause=pause, pauses_known=known), "garbage-collection", {})
 
@@ -105,8 +105,8 @@ def lengths(seed: int) -> Planted:
     """Microbatches of different lengths: forwards and backwards are long together."""
     drawn = _rng(seed).lognormal(0.0, 0.3, size=(6, 2, MICROBATCHES))
 
-    def time(rng: Any, step: int, copy: int, rank: int, cell: Any) -> float:
-        return float(drawn[step, copy, cell[2]])
+    def time(_: np.random.Generator, at: At) -> float:
+        return float(drawn[at.step, at.copy, at.microbatch])
 
     return Planted(_made(seed, time=time), "sequence-length", {})
 
@@ -131,8 +131,8 @@ def host_gaps(seed: int) -> Planted:
     """A rank whose host is late."""
     bad = int(_rng(seed).integers(RANKS))
 
-    def gap(rng: np.random.Generator, step: int, copy: int, rank: int, cell: Any) -> float:
-        return float(rng.uniform(1e-3, 4e-3)) if rank == bad else 0.0
+    def gap(rng: np.random.Generator, at: At) -> float:
+        return float(rng.uniform(1e-3, 4e-3)) if at.rank == bad else 0.0
 
     return Planted(_made(seed, gap=gap), "launch-gap", {"rank": bad})
 

@@ -294,11 +294,10 @@ class _Finder:
             share = 1 - ideal[:, all_mine] / np.maximum(medians[:, all_mine], 1e-30)
             excess = np.zeros_like(self.times)
             excess[:, all_mine] = self.times[:, all_mine] * share
-            by_kind = {
-                Kind(kind).name: float((medians[:, at].mean(axis=1) / ideal[:, at].mean(axis=1)).mean())
-                for kind in np.unique(run.kind[mine]).tolist()
-                if len(at := mine[run.kind[mine] == kind])
-            }  # fmt: skip
+            by_kind = {}
+            for kind in np.unique(run.kind[mine]).tolist():
+                at = mine[run.kind[mine] == kind]
+                by_kind[Kind(kind).name] = float((medians[:, at] / ideal[:, at]).mean())
             where = {"stage": stage, "rank": int(run.rank[mine[0]])}
             fault = self._fault("slow-stage", excess, where, ratio.mean())
             faults.append(replace(fault, by_kind=by_kind))
@@ -314,7 +313,7 @@ class _Finder:
             mine = [fault for fault in faults if fault.where["rank"] == rank]
             if len(mine) == len(run.schedule.placement.stages_on(rank)) > 1:
                 excess = np.sum([fault.excess for fault in mine], axis=0)
-                size = np.mean([fault.size for fault in mine])
+                size = float(np.mean([fault.size for fault in mine]))
                 found.append(self._fault("slow-worker", excess, {"rank": rank, "copy": 0}, size))
             else:
                 found += mine
@@ -357,7 +356,9 @@ class _Finder:
         usual = float(np.median(spread))
         for rank in np.flatnonzero(spread > max(UNSTEADY, 2 * usual)).tolist():
             mine = run.rank == rank
-            yield self._fault("jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank])
+            yield self._fault(
+                "jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank]
+            )
         if usual > UNSTEADY:
             rest = np.isin(run.rank, np.flatnonzero(spread <= max(UNSTEADY, 2 * usual)))
             yield self._fault("jitter", np.where(rest, apart, 0.0), {}, 1 + usual)

@@ -84,7 +84,7 @@ class Replay:
         times = self.times + self.gaps if times is None else times
         delays = self.transfers.delay if delays is None else delays
         found = np.zeros(self.run.rows)
-        whole = self.run.known.all(axis=1)
+        partly = np.any(~self.run.known, axis=1)
         for graph, shared, rows, column in self._graphs:
             count = len(column)
             width = len(shared) + 2 * count
@@ -95,7 +95,7 @@ class Replay:
                 vectors[:, len(shared) : len(shared) + count] = times[np.ix_(block, column)]
                 vectors[:, len(shared) + count :] = delays[np.ix_(block, column)]
                 found[block] = graph.makespans(vectors)
-                for row in np.flatnonzero(~whole[block]).tolist():
+                for row in np.flatnonzero(partly[block]).tolist():
                     end = graph.evaluate(vectors[row])[graph.node]
                     seen = self.run.known[block[row], column]
                     start = end - times[block[row], column]

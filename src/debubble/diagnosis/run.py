@@ -1,4 +1,4 @@
-"""A run as arrays: a row for every step of every copy, a column for every action of its schedule."""
+"""A run as arrays: a row for every step of every copy, a column for every action."""
 
 from __future__ import annotations
 
@@ -202,7 +202,6 @@ class Run:
         mine = {name: getattr(self, name) - own for name in OWN}
         return replace(self, **mine, sent=self.sent - there)
 
-
     def taken(self, rows: NDArray[np.bool_]) -> Run:
         """The same run with some of its rows."""
         cut = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
@@ -236,9 +235,10 @@ def run_of(observed: Observed, orders: Orders) -> Run:
     actions = observed.actions
     shape = (len(orders.step), len(schedule))
     at = np.stack(orders.rows)
+    unknown = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
     run = Run(
         orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
-        _hosts(observed), *(np.full(shape, np.nan) for _ in range(9)), observed.pauses,
+        _hosts(observed), pauses=observed.pauses, **unknown,
     )  # fmt: skip
     for number in range(len(orders.schedules)):
         here = np.flatnonzero(orders.order == number)
@@ -302,5 +302,3 @@ def without_waits(run: Run) -> Run:
     """Cut from actions that contain their wait what was surely waited, on one clock."""
     made = np.fmax(run.start, np.fmin(np.fmax(run.produced, run.arrived), run.end))
     return replace(run, start=made)
-
-

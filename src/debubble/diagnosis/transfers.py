@@ -107,9 +107,7 @@ def _typical(run: Run, sample: Times, share: float) -> Times:
     return typical
 
 
-def _behind(
-    run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times
-) -> Times:
+def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
     """Time that messages which were held up stood behind others, in front of them in a queue.
 
     A queue is a rank's: a receive that was posted before the message was sent, or before it was to
