@@ -12,9 +12,9 @@ from tests import typed_client
 
 EXPORTED = {
     "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs", "DebubbleError",
-    "FormatError", "Kind", "ParameterError", "Placement", "Report", "Result", "Schedule",
-    "ScheduleError", "Timeline", "check", "compare", "load", "make", "optimize", "register",
-    "schedules", "simulate",
+    "Diagnosis", "FormatError", "Kind", "ParameterError", "Placement", "Report", "Result",
+    "Schedule", "ScheduleError", "Timeline", "check", "compare", "load", "make", "optimize",
+    "read_trace", "register", "schedules", "simulate",
 }  # fmt: skip
 
 PARAMETERS = {
@@ -23,6 +23,7 @@ PARAMETERS = {
     "check": {"schedule", "memory", "costs", "p2p_mode"},
     "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
     "load": {"path"},
+    "read_trace": {"path"},
     "schedules": set(),
 }
 """Parameters that callers rely on; there may be more."""
@@ -39,6 +40,7 @@ MEMBERS = {
     "Comparison": {"rows", "skipped", "notes", "headline", "save", "to_dict"},
     "Result": {"schedule", "makespan", "lower_bound", "status", "seconds"},
     "Report": {"problems", "ok"},
+    "Diagnosis": {"schedule", "costs", "findings", "timeline", "to_dict"},
     "Costs": {"per_rank"},
 }  # fmt: skip
 

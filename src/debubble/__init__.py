@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from debubble.core.placement import Placement
     from debubble.core.schedule import Schedule
+    from debubble.diagnosis.diagnose import Diagnosis, read_trace
     from debubble.engine.timeline import Timeline, simulate
     from debubble.interchange.files import load
     from debubble.optimize.result import Result
@@ -42,6 +43,7 @@ _HOME = {
     "compare": "interchange.named",
     "load": "interchange.files",
     "Action": "core.actions",
+    "Diagnosis": "diagnosis.diagnose",
     "Kind": "core.actions",
     "Costs": "core.costs",
     "CostError": "core.errors",
@@ -58,6 +60,7 @@ _HOME = {
     "Constraint": "schedules.registry",
     "make": "interchange.named",
     "optimize": "optimize",
+    "read_trace": "diagnosis.diagnose",
     "register": "schedules.registry",
     "schedules": "schedules",
 }
@@ -80,6 +83,7 @@ __all__ = [
     "CostError",
     "Costs",
     "DebubbleError",
+    "Diagnosis",
     "FormatError",
     "Kind",
     "ParameterError",
@@ -94,6 +98,7 @@ __all__ = [
     "load",
     "make",
     "optimize",
+    "read_trace",
     "register",
     "schedules",
     "simulate",

@@ -144,7 +144,11 @@ class _Finder:
         yield self._fault("sequence-length", self.times - usual, {}, length.max())
 
     def _relative_lengths(self) -> Times | None:
-        """Length of the microbatch of every action against the mean of its step; None if alike."""
+        """How much longer than the mean of its step every action is for the length of its sequence.
+
+        Of every kind apart: attention makes backwards depend more on it than forwards. None where
+        microbatches are alike.
+        """
         run, times = self.run, self.times
         units = int(run.unit.max()) + 1
         if units < 2:
@@ -165,15 +169,20 @@ class _Finder:
                 shares.append(np.corrcoef(f, b)[0, 1] if f.std() and b.std() else 0.0)
         if not shares or np.median(shares) < TOGETHER or np.median(spreads) < VARIES:
             return None
-        level = self._level()
-        found = np.ones((run.rows, units))
-        for unit in range(units):
-            mine = np.flatnonzero(run.counted & (run.unit == unit))
-            found[:, unit] = np.median(times[:, mine] / level[:, mine], axis=1)
+        relative = times / self._level()
+        found = np.ones_like(times)
         _, place = run.step_of
-        for step in range(int(place.max()) + 1):
-            found[place == step] /= found[place == step].mean()
-        return found[:, run.unit]
+        for cls in np.unique(run.cls).tolist():
+            length = np.ones((run.rows, units))
+            for unit in range(units):
+                mine = np.flatnonzero(run.counted & (run.unit == unit) & (run.cls == cls))
+                if len(mine):
+                    length[:, unit] = np.median(relative[:, mine], axis=1)
+            for step in range(int(place.max()) + 1):
+                length[place == step] /= length[place == step].mean()
+            alike = np.flatnonzero(run.cls == cls)
+            found[:, alike] = length[:, run.unit[alike]]
+        return np.maximum(found, 1e-9)
 
     def _by_unit(self, columns: NDArray[np.bool_], units: int) -> Times | None:
         """Time of every microbatch in these columns against the mean of its row."""
