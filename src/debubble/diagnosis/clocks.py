@@ -7,7 +7,8 @@ paths are the tightest bounds: an interval of o(b) − o(a) for every pair. A cy
 is a contradiction, and its messages are named.
 
 Where all bounds hold at 0 on ranks that should share a clock, they are left alone. Else a rank's
-clock is corrected by the mean of its two bounds against rank 0, which fulfils every constraint.
+clock is corrected by the mean of its two bounds against rank 0, which fulfils every constraint;
+where a rank has no file, each part of the pipeline by those against the first rank of the part.
 """
 
 from __future__ import annotations
@@ -169,12 +170,14 @@ def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
             bounds = closed[0]
     if len(set(groups)) == 1 and (direct >= 0).all():
         return np.zeros(len(direct))
-    high, low = bounds[0], -bounds[:, 0]
-    # A rank that is bounded on one side, or not at all, keeps its clock as far as it may.
-    nearest = np.clip(0.0, low, high)
-    both = np.isfinite(low) & np.isfinite(high)
-    with np.errstate(invalid="ignore"):
-        found: Times = np.where(both, (low + high) / 2, nearest)
+    found = np.zeros(len(bounds))
+    bounded = np.isfinite(bounds) & np.isfinite(bounds.T)
+    for first in range(len(bounds)):
+        together = np.flatnonzero(bounded[first])
+        if together[0] == first:
+            # What is bounded on one side, or not at all, keeps its clock as far as it may.
+            kept = np.clip(0.0, -bounds[first, 0], bounds[0, first])
+            found[together] = kept + (bounds[first, together] - bounds[together, first]) / 2
     return found
 
 
