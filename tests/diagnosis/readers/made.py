@@ -195,10 +195,11 @@ def assert_recovered(found: Observed, run: MadeRun, *, own_zeros: bool = False) 
         (step, rank): rows.start[(rows.step == index[step]) & (rows.rank == rank)].min()
         for step in steps for rank in range(found.ranks)
     } if own_zeros else {}  # fmt: skip
+    begin = 0.0 if own_zeros else rows.start.min()
     wanted = {}
     for one in run.done:
         key = (index[one.step], one.copy, one.rank, one.kind, one.stage, one.microbatch)
-        by = firsts.get((one.step, one.rank), 0.0) - zeros[one.step, one.rank]
+        by = firsts.get((one.step, one.rank), begin) - zeros[one.step, one.rank]
         wanted[key] = (one.start + by, one.end + by)
     names = ("step", "copy", "rank", "kind", "stage", "microbatch")
     keys = list(zip(*(getattr(rows, name).tolist() for name in names), strict=True))

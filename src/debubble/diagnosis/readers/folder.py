@@ -11,7 +11,7 @@ from typing import Protocol
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers import ndtimeline, own, primus, table
+from debubble.diagnosis.readers import kineto, ndtimeline, own, primus, table
 from debubble.diagnosis.readers.stream import LeftOut, head
 from debubble.interchange.text import plain, shown
 
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """What the files of one run tell; `where` is their folder, for messages."""
 
 
-READERS: tuple[Reader, ...] = (own, ndtimeline, primus, table)
+READERS: tuple[Reader, ...] = (own, kineto, ndtimeline, primus, table)
 """Formats. Of a folder with files of several, those of the first in this list are read."""
 
 

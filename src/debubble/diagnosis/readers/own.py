@@ -1,5 +1,6 @@
 """Traces that debubble writes of its own runs: see :mod:`debubble.interchange.run_trace`.
 
+What others write that call their events ``3F7`` and their processes like ranks is read as well.
 One file has all ranks of one step, in several groups of processes: what was predicted, and last
 what was measured. Several files are several steps, in the order of their names.
 """
@@ -26,6 +27,7 @@ NAME = "debubble"
 MICROSECONDS = 1e-6
 
 _NAMED = re.compile(rb'"name"\s*:\s*"\d+[A-Z]')
+_DRAWN = re.compile(rb'"name"\s*:\s*"\d+[FIWB]\d+(?:\.\d+)?"')
 
 SIMULATED = "files with simulated times"
 PREDICTED = "actions of predicted times"
@@ -46,7 +48,9 @@ class _Step:
 
 def recognises(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
-    return b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head
+    if b'"otherData"' in head and b'"schedule"' in head and b'"traceEvents"' in head:
+        return True
+    return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:

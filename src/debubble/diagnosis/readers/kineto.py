@@ -1,0 +1,224 @@
+"""Traces of PyTorch's profiler (Kineto), one file a rank.
+
+The multi-stage runtime of torch.distributed.pipelining calls its ranges like actions,
+``PP:0F3``; GPipe calls them ``Forward 3`` and ``Backward 3``; its 1F1B calls them nothing, and is
+told by what autograd did. On a GPU an action lasts from its first to its last kernel; on gloo from
+when its input was there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from debubble.core.errors import FormatError
+from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.readers.collected import MAX_RANKS, NAN, Collected
+from debubble.diagnosis.readers.kineto_file import KinetoFile, read_file, recognises
+from debubble.diagnosis.readers.kineto_places import Place, pipeline_of, places
+from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, Step, trace_of
+from debubble.diagnosis.readers.kineto_unnamed import (
+    Run,
+    add_ranges,
+    microbatches_of,
+    runs_of,
+)
+from debubble.diagnosis.readers.stream import LeftOut
+
+__all__ = ["NAME", "read", "recognises"]
+
+NAME = "kineto"
+NANOSECONDS = 1e-9
+UNITS = 1e-6
+"""Seconds of the format's unit, a microsecond."""
+
+NO_RANK = "files that do not say their rank"
+NO_ACTIONS = "files in which nothing tells of a pipeline"
+NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no durations"
+
+
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+    """Read the files of all ranks; several files of a rank are several windows of one run.
+
+    Raises
+    ------
+    FormatError
+        When no file says its rank and tells of a pipeline.
+    """
+    traces: dict[int, list[RankTrace]] = defaultdict(list)
+    unnamed: dict[Path, list[Run]] = {}
+    for path in files:
+        file = read_file(path, left_out)
+        if file.rank < 0:
+            left_out[NO_RANK] += 1
+        elif file.names:
+            _keep(traces, file, left_out)
+        else:
+            unnamed[path] = runs_of(path, Counter())
+    microbatches = 0 if traces else microbatches_of(unnamed.values())
+    for path, runs in unnamed.items():
+        file = read_file(path, Counter()) if microbatches else KinetoFile(path)
+        if microbatches:
+            add_ranges(file, runs, microbatches, left_out)
+        _keep(traces, file, left_out)
+    assumed = "1f1b" if microbatches else ""
+    if not traces:
+        raise FormatError(_nothing(where, files, left_out))
+    stages = {rank: frozenset().union(*(t.stages for t in each)) for rank, each in traces.items()}
+    groups = {rank: each[0].file.groups for rank, each in traces.items()}
+    found = places(stages, groups, left_out)
+    collected = Collected(where, left_out)
+    origin = min(
+        trace.file.base + trace.steps[0][0][0].start for each in traces.values() for trace in each
+    )
+    numbers = _numbered({rank: traces[rank] for rank in found})
+    pair = 0
+    for rank, place in found.items():
+        for trace, steps in zip(traces[rank], numbers[rank], strict=True):
+            for number, step in zip(steps, trace.steps, strict=True):
+                pair = _add(collected, number, place, step, trace.file.base - origin, pair)
+        for trace in traces[rank]:
+            base = trace.file.base - origin
+            for start, end, cause in trace.file.pauses.sorted().T.tolist():
+                begin, last = (base + start) * NANOSECONDS, (base + end) * NANOSECONDS
+                collected.pause(place.copy, place.rank, cause, begin, last)
+    return _observed(collected, traces, found, assumed)
+
+
+def _keep(traces: dict[int, list[RankTrace]], file: KinetoFile, left_out: LeftOut) -> None:
+    """Keep what a file tells, if it tells of a pipeline."""
+    trace = trace_of(file, left_out)
+    if not any(computed for computed, _ in trace.steps):
+        left_out[NO_ACTIONS] += 1
+    elif "nccl" in file.backend and not trace.on_device and not len(file.arrivals.values):
+        left_out[NO_DEVICE] += 1
+    else:
+        file.forget()
+        traces[file.rank].append(trace)
+
+
+def _observed(
+    collected: Collected, traces: dict[int, list[RankTrace]], found: dict[int, Place], assumed: str
+) -> Observed:
+    every = [trace for rank in found for trace in traces[rank]]
+    last = max(trace.last_stage for trace in every)
+    chunks = max(len(trace.stages) for trace in every)
+    group = max(len(pipeline_of(rank, traces[rank][0].file.groups)) for rank in found)
+    ranks = max(1 + max(place.rank for place in found.values()), -(-(last + 1) // chunks), group)
+    if last == UNKNOWN and not group:
+        ranks = max(ranks, min(every[0].file.world, MAX_RANKS))
+    copies = 1 + max(place.copy for place in found.values())
+    hosts = [""] * (ranks * copies)
+    for rank, place in found.items():
+        hosts[place.copy * ranks + place.rank] = traces[rank][0].file.host
+    known = any(hosts)
+    named = {trace.file.named_by for trace in every}
+    numbered = all(trace.numbers for trace in every)
+    stage = "order of ranks" + (" in the pipeline's group" if group else "; no group is called pp")
+    if not any(part.stage == UNKNOWN for part in every[0].steps[0][0][0].parts):
+        stage = "names of ranges"
+    return collected.observed(
+        NAME,
+        {
+            "rank": " and ".join(sorted(named)),
+            "stage": stage,
+            "microbatch": "order of backwards, assumed" if assumed else "names of ranges",
+            "step": "the profiler's steps" if numbered else "where an action comes again",
+            "clock": "of every host, since 1970" if known else "of every rank's host, since 1970",
+            "times": (
+                "kernels, by where they were launched" if every[0].on_device
+                else "the host's ranges, without the wait for input"
+            ),
+        },
+        ranks=ranks, copies=copies, unit=UNITS, hosts=hosts if known else (),
+        clocks="one" if known and len(set(hosts)) == 1 else "hosts",
+        waits_inside=any(trace.waits_inside for trace in every), order_assumed=assumed,
+    )  # fmt: skip
+
+
+def _add(
+    collected: Collected, number: int, place: Place, step: Step, base: int, pair: int
+) -> int:  # fmt: skip
+    """Add a step of a rank; the number of the latest pair."""
+    computed, moved = step
+
+    def seconds(time: int) -> float:
+        return NAN if time == UNKNOWN else (base + time) * NANOSECONDS
+
+    for one in computed:
+        together = len(one.parts) > 1
+        pair += together
+        for part in one.parts:
+            collected.action(
+                number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
+                part.microbatch, seconds(one.start), seconds(one.end), slice=part.slice,
+                pair=pair if together else ALONE, issued=seconds(one.issued),
+                waited=seconds(one.waited),
+                busy=NAN if one.busy == UNKNOWN else one.busy * NANOSECONDS,
+            )  # fmt: skip
+    for each in moved:
+        part = each.end
+        collected.transfer(
+            number, *place, part.kind, place.rank if part.stage == UNKNOWN else part.stage,
+            part.microbatch, slice=part.slice, sent=seconds(each.sent),
+            posted=seconds(each.posted), waited=seconds(each.waited),
+            arrived=seconds(each.arrived),
+        )  # fmt: skip
+    return pair
+
+
+def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
+    """The number of every step of every file: the profiler's, else the order of steps.
+
+    Where ranks have different numbers of steps, those go together that lie beside each other.
+    """
+    windows = {rank: sorted(each, key=_begin) for rank, each in traces.items()}
+    for rank, each in windows.items():
+        traces[rank][:] = each
+    flat = {rank: [n for trace in each for n in trace.numbers] for rank, each in windows.items()}
+    counts = {rank: sum(len(trace.steps) for trace in each) for rank, each in windows.items()}
+    if all(len(set(flat[rank])) == counts[rank] for rank in flat):
+        return {rank: [trace.numbers for trace in each] for rank, each in windows.items()}
+    longest = max(counts, key=lambda rank: counts[rank])
+    middles = {
+        rank: [_middle(trace, step) for trace in each for step in trace.steps]
+        for rank, each in windows.items()
+    }
+    found = {}
+    for rank, each in windows.items():
+        numbers = list(range(counts[rank]))
+        if counts[rank] < counts[longest]:
+            distance = np.abs(np.subtract.outer(middles[rank], middles[longest]))
+            numbers = distance.argmin(axis=1).tolist()
+        rows = iter(numbers)
+        found[rank] = [[next(rows) for _ in trace.steps] for trace in each]
+    return found
+
+
+def _begin(trace: RankTrace) -> int:
+    return trace.file.base + trace.steps[0][0][0].start
+
+
+def _middle(trace: RankTrace, step: Step) -> int:
+    computed = step[0]
+    return trace.file.base + (computed[0].start + computed[-1].end) // 2
+
+
+def _nothing(where: str, files: Sequence[Path], left_out: LeftOut) -> str:
+    if left_out[NO_DEVICE]:
+        return (
+            f"{where}: an NCCL run without kernels, in which the host's ranges are no durations; "
+            "profile with ProfilerActivity.CUDA"
+        )
+    if left_out[NO_RANK] == len(files):
+        return (
+            f"{where}: no file says its rank, in distributedInfo or as rank0 in its name; rename "
+            "the files rank0.json, rank1.json and so on"
+        )
+    return (
+        f"{where}: no range of {len(files)} files is called like an action (PP:0F3, Forward 3), "
+        "and autograd tells of no pipeline; profile steps of torch.distributed.pipelining"
+    )

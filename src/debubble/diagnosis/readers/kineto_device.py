@@ -1,0 +1,128 @@
+"""When the device worked on what the host launched in a range.
+
+The host runs ahead of the device, so its ranges are no durations. It blocks within one action,
+though: a kernel belongs to the range in which it was *launched*, by whatever thread of the process
+(the launches of a backward are autograd's). What belongs together has the same correlation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.readers.stream import LeftOut
+
+NO_LAUNCH = "kernels whose launch is not in the trace"
+
+WORK, COLLECTIVE, P2P = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Kernels that were launched in ranges, sorted by range and start.
+
+    Parameters
+    ----------
+    owner
+        The range of each.
+    launched, start, end
+        When, in nanoseconds.
+    sort
+        Whether it computes, or is a collective or a p2p of NCCL.
+    torn
+        Ranges that launched a kernel of which the trace has nothing.
+    """
+
+    owner: Times
+    launched: Times
+    start: Times
+    end: Times
+    sort: Times
+    torn: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.owner)
+
+    def of(self, owner: int) -> slice:
+        """Where the kernels of a range are."""
+        first, last = np.searchsorted(self.owner, [owner, owner + 1])
+        return slice(int(first), int(last))
+
+
+def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
+    """The kernels of a file by the ranges in which they were launched.
+
+    Parameters
+    ----------
+    ranges
+        Start and end of ranges that do not overlap, sorted; shape ``(2 or more, n)``.
+    """
+    launches, kernels = file.launches.sorted(), file.kernels.sorted()
+    known, at = _found(kernels[0], launches[0])
+    if len(known) and not known.all():
+        left_out[NO_LAUNCH] += int((~known).sum())
+    time = launches[1][at[known]]
+    _, start, end, _, sort = kernels[:, known]
+    owner = _owners(ranges, time)
+    columns = np.stack([owner, time, start, end, sort])[:, owner >= 0]
+    ran, _ = _found(launches[0], kernels[0])
+    lost = _owners(ranges, launches[1][~ran & (launches[2] > 0)])
+    torn = frozenset(lost[lost >= 0].tolist()) if len(kernels[0]) else frozenset()
+    order = np.lexsort((columns[2], columns[0]))
+    owner, time, start, end, sort = columns[:, order]
+    return Kernels(owner, time, start, end, sort, torn)
+
+
+def _found(values: Times, among: Times) -> tuple[NDArray[np.bool_], Times]:
+    """Which values are among some sorted ones, and where."""
+    at = np.searchsorted(among, values)
+    known = at < len(among)
+    known[known] = among[at[known]] == values[known]
+    return known, at
+
+
+def _owners(ranges: Times, times: Times) -> Times:
+    """The range that each time lies in, or −1."""
+    if not ranges.shape[1]:
+        return np.full(len(times), -1)
+    owner = np.searchsorted(ranges[0], times, side="right") - 1
+    return np.where((owner >= 0) & (times <= ranges[1][np.maximum(owner, 0)]), owner, -1)
+
+
+def busy(start: Times, end: Times) -> int:
+    """Nanoseconds in which at least one of some kernels ran; they are sorted by start."""
+    if not len(start):
+        return 0
+    latest = np.maximum.accumulate(end)
+    begin = np.maximum(start[1:], latest[:-1])
+    more = np.maximum(end[1:] - begin, 0)
+    return int(end[0] - start[0] + more.sum())
+
+
+def work_span(kernels: Kernels, owner: int) -> tuple[int, int, int, int] | None:
+    """Start, end and busy time of what a range computed on the device, and its first launch.
+
+    Collectives count as the action's where they run between its first and last kernel; p2p does
+    not. None where it launched nothing that computes.
+    """
+    here = kernels.of(owner)
+    sort, start, end = kernels.sort[here], kernels.start[here], kernels.end[here]
+    computes = sort == WORK
+    if not computes.any():
+        return None
+    first, last = int(start[computes].min()), int(end[computes].max())
+    counts: NDArray[np.bool_] = sort != P2P
+    spent = busy(np.clip(start[counts], first, last), np.clip(end[counts], first, last))
+    return first, last, spent, int(kernels.launched[here][computes].min())
+
+
+def transfer_spans(kernels: Kernels, owner: int) -> list[tuple[int, int]]:
+    """Starts and ends of the p2p kernels that a range launched, in order."""
+    here = kernels.of(owner)
+    p2p = kernels.sort[here] == P2P
+    return list(
+        zip(kernels.start[here][p2p].tolist(), kernels.end[here][p2p].tolist(), strict=True)
+    )

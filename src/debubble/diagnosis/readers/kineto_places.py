@@ -1,0 +1,97 @@
+"""Which copy of the pipeline, and which rank of it, the ranks of a job are."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from debubble.diagnosis.readers.stream import LeftOut
+
+TENSOR = "files of tensor-parallel ranks other than the first"
+
+Group = tuple[str, tuple[int, ...]]
+"""A process group: words that describe it, and its ranks."""
+
+
+class Place(NamedTuple):
+    """Data-parallel copy and pipeline rank."""
+
+    copy: int
+    rank: int
+
+
+def places(
+    stages: Mapping[int, frozenset[int]], groups: Mapping[int, Sequence[Group]], left_out: LeftOut
+) -> dict[int, Place]:
+    """The place of every rank of the job.
+
+    Parameters
+    ----------
+    stages
+        Stages that each rank computes; those of ranks that never say it are negative.
+    groups
+        Process groups that each rank is in.
+    left_out
+        Counts the ranks that have no place: tensor-parallel peers do the same work.
+    """
+    first = {rank for rank in stages if not _is_tensor_peer(rank, groups.get(rank, ()))}
+    if len(first) < len(stages):
+        left_out[TENSOR] += len(stages) - len(first)
+    pipelines = {rank: pipeline_of(rank, groups.get(rank, ())) for rank in sorted(first)}
+    if any(stage < 0 for rank in first for stage in stages[rank]):
+        return _by_group(pipelines)
+    classes: dict[frozenset[int], list[int]] = defaultdict(list)
+    for rank in sorted(first):
+        classes[stages[rank]].append(rank)
+    numbers = _numbers(classes)
+    if all(pipelines.values()):
+        copies = {group: copy for copy, group in enumerate(sorted(set(pipelines.values())))}
+        found = {r: Place(copies[pipelines[r]], numbers[stages[r]]) for r in sorted(first)}
+        if len(set(found.values())) == len(found):
+            return found
+        # Both ends of a bidirectional pipeline have the same stages.
+        return _by_group(pipelines)
+    return {
+        rank: Place(copy, numbers[mine])
+        for mine, ranks in classes.items() for copy, rank in enumerate(ranks)
+    }  # fmt: skip
+
+
+def _numbers(classes: Mapping[frozenset[int], Sequence[int]]) -> dict[frozenset[int], int]:
+    """The pipeline rank of every set of stages: its first stage, where that numbers all ranks."""
+    every = {stage for mine in classes for stage in mine}
+    chunks = max(len(mine) for mine in classes)
+    ranks = -(-(max(every) + 1) // chunks)
+    firsts = {mine: min(mine) for mine in classes}
+    if len(set(firsts.values())) == len(firsts) and max(firsts.values()) < max(ranks, len(classes)):
+        return firsts
+    order = sorted(classes, key=lambda mine: min(classes[mine]))
+    return {mine: number for number, mine in enumerate(order)}
+
+
+def _by_group(pipelines: Mapping[int, tuple[int, ...]]) -> dict[int, Place]:
+    """Places by the ranks of pipeline groups; without one all ranks are one pipeline."""
+    copies = {group: copy for copy, group in enumerate(sorted(set(pipelines.values())))}
+    return {
+        rank: Place(copies[group], group.index(rank) if group else rank)
+        for rank, group in pipelines.items()
+    }
+
+
+def pipeline_of(rank: int, groups: Sequence[Group]) -> tuple[int, ...]:
+    """The ranks of the pipeline that a rank is in; none where no group is called so."""
+    for words, ranks in groups:
+        tokens = re.split(r"[^a-z]+", words)
+        if rank in ranks and any(t == "pp" or t.startswith("pipe") for t in tokens):
+            return ranks
+    return ()
+
+
+def _is_tensor_peer(rank: int, groups: Sequence[Group]) -> bool:
+    for words, ranks in groups:
+        tokens = re.split(r"[^a-z]+", words)
+        if rank in ranks[1:] and any(t == "tp" or t.startswith("tensor") for t in tokens):
+            return True
+    return False

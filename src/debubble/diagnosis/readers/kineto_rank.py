@@ -1,0 +1,306 @@
+"""From the events of one rank to what it computed, sent and received, step by step."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.core.kinds import BACKWARD, COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
+from debubble.diagnosis.readers.kineto_device import (
+    Kernels,
+    launched_in,
+    transfer_spans,
+    work_span,
+)
+from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
+from debubble.diagnosis.readers.names import Named, actions_named
+from debubble.diagnosis.readers.stream import LeftOut
+
+UNKNOWN = -1
+"""A time that is not known, and the stage of a range that only says its microbatch."""
+
+NO_KERNELS = "actions of which kernels are not in the trace"
+
+_Placed = tuple[int, "Moved"]
+"""A message's end, and the index of the action that makes or needs it."""
+
+_MICROBATCH = re.compile(r"(Forward|Backward) (\d+)", re.ASCII)
+
+
+class Computed(NamedTuple):
+    """An action, or both of a pair; times in nanoseconds of the file."""
+
+    parts: tuple[Named, ...]
+    start: int
+    end: int
+    issued: int = UNKNOWN
+    waited: int = UNKNOWN
+    busy: int = UNKNOWN
+
+
+class Moved(NamedTuple):
+    """One end of a message, by the action as PyTorch names it: ``0SEND_F1``, ``1RECV_F1``."""
+
+    end: Named
+    sent: int = UNKNOWN
+    posted: int = UNKNOWN
+    waited: int = UNKNOWN
+    arrived: int = UNKNOWN
+
+
+Step = tuple[list[Computed], list[Moved]]
+"""What a rank computed and moved in one step, in order of time."""
+
+
+@dataclass(eq=False)
+class RankTrace:
+    """What one file tells of one rank, without its step numbers.
+
+    Attributes
+    ----------
+    steps
+        Computed and moved of every step, in order of time.
+    numbers
+        The profiler's numbers of the steps, where every step has its own.
+    waits_inside
+        Whether the times of actions contain their wait for input.
+    on_device
+        Whether they are of the device.
+    """
+
+    file: KinetoFile
+    steps: list[Step] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    waits_inside: bool = False
+    on_device: bool = False
+
+    @property
+    def stages(self) -> frozenset[int]:
+        """The stages that the rank computes; UNKNOWN where ranges only say microbatches."""
+        return frozenset(
+            part.stage for computed, _ in self.steps for one in computed for part in one.parts
+        )
+
+    @property
+    def last_stage(self) -> int:
+        """The last stage that it computes or sends to; UNKNOWN where ranges say no stages."""
+        sent = (
+            each.end.stage + KINDS[each.end.kind].away
+            for _, moved in self.steps for each in moved
+            if each.end.kind == Kind.SEND_F and each.end.stage != UNKNOWN
+        )  # fmt: skip
+        return max(*self.stages, *sent, UNKNOWN)
+
+
+def parts_of(name: str) -> tuple[Named, ...]:
+    """The actions of a range; those of GPipe's say no stage."""
+    match = _MICROBATCH.fullmatch(name)
+    if match is None:
+        return actions_named(name)
+    kind = Kind.F if match[1] == "Forward" else Kind.B
+    return (Named(kind, UNKNOWN, int(match[2]), 0),)
+
+
+def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
+    """What the ranges of a file tell."""
+    ranges = file.ranges.sorted()
+    kernels = launched_in(ranges, file, left_out)
+    host = _Host(file)
+    found = RankTrace(file, on_device=len(kernels) > 0)
+    computed: list[Computed] = []
+    moved: list[_Placed] = []
+    made: dict[_Key, int] = {}
+    coming: dict[_Key, int] = {}
+    torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
+    waits = received = 0
+    for at, (start, end, number) in enumerate(ranges.T.tolist()):
+        parts = parts_of(file.names[number])
+        if all(part.kind in COMPUTE_KINDS for part in parts):
+            waited = max(host.arrivals_in(start, end), default=UNKNOWN)
+            for part in parts:
+                place = coming.pop(_key(part), None)
+                if place is not None:
+                    one_end = moved[place][1]._replace(waited=start)
+                    moved[place] = len(computed), one_end
+                    waited = max(waited, one_end.arrived)
+            if found.on_device:
+                one = _on_device(parts, kernels, at) if at not in torn else None
+            else:
+                one = _on_host(parts, start, end, waited, host)
+            if one is None:
+                left_out[NO_KERNELS] += 1
+                continue
+            made |= {_key(part): len(computed) for part in parts}
+            if parts[0].stage == UNKNOWN:
+                moved += [
+                    (len(computed), each) for each in _within(one, start, end, at, kernels, host)
+                ]
+            computed.append(one)
+        elif parts[0].kind in TRANSFER_KINDS:
+            one_end = _end(parts[0], start, end, at, kernels if found.on_device else None, host)
+            if parts[0].kind in (Kind.SEND_F, Kind.SEND_B):
+                moved.append((made.get(_key(parts[0]), UNKNOWN), one_end))
+            else:
+                received += 1
+                waits += one_end.arrived != UNKNOWN
+                coming[_key(parts[0])] = len(moved)
+                moved.append((UNKNOWN, one_end))
+    found.waits_inside = not found.on_device and received > 0 and not waits
+    _split(found, computed, moved)
+    return found
+
+
+_Key = tuple[bool, int, int, int]
+
+
+def _key(part: Named) -> _Key:
+    """What an action makes or needs: an activation or a gradient of a stage and microbatch."""
+    forward = part.kind in (Kind.F, Kind.SEND_F, Kind.RECV_F)
+    return forward, part.stage, part.microbatch, part.slice
+
+
+class _Host:
+    """Sends and receives as the host saw them."""
+
+    def __init__(self, file: KinetoFile) -> None:
+        self.sends, self.receives = file.sends.sorted()[0], file.receives.sorted()[0]
+        self.arrivals = file.arrivals.sorted()
+
+    def arrivals_in(self, start: int, end: int) -> list[int]:
+        """When receives were there that were posted in a range."""
+        first, last = np.searchsorted(self.arrivals[0], [start, end])
+        return [int(each) for each in self.arrivals[1][first:last]]
+
+    @staticmethod
+    def first_in(times: Times, start: int, end: int) -> int:
+        """The first of some times that lies in a range, or UNKNOWN."""
+        at = int(np.searchsorted(times, start))
+        return int(times[at]) if at < len(times) and times[at] <= end else UNKNOWN
+
+
+def _on_host(
+    parts: tuple[Named, ...], start: int, end: int, waited: int, host: _Host
+) -> Computed:  # fmt: skip
+    """What a host computes itself; GPipe's ranges also contain the send that follows."""
+    begin = min(max(start, waited), end)
+    if parts[0].stage == UNKNOWN:
+        sent = host.first_in(host.sends, begin, end)
+        end = end if sent == UNKNOWN else sent
+    return Computed(parts, begin, end, start, waited)
+
+
+def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed | None:
+    span = work_span(kernels, at)
+    if span is None:
+        return None
+    first, last, spent, launched = span
+    return Computed(parts, first, last, launched, busy=spent)
+
+
+def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, host: _Host) -> Moved:
+    """One end of a message with a range of its own."""
+    sends = part.kind in (Kind.SEND_F, Kind.SEND_B)
+    if kernels is not None:
+        spans = transfer_spans(kernels, at)
+        if not spans:
+            return Moved(part)
+        begin, last = spans[0][0], spans[-1][1]
+        return Moved(part, sent=begin) if sends else Moved(part, posted=begin, arrived=last)
+    if sends:
+        sent = host.first_in(host.sends, start, end)
+        return Moved(part, sent=start if sent == UNKNOWN else sent)
+    posted = host.first_in(host.receives, start, end)
+    arrived = max(host.arrivals_in(start, end), default=UNKNOWN)
+    return Moved(part, posted=start if posted == UNKNOWN else posted, arrived=arrived)
+
+
+def _within(
+    one: Computed, start: int, end: int, at: int, kernels: Kernels, host: _Host
+) -> list[Moved]:
+    """Both messages of a range of GPipe, which receives first and sends last."""
+    part = one.parts[0]
+    forward = part.kind == Kind.F
+    receive = part._replace(kind=Kind.RECV_F if forward else Kind.RECV_B)
+    send = part._replace(kind=Kind.SEND_F if forward else Kind.SEND_B)
+    found = []
+    if len(kernels):
+        for begin, last in transfer_spans(kernels, at):
+            before = begin < one.start
+            found.append(
+                Moved(receive, posted=begin, arrived=last) if before else Moved(send, sent=begin)
+            )
+        return found
+    if one.waited != UNKNOWN:
+        posted = host.first_in(host.receives, start, end)
+        found.append(Moved(receive, posted=posted, waited=start, arrived=one.waited))
+    sent = host.first_in(host.sends, one.start, end)
+    if sent != UNKNOWN:
+        found.append(Moved(send, sent=sent))
+    return found
+
+
+def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Placed]) -> None:
+    """Put actions into steps; a message goes with the action that makes or needs it."""
+    cuts = cuts_of([one.parts for one in computed])
+    bounds = [0, *cuts, len(computed)]
+    found.steps = [(list(computed[a:b]), []) for a, b in pairwise(bounds)]
+    for index, end in moved:
+        if 0 <= index < len(computed):
+            found.steps[bisect_right(cuts, index)][1].append(end)
+    steps = found.file.steps.sorted()
+    if steps.shape[1]:
+        begins = [group[0].issued for group, _ in found.steps if group]
+        at = np.searchsorted(steps[0], begins, side="right") - 1
+        numbers = steps[2][np.maximum(at, 0)].tolist()
+        if (at >= 0).all() and len(set(numbers)) == len(numbers):
+            found.numbers = numbers
+
+
+def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:
+    """Where steps begin after the first: where an action comes again.
+
+    A window that opened within a step has a part of it first, which must not be taken for the
+    begin of the next: within a step every forward stands before its backward.
+    """
+    cuts = _repeats(keys, 0)
+    period = cuts[0] if cuts else len(keys)
+    begin = _begin(keys[:period])
+    return [begin, *_repeats(keys, begin)] if begin else cuts
+
+
+def _repeats(keys: Sequence[tuple[Named, ...]], begin: int) -> list[int]:
+    cuts = []
+    seen: set[tuple[Named, ...]] = set()
+    for at in range(begin, len(keys)):
+        if keys[at] in seen:
+            cuts.append(at)
+            seen = set()
+        seen.add(keys[at])
+    return cuts
+
+
+def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
+    """Where in a cycle of actions a step begins: at a forward with no backward before its own."""
+    forwards: dict[tuple[int, int, int], int] = {}
+    backwards: dict[tuple[int, int, int], int] = {}
+    for at, parts in enumerate(keys):
+        for part in parts:
+            places = forwards if part.kind == Kind.F else backwards
+            if part.kind == Kind.F or part.kind in BACKWARD:
+                places[part[1:]] = at
+    # A begin behind a forward and not behind its backward tears them apart.
+    torn = np.zeros(len(keys) + 1, np.int64)
+    for unit, forward in forwards.items():
+        backward = backwards.get(unit, forward)
+        torn[0] += backward < forward
+        torn[forward + 1] += 1
+        torn[backward + 1] -= 1
+    fine = np.flatnonzero(np.cumsum(torn)[: len(keys)] == 0).tolist()
+    starts = [at for at in fine if keys[at][0].kind == Kind.F]
+    return min(starts, key=lambda at: (keys[at][0].microbatch, at), default=0)

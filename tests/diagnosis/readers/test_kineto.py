@@ -1,0 +1,167 @@
+"""Traces of PyTorch's profiler on GPUs, and what is wrong with files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from debubble import Kind
+from debubble.core.errors import FormatError
+from debubble.diagnosis.readers.folder import read
+from debubble.diagnosis.readers.kineto_places import Place, places
+from debubble.diagnosis.readers.kineto_rank import cuts_of
+from debubble.diagnosis.readers.names import actions_named
+from tests.diagnosis.readers import made, made_kineto
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [("1f1b", 1), ("interleaved-1f1b", 2), ("zb-v", 1), ("dualpipe-v", 2), ("dualpipe", 1)],
+)
+def test_times_of_kernels(tmp_path: Path, name: str, copies: int) -> None:
+    run = made.run(name, ranks=4, microbatches=8, copies=copies)
+    made_kineto.write(run, tmp_path, host="node-a")
+    found = read(tmp_path)
+    assert (found.format, found.ranks, found.copies) == ("kineto", 4, copies)
+    assert (found.steps, found.left_out) == ((7, 8), {})
+    assert (found.clocks, found.hosts) == ("one", ("node-a",) * 4 * copies)
+    made.assert_recovered(found, run)
+    rows = found.actions
+    share = rows.busy / (rows.end - rows.start)
+    assert np.allclose(share, made_kineto.busy_share(), atol=1e-4)
+    # The host runs ahead: what it launched is no time of the action.
+    assert np.allclose(rows.start - rows.issued, 3e-3 - 20e-6, atol=2e-6)
+    messages = found.messages
+    assert len(messages)
+    assert np.allclose(messages.arrived - messages.posted, made_kineto.TRANSFER, atol=2e-9)
+    ends = {
+        (step, copy, stage, unit): end
+        for step, copy, kind, stage, unit, end in zip(
+            rows.step, rows.copy, rows.kind, rows.stage, rows.microbatch, rows.end, strict=True
+        ) if kind == Kind.F
+    }  # fmt: skip
+    for at in np.flatnonzero(messages.kind == Kind.F)[::5]:
+        key = (messages.step[at], messages.copy[at], messages.stage[at], messages.microbatch[at])
+        assert messages.sent[at] == pytest.approx(ends[key])
+
+
+def test_pauses(tmp_path: Path) -> None:
+    made_kineto.write(made.run("1f1b"), tmp_path)
+    pauses = read(tmp_path).pauses
+    assert Counter(pauses.cause.tolist()) == {0: 4, 1: 4}
+    lengths = np.sort((pauses.end - pauses.start).round(6))
+    assert lengths.tolist() == [2e-3] * 4 + [3e-3] * 4
+
+
+def test_kernels_that_were_dropped(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=3)
+    made_kineto.write(run, tmp_path, drop_kernels=made_kineto.PARTS)
+    found = read(tmp_path)
+    assert found.steps == (8, 9)
+    assert found.left_out == {
+        "actions of which kernels are not in the trace": 2,
+        "steps that are not complete on every rank": 1,
+    }
+
+
+def test_old_files(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made_kineto.write(run, tmp_path, old=True)
+    found = read(tmp_path)
+    assert found.taken_for["rank"] == "number in the file's name"
+    made.assert_recovered(found, run)
+    assert found.clocks == "hosts"
+
+
+def test_nanoseconds(tmp_path: Path) -> None:
+    event = (
+        '{{"ph": "X", "cat": "user_annotation", "name": "PP:{name}", "pid": 1, "tid": 1, '
+        '"ts": 17908570260000{ts}, "dur": {dur}, "args": {{}}}}'
+    )
+    rows = [("0F0", 10000, 3), ("0B0", 10005, 4), ("0F1", 10010, 5), ("0B1", 10017, 6)]
+    text = ",".join(event.format(name=name, ts=ts, dur=dur) for name, ts, dur in rows)
+    (tmp_path / "rank0.json").write_text(f'{{"schemaVersion": 1, "traceEvents": [{text}]}}')
+    actions = read(tmp_path).actions
+    assert np.round(actions.start * 1e9).tolist() == [0, 5, 10, 17]
+    assert np.round((actions.end - actions.start) * 1e9).tolist() == [3, 4, 5, 6]
+
+
+def test_a_prefix_of_another_library(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made_kineto.write(run, tmp_path, prefix="TP:", suffix=".json")
+    made.assert_recovered(read(tmp_path), run)
+
+
+def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:
+    made_kineto.write(made.run("1f1b"), tmp_path, drop_kernels=10_000)
+    with pytest.raises(FormatError, match="no durations; profile with ProfilerActivity"):
+        read(tmp_path)
+
+
+def test_a_drawing_of_pytorch(tmp_path: Path) -> None:
+    rows = [
+        {"name": f"{rank}{kind}{unit}", "cat": "computation", "ph": "X", "pid": rank, "tid": rank,
+         "ts": at, "dur": 1}
+        for rank in range(2) for at, (kind, unit) in enumerate([("F", 0), ("B", 0)])
+    ]  # fmt: skip
+    made.write(tmp_path / "drawing.json", {"traceEvents": rows})
+    with pytest.raises(FormatError, match="all 4 actions take 1, so it is a drawing"):
+        read(tmp_path / "drawing.json")
+
+
+def test_events_that_are_no_json(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made_kineto.write(run, tmp_path, suffix=".json")
+    path = tmp_path / "rank0_trace.json"
+    text = path.read_text().replace('"aten::addmm"', '"aten::"quoted" \x07 addmm"')
+    text = text.replace("void gemm<{lambda()#1}, {x}>", 'void "gemm"<{lambda()#1}, {x}>')
+    path.write_text(text)
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads(text)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.left_out == {}
+
+
+def test_a_window_that_opens_within_a_step() -> None:
+    order = ["0F0", "0F1", "2F0", "2F1", "0F2", "2B0", "0F3", "2B1", "2F2", "0B0", "2F3", "0B1",
+             "2B2", "2B3", "0B2", "0B3"]  # fmt: skip
+    for lost in range(len(order)):
+        keys = [actions_named(name) for name in (order * 3)[lost:]]
+        whole = [16 - lost, 32 - lost]
+        assert cuts_of(keys) == (whole if lost else [16, 32])
+    last = [actions_named(name) for name in ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]]
+    assert cuts_of((last * 2)[2:]) == [4]
+
+
+def test_places() -> None:
+    def group(words: str, *ranks: int) -> tuple[str, tuple[int, ...]]:
+        return words, ranks
+
+    left: Counter[str] = Counter()
+    one = frozenset({0, 2}), frozenset({1, 3})
+    # Ranks of one copy beside each other, and copies beside each other.
+    assert places({r: one[r % 2] for r in range(4)}, {}, left) == {
+        0: Place(0, 0), 1: Place(0, 1), 2: Place(1, 0), 3: Place(1, 1),
+    }  # fmt: skip
+    assert places({r: one[r // 2] for r in range(4)}, {}, left)[1] == Place(1, 0)
+    # Both ranks of a bidirectional pipeline have the same stages: only the group tells.
+    same = {r: frozenset({0, 1}) for r in range(2)}
+    assert not left
+    # A group of tensor-parallel ranks does the same work twice.
+    groups = {r: [group("mesh_tp 1", r // 2 * 2, r // 2 * 2 + 1)] for r in range(4)}
+    found = places({r: one[r // 2] for r in range(4)}, groups, left)
+    assert found == {0: Place(0, 0), 2: Place(0, 1)}
+    assert sum(left.values()) == 2
+    # Ranges that say no stage: their ranks in the group.
+    unknown = {r: frozenset({-1}) for r in range(4)}
+    groups = {r: [group("pipeline_parallel", r % 2, r % 2 + 2)] for r in range(4)}
+    assert places(unknown, groups, left) == {
+        0: Place(0, 0), 1: Place(1, 0), 2: Place(0, 1), 3: Place(1, 1),
+    }  # fmt: skip
+    assert places(unknown, {}, left)[3] == Place(0, 3)
+    assert len(places(same, {}, left)) == 2
