@@ -13,6 +13,7 @@ where a rank has no file, each part of the pipeline by those against the first r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Drift:
-    """How two clocks run apart, as a line through all intervals; in seconds per second."""
+    """How much faster clock b runs than clock a, in seconds per second, and the bounds of that."""
 
     ranks: tuple[int, int]
     rate: float
@@ -59,14 +60,17 @@ class Drift:
 class Clocks:
     """What is known of the clocks of a run.
 
+    Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
+
     Parameters
     ----------
     intervals
         Of every pair of ranks that exchange messages, in every step.
     drifts
-        Of the pairs whose intervals a line goes through, over three steps at least.
-    offsets
-        What to subtract from every rank's times, shape ``(rows, ranks)``.
+        Of the pairs on different hosts through all of whose messages a line goes.
+    offsets, rates
+        What to subtract from every rank's times, shape ``(rows, ranks)``, and in every second of a
+        step, both of shape ``(rows, ranks)``.
     warnings
         Contradictions, and pairs of which messages go one way only.
     """
@@ -74,6 +78,7 @@ class Clocks:
     intervals: tuple[Interval, ...]
     drifts: tuple[Drift, ...]
     offsets: Times
+    rates: Times
     warnings: tuple[str, ...]
 
     @property
@@ -87,8 +92,17 @@ class Clocks:
 def align(run: Run) -> Clocks:
     """Find what the clocks of a run show, and what to correct."""
     ranks = run.schedule.ranks
+    rates = np.zeros((run.rows, ranks))
     direct, columns = _direct(run)
     bounds, broken = _closed(direct)
+    drifts = tuple(_drifts(run))
+    if broken.any() and drifts:
+        # Clocks that run apart seem to contradict themselves in a long step.
+        likely = _rates(run, drifts)
+        straight = _direct(run.moved(np.zeros((run.rows, ranks)), likely))
+        closed = _closed(straight[0])
+        if closed[1].sum() < broken.sum():
+            rates, (direct, columns), (bounds, broken) = likely, straight, closed
     offsets = np.zeros((run.rows, ranks))
     for row in range(run.rows):
         if not broken[row]:
@@ -113,7 +127,7 @@ def align(run: Run) -> Clocks:
         f"clocks of ranks {a} and {b}: bounded on one side only, that needs messages both ways"
         for a, b in sorted(one_way)
     ]
-    return Clocks(tuple(intervals), tuple(_drifts(run, intervals)), offsets, tuple(warnings))
+    return Clocks(tuple(intervals), drifts, offsets, rates, tuple(warnings))
 
 
 def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
@@ -128,15 +142,115 @@ def _pairs(run: Run) -> list[tuple[int, int]]:
     return sorted({(min(pair), max(pair)) for pair in ends})
 
 
+def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
+    """How much faster every rank's clock runs than the first one's, shape ``(rows, ranks)``.
+
+    The slowest drift that is possible: more would be said than is known.
+    """
+    ranks = run.schedule.ranks
+    by_pair = {one.ranks: float(np.clip(one.rate, one.low, one.high)) for one in drifts}
+    rates = np.zeros((run.rows, ranks))
+    for copy in np.unique(run.copy).tolist():
+        known = {0: 0.0}
+        for _ in range(ranks):
+            for a, b in _pairs(run):
+                rate = by_pair.get((copy * ranks + a, copy * ranks + b), 0.0)
+                if a in known:
+                    known.setdefault(b, known[a] + rate)
+                elif b in known:
+                    known.setdefault(a, known[b] - rate)
+        rates[run.copy == copy] = [known.get(rank, 0.0) for rank in range(ranks)]
+    return rates
+
+
+PARTS = 8
+"""Parts of a step of each of which the tightest messages both ways are looked at."""
+
+MOST_STEPS = 50
+"""Steps in which clocks that run apart are looked for."""
+
+
+def _drifts(run: Run) -> Iterator[Drift]:
+    """How all pairs of clocks run apart, by messages of all steps, or within single steps."""
+    left, slack = _slack(run)
+    ranks = run.schedule.ranks
+    for copy in np.unique(run.copy).tolist():
+        rows = np.flatnonzero(run.copy == copy)
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, MOST_STEPS).astype(int))]
+        hosts = run.hosts[copy * ranks : (copy + 1) * ranks]
+        for a, b in _pairs(run):
+            if hosts[a] == hosts[b]:
+                continue
+            # All on the clock of a: there messages to b leave, and those from b arrive.
+            upper = _tightest(rows, left, slack, run.link == a * ranks + b)
+            lower = _tightest(rows, left + slack, slack, run.link == b * ranks + a)
+            low, high = _slopes(upper, lower, together=True)
+            if low > high:
+                # Clocks that are set anew for every step.
+                low, high = _slopes(upper, lower, together=False)
+            if low <= high and np.isfinite(low) and np.isfinite(high):
+                together = high - low < NARROW
+                rate = (low + high) / 2 if together else float(np.clip(0.0, low, high))
+                yield Drift((copy * ranks + a, copy * ranks + b), rate, low, high)
+
+
+NARROW = 1e-4
+"""Seconds per second within which the middle of what is possible says more than the least."""
+
+
+def _tightest(
+    rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_]
+) -> tuple[Times, Times, NDArray[np.int64]]:
+    """Time, slack and row of the tightest message in every part of every row."""
+    here = np.flatnonzero(columns)
+    found = []
+    for row in rows.tolist():
+        times, slacks = time[row, here], slack[row, here]
+        real = np.isfinite(slacks)
+        times, slacks = times[real], slacks[real]
+        if not len(times):
+            continue
+        part = PARTS * (times - times.min()) // max(float(np.ptp(times)), 1e-30)
+        for number in np.unique(part):
+            at = np.flatnonzero(part == number)
+            best = at[slacks[at].argmin()]
+            found.append((times[best], slacks[best] + ROUNDING, row))
+    table = np.array(found).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2].astype(np.int64)
+
+
+Bounds = tuple[Times, Times, NDArray[np.int64]]
+
+
+def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, float]:
+    """The least and the steepest line below the upper and above the lower bounds.
+
+    One line for all rows, or parallel ones for each.
+    """
+    (t, u, row), (s, slack, other) = upper, lower
+    apart = t[:, None] - s[None, :]
+    room = u[:, None] + slack[None, :]
+    counts = np.ones_like(apart, dtype=bool) if together else row[:, None] == other[None, :]
+    later, sooner = counts & (apart > 0), counts & (apart < 0)
+    low = (room[sooner] / apart[sooner]).max(initial=-np.inf)
+    high = (room[later] / apart[later]).min(initial=np.inf)
+    return float(low), float(high)
+
+
+def _slack(run: Run) -> tuple[Times, Times]:
+    """When the message that each action receives left, and how much later it had arrived, or ∞."""
+    left = np.fmax(run.produced, run.sent)
+    there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
+    return left, np.where(np.isnan(there - left), np.inf, there - left)
+
+
 def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
     """The bound that messages from a to b give, and the action that receives the tightest.
 
     Both of shape ``(rows, ranks, ranks)``; ∞ and −1 where there is no message.
     """
     ranks, rows = run.schedule.ranks, run.rows
-    left = np.fmax(run.produced, run.sent)
-    there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
-    slack = np.where(np.isnan(there - left), np.inf, there - left)
+    _, slack = _slack(run)
     direct = np.full((rows, ranks, ranks), np.inf)
     columns = np.full((rows, ranks, ranks), -1)
     for link in np.unique(run.link[run.link >= 0]).tolist():
@@ -221,27 +335,3 @@ def _negative_cycle(direct: Times) -> list[int]:
     while int(came[cycle[-1]]) != last:
         cycle.append(int(came[cycle[-1]]))
     return cycle[::-1]
-
-
-def _drifts(run: Run, intervals: list[Interval]) -> list[Drift]:
-    """Lines through the intervals of every pair, over the times of their steps."""
-    steps, _ = run.step_of
-    middle = {run.steps[int(s)]: float((run.begin + run.length / 2)[run.step == s].mean())
-              for s in steps}  # fmt: skip
-    by_pair: dict[tuple[int, int], list[Interval]] = {}
-    for one in intervals:
-        by_pair.setdefault(one.ranks, []).append(one)
-    found = []
-    for pair, several in by_pair.items():
-        if len(several) < 3 or not all(np.isfinite([(o.low, o.high) for o in several]).ravel()):
-            continue
-        time = np.array([middle[one.step] for one in several])
-        low, high = (np.array([getattr(o, end) for o in several]) for end in ("low", "high"))
-        apart = time[None, :] - time[:, None]
-        later = apart > 0
-        # Between any two times the line rises at least as much, and at most as much, as these say.
-        least = ((low[None, :] - high[:, None])[later] / apart[later]).max(initial=-np.inf)
-        most = ((high[None, :] - low[:, None])[later] / apart[later]).min(initial=np.inf)
-        if least <= most and np.isfinite(least + most):
-            found.append(Drift(pair, (least + most) / 2, float(least), float(most)))
-    return found

@@ -209,7 +209,7 @@ def diagnose(observed: Observed) -> Diagnosis:
     orders: Orders = reconstruct(observed)
     run = run_of(observed, orders)
     clocks = align(run)
-    run = run.moved(clocks.offsets)
+    run = run.moved(clocks.offsets, clocks.rates)
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out

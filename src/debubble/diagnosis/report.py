@@ -71,14 +71,14 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     if not found.findings:
         yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
     for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
-        yield paint(f"{place}  {one.cause}: {_gain(found, one)}", "head")
+        yield paint(f"{place}  {one.cause}: {_gain(one)}", "head")
         yield from (f"   {line}" for line in wrap(f"{one.text}. {one.advice}.", width - 3))
     more = len(found.findings) - LISTED_FINDINGS
     if more > 0:
         yield f"and {more} more, see --json"
 
 
-def _gain(found: Diagnosis, one: Finding) -> str:
+def _gain(one: Finding) -> str:
     there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
@@ -102,12 +102,10 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     columns = [
         Column(("rank",), tuple(str(one.rank) for one in chosen), left=True),
         Column(("compute",), tuple(_ms(one.compute) for one in chosen)),
-        *(
-            Column(tuple(cause.split("-")), tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen),
-                   rank=1 + order.index(cause))  # fmt: skip
-            for cause in causes
-        ),
     ]
+    for cause in causes:
+        cells = tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen)
+        columns.append(Column(tuple(cause.split("-")), cells, rank=1 + order.index(cause)))
     blocks, left_out = text_table(columns, width)
     yield paint("Where the time of a mean step went, in ms", "head")
     yield from (line for block in blocks for line in block)

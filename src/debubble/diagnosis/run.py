@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,16 +196,24 @@ class Run:
         np.maximum.at(found, place, lengths)
         return found
 
-    def moved(self, offsets: Times) -> Run:
-        """The same run on one clock: `offsets` of shape ``(rows, ranks)`` are subtracted."""
-        own = offsets[:, self.rank]
-        there = np.where(self.source >= 0, offsets[:, self.rank[self.source]], 0.0)
-        mine = {name: getattr(self, name) - own for name in OWN}
-        return replace(self, **mine, sent=self.sent - there)
+    def moved(self, offsets: Times, rates: Times) -> Run:
+        """The same run on one clock.
+
+        What is subtracted is `offsets`, and `rates` times the time since the row's first start,
+        both of shape ``(rows, ranks)``.
+        """
+        there = np.where(self.source >= 0, self.rank[self.source], 0)
+        begin = self.begin[:, None]
+
+        def right(times: Times, rank: Indices) -> Times:
+            return times - offsets[:, rank] - rates[:, rank] * (times - begin)
+
+        mine: dict[str, Any] = {name: right(getattr(self, name), self.rank) for name in OWN}
+        return replace(self, **mine, sent=right(self.sent, there))
 
     def taken(self, rows: NDArray[np.bool_]) -> Run:
         """The same run with some of its rows."""
-        cut = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
+        cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
         return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
                        **cut)  # fmt: skip
 
@@ -235,7 +244,7 @@ def run_of(observed: Observed, orders: Orders) -> Run:
     actions = observed.actions
     shape = (len(orders.step), len(schedule))
     at = np.stack(orders.rows)
-    unknown = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
+    unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
     run = Run(
         orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
         _hosts(observed), pauses=observed.pauses, **unknown,
