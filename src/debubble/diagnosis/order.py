@@ -85,6 +85,12 @@ def reconstruct(observed: Observed) -> Orders:
         left_out["steps of a copy in which actions are missing"] = len(found) - len(whole)
     if not whole:
         raise FormatError(f"{observed.format}: no step has all of its actions; trace a whole step")
+    copies = Counter(row.step for row in whole)
+    alone = [row for row in whole if copies[row.step] < max(copies.values())]
+    if alone:
+        # Which copy a step waited for is known only where all of them are.
+        left_out["steps of a copy that lack another copy"] = len(alone)
+        whole = [row for row in whole if copies[row.step] == max(copies.values())]
     absent = [rank for rank in range(observed.ranks) if not len(usual[rank])]
     name = None
     if absent:
