@@ -71,7 +71,8 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     if not found.findings:
         yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
     for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
-        yield paint(f"{place}  {one.cause}: {_gain(one)}", "head")
+        for line in wrap(f"{place}  {one.cause}: {_gain(one)}", width, 3):
+            yield paint(line, "head")
         yield from (f"   {line}" for line in wrap(f"{one.text}. {one.advice}.", width - 3))
     more = len(found.findings) - LISTED_FINDINGS
     if more > 0:

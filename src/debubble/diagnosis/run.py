@@ -309,5 +309,5 @@ def _keys(forward: NDArray[np.bool_], stage: Indices, unit: Indices) -> Indices:
 
 def without_waits(run: Run) -> Run:
     """Cut from actions that contain their wait what was surely waited, on one clock."""
-    made = np.fmax(run.start, np.fmin(np.fmax(run.produced, run.arrived), run.end))
-    return replace(run, start=made)
+    there = np.fmax(run.produced, run.arrived)
+    return replace(run, start=np.fmax(run.start, np.where(there < run.end, there, run.start)))
