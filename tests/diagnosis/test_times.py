@@ -20,8 +20,8 @@ def test_medians_are_the_costs(tmp_path: Path) -> None:
     found = plain(time=lambda _, at: 1.5 if at.stage == 2 else 1.0)
     costs = found.costs
     assert costs.time_unit == "ms"
-    assert costs.F == pytest.approx((10, 10, 15, 10), rel=0.02)
-    assert costs.B == pytest.approx((20, 20, 30, 20), rel=0.02)
+    assert pytest.approx((10, 10, 15, 10), rel=0.02) == costs.F
+    assert pytest.approx((20, 20, 30, 20), rel=0.02) == costs.B
     assert costs.p2p == pytest.approx(0.2)
     path = tmp_path / "costs.yaml"
     save_costs(found.cost_file(), str(path))
@@ -40,8 +40,8 @@ def test_links_that_differ_are_a_matrix() -> None:
 def test_split_backwards() -> None:
     rows = db.make("zb-h1", ranks=4, microbatches=8).rows()
     costs = diagnose(Made(rows).observed()).costs
-    assert costs.I == pytest.approx((10,) * 4, rel=0.02)
-    assert costs.W == pytest.approx((10,) * 4, rel=0.02)
+    assert pytest.approx((10,) * 4, rel=0.02) == costs.I
+    assert pytest.approx((10,) * 4, rel=0.02) == costs.W
 
 
 def test_spread_drift_and_outliers() -> None:
@@ -83,7 +83,7 @@ def test_overlapped_groups_have_a_time_of_their_own() -> None:
 
 
 def test_only_equal_links_are_one_number() -> None:
-    found = plain(latency=lambda a, b: 1e-3 * (1 + a))
+    found = plain(latency=lambda a, _: 1e-3 * (1 + a))
     links = np.array(found.costs.p2p)
     assert links[2, 3] == pytest.approx(3, rel=0.01)
     assert replace(found.costs, p2p=0.0) != found.costs

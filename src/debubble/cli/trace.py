@@ -10,7 +10,7 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes
+from debubble.cli.options import AsJson, takes, whole
 from debubble.cli.output import (
     check_cost_file,
     check_writable,
@@ -53,11 +53,11 @@ def trace(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find out why a run is slower than planned, and what there is to gain.
+    """Find out why a run is slower than planned.
 
-    Reads the traces of all ranks, replays what happened, and says where the time went.
+    Reads the traces of all ranks, replays what happened, and says where the time went and what
+    there is to gain.
     """
-    from debubble.cli.options import whole
     from debubble.diagnosis.diagnose import read_trace
     from debubble.diagnosis.what_if import Change, with_changes, with_schedule
 
@@ -115,17 +115,17 @@ def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
 
 
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
+    """What was observed above what is predicted, on one axis, and the report."""
     from html import escape
 
+    from debubble.core import hooks
     from debubble.diagnosis.report import report
 
     timelines = [found.timeline, found.predicted]
     timelines += [one.timeline for one in answers if one.timeline is not None]
+    title = f"{found.name.text}: observed, and predicted at median times"
     text = f"<pre>{escape(report(found, 100))}</pre>"
-    titles = f"{found.name.text}: observed, and predicted at median times"
-    from debubble.core import hooks
-
-    hooks.save_timelines(timelines, path, title=titles, table_html=text)
+    hooks.save_timelines(timelines, path, title=title, table_html=text)
 
 
 _CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*([0-9.]+)\s*(%|ms)?", re.ASCII)
@@ -170,10 +170,9 @@ def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
 app = command(
     trace,
     [
-        "trace runs/traces",
-        'trace runs/traces --json --fail-if "bubble>+3%"',
-        "trace runs/traces --set stage3.F*=0.9 --set p2p=0",
-        "trace runs/traces --schedule zb-v",
-        "trace runs/traces --costs-out costs.yaml --html run.html",
+        "trace run.json.gz",
+        "trace run.json.gz --set stage3.F*=0.9 --set p2p=0",
+        "trace run.json.gz --schedule zb-v",
+        "trace run.json.gz --costs-out measured.yaml --html run.html",
     ],
 )
