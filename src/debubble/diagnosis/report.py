@@ -12,7 +12,7 @@ from debubble.core.units import counted, number
 from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
-from debubble.diagnosis.what_if import WhatIf
+from debubble.diagnosis.what_if import WhatIf, faster
 
 LISTED_RANKS = 12
 """Ranks up to which each has a line."""
@@ -77,6 +77,11 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     more = len(found.findings) - LISTED_FINDINGS
     if more > 0:
         yield f"and {more} more, see --json"
+    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    if others:
+        names = [f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES]]
+        text = f"Other schedules at these times: {', '.join(names)}"
+        yield from wrap(f"{text}; --schedule {others[0].text} says more", width, 2)
 
 
 def _gain(one: Finding) -> str:
@@ -176,5 +181,5 @@ def what_if_text(one: WhatIf, width: int) -> list[str]:
     )
     if one.timeline is not None:
         peak = float(one.timeline.peak_activation.max())
-        text += f"; {number(peak, 3)} activation units on the fullest rank"
+        text += f"; {number(peak, 3)} activation units on the fullest rank, by a simulation"
     return wrap(text, width)
