@@ -178,6 +178,25 @@ def _work(
     return found
 
 
+def write_victarry(run: MadeRun, folder: Path, *, other: int = 0) -> None:
+    """A file of keys and milliseconds for every rank, as Victarry's timers write one iteration."""
+    ranks = run.schedule.ranks
+    chunks = run.schedule.stages // ranks
+    zero = min(one.start for one in run.done)
+    for rank in range(ranks):
+        times: dict[str, float] = {"total-execution-time": 1234.5}
+        mine = run.of(rank)
+        stages = sorted({one.stage for one in mine})
+        for one in mine:
+            words = ["forward" if one.kind == Kind.F else "backward", str(one.microbatch)]
+            if chunks > 1:
+                words.insert(1, str(stages.index(one.stage)))
+            times["-".join([*words, "start"])] = (one.start - zero) * 1e3
+            times["-".join([*words, "end"])] = (one.end - zero) * 1e3
+        name = f"event_times_PP{ranks}_VPP{chunks}_TPxCPxDP_rank_{other}_pp_rank_{rank}_rank_{rank}"
+        write(folder / f"{name}.json", times)
+
+
 def assert_recovered(found: Observed, run: MadeRun, *, own_zeros: bool = False) -> None:
     """Assert that a reader found every action of a run with its times and nothing else."""
     rows = found.actions

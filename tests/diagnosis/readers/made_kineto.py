@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,17 @@ def write(
     *,
     ahead: float = 3e-3,
     prefix: str = "PP:",
-    ranks_of_copy: int | None = None,
-    groups: bool = True,
-    say_rank: bool = True,
     drop_kernels: int = 0,
     old: bool = False,
     host: str = "node-{node}",
     suffix: str = ".json.gz",
+    zero: float | None = None,
+    late: bool = False,
 ) -> None:
     """A file for every rank of every copy, in which the host runs `ahead` of the device."""
-    ranks = ranks_of_copy or run.schedule.ranks
+    ranks = run.schedule.ranks
     copies = 1 + max(one.copy for one in run.done)
-    zero = min(one.start for one in run.done) - 1.0
+    zero = (min(one.start for one in run.done) if zero is None else zero) - 1.0
     for copy in range(copies):
         for rank in range(run.schedule.ranks):
             events = Events(copy * ranks + rank, zero)
@@ -86,8 +86,9 @@ def write(
             dropped = {id(row) for row in kernels[:drop_kernels]}
             rows = [row for row in events.rows if id(row) not in dropped]
             name = f"rank{number}_trace{suffix}" if not old else f"rank-{number}{suffix}"
-            made.write(folder / name, _document(rows, number, copies, ranks, old, groups, say_rank,
-                                                host.format(node=number // 8)))  # fmt: skip
+            node = host.format(node=number // 8)
+            text = _old(rows) if old else _document(rows, number, copies, ranks, node, late)
+            made.write(folder / name, text)
 
 
 def _merged(done: list[Done]) -> Iterator[list[Done]]:
@@ -166,46 +167,42 @@ def _noise(events: Events, done: list[Done]) -> None:
         events.add("python_function", "<built-in function collect>", MAIN, end, end + 3e-3)
 
 
-def _document(
-    rows: list[dict[str, Any]], rank: int, copies: int, ranks: int, old: bool, groups: bool,
-    say_rank: bool, host: str,
-) -> str:  # fmt: skip
-    """The text of a file, laid out as the profiler lays it out."""
-    if old:
-        for row in rows:
-            row["cat"] = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}.get(
-                row["cat"], row["cat"]
-            )
-            row["ts"] = f"{BASE // 1000 + int(row['ts'])}.{int(row['ts'] * 1000) % 1000:03d}"
-            if row["cat"] == "Kernel":
-                row["tid"] = f"stream {row['tid']}"
-        texts = [_event(row) for row in rows]
-        return '{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(texts) + "\n]}\n"
-    import json
+def _old(rows: list[dict[str, Any]]) -> str:
+    """The text of a file of years ago: other categories, and times since 1970."""
+    categories = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
+    for row in rows:
+        row["cat"] = categories.get(row["cat"], row["cat"])
+        row["ts"] = f"{BASE // 1000 + int(row['ts'])}.{int(row['ts'] * 1000) % 1000:03d}"
+        if row["cat"] == "Kernel":
+            row["tid"] = f"stream {row['tid']}"
+    texts = [_event(row) for row in rows]
+    return '{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(texts) + "\n]}\n"
 
+
+def _document(
+    rows: list[dict[str, Any]], rank: int, copies: int, ranks: int, host: str, late: bool
+) -> str:
+    """The text of a file, laid out as the profiler lays it out; `late` says the rank at the end."""
     mine = rank // ranks * ranks
-    config = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": copies * ranks,
-               "ranks": list(range(copies * ranks))}]  # fmt: skip
-    if groups:
-        pipeline = list(range(mine, mine + ranks))
-        config.append({"pg_name": "3", "pg_desc": "mesh_pp", "pg_size": ranks, "ranks": pipeline})
+    config = [
+        {"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(copies * ranks))},
+        {"pg_name": "3", "pg_desc": "mesh_pp", "ranks": list(range(mine, mine + ranks))},
+    ]
     info = {"backend": "cpu:gloo,cuda:nccl", "rank": rank, "world_size": copies * ranks,
             "pg_count": len(config), "pg_config": config}  # fmt: skip
-    head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "A"}, {"id": 1}]}
-    tail: dict[str, Any] = {"host_name": host, "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE}
-    if say_rank:
-        tail = {"distributedInfo": info, **tail}
-    begin = json.dumps(head, indent=2)[:-2] + ",\n" + json.dumps(tail)[1:-1]
-    events = ",\n".join(_event(row) for row in rows)
-    names = (
-        '{"name": "process_name", "ph": "M", "ts": 1.5, "pid": 1, "tid": 0, "args": {"name": ""}}'
-    )
-    return f'{begin},\n  "traceEvents": [\n  {names},\n{events}\n  ],\n  "traceName": "x"\n}}\n'
+    head: dict[str, Any] = {
+        "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "A"}, {"id": 1}],
+        "host_name": host, "displayTimeUnit": "ms", "baseTimeNanoseconds": BASE,
+    }  # fmt: skip
+    tail: dict[str, Any] = {"traceName": "x"}
+    (tail if late else head)["distributedInfo"] = info
+    begin, end = json.dumps(head, indent=2)[:-2], json.dumps(tail)[1:]
+    name = '{"name": "process_name", "ph": "M", "ts": 1.5, "pid": 1, "tid": 0, "args": {}}'
+    events = ",\n".join([name, *(_event(row) for row in rows)])
+    return f'{begin},\n  "traceEvents": [\n  {events}\n  ],\n  {end}\n'
 
 
 def _event(row: dict[str, Any]) -> str:
-    import json
-
     args = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in row["args"].items())
     thread = json.dumps(row["tid"])
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_times_of_kernels(tmp_path: Path, name: str, copies: int) -> None:
         assert messages.sent[at] == pytest.approx(ends[key])
 
 
+def test_what_was_launched_in_time_waited_for_its_input(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=4, microbatches=8)
+    made_kineto.write(run, tmp_path, ahead=30e-3)
+    rows = read(tmp_path).actions
+    waits = 0
+    for rank in range(4):
+        here = np.flatnonzero((rows.rank == rank) & (rows.step == 0))
+        for before, at in pairwise(here):
+            idle = rows.start[at] - rows.end[before]
+            if 1e-6 < idle < 29e-3:
+                assert rows.waited[at] == rows.start[at]
+                waits += 1
+            elif idle > 30e-3:
+                assert rows.issued[at] > rows.end[before]
+                assert np.isnan(rows.waited[at])
+    assert waits > 10
+
+
 def test_pauses(tmp_path: Path) -> None:
     made_kineto.write(made.run("1f1b"), tmp_path)
     pauses = read(tmp_path).pauses
@@ -66,6 +85,27 @@ def test_kernels_that_were_dropped(tmp_path: Path) -> None:
         "actions of which kernels are not in the trace": 2,
         "steps that are not complete on every rank": 1,
     }
+
+
+def test_files_that_say_their_rank_at_the_end(tmp_path: Path) -> None:
+    run = made.run("1f1b", copies=2)
+    made_kineto.write(run, tmp_path, late=True)
+    for path in sorted(tmp_path.iterdir()):
+        path.rename(path.with_name(f"host_{path.name.translate(str.maketrans('', '', 'rank'))}"))
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.taken_for["rank"] == "distributedInfo.rank"
+
+
+def test_windows_of_one_run(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=4)
+    for folder, steps in (("iteration_20", (9, 10)), ("iteration_10", (7, 8))):
+        part = made.MadeRun(run.schedule, tuple(one for one in run.done if one.step in steps))
+        zero = min(one.start for one in run.done)
+        made_kineto.write(part, tmp_path / folder, zero=zero)
+    found = read(tmp_path)
+    assert (found.steps, found.left_out) == ((7, 8, 9, 10), {})
+    made.assert_recovered(found, run)
 
 
 def test_old_files(tmp_path: Path) -> None:
@@ -99,6 +139,20 @@ def test_a_prefix_of_another_library(tmp_path: Path) -> None:
 def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:
     made_kineto.write(made.run("1f1b"), tmp_path, drop_kernels=10_000)
     with pytest.raises(FormatError, match="no durations; profile with ProfilerActivity"):
+        read(tmp_path)
+
+
+def test_training_without_a_pipeline(tmp_path: Path) -> None:
+    evaluates = "autograd::engine::evaluate_function: MmBackward0"
+    rows = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at * 10.0, "dur": 5.0,
+         "args": {"Sequence number": number}}
+        for at, (name, number) in enumerate(
+            [("aten::mm", 0), ("aten::mm", 1), (evaluates, 1), (evaluates, 0)] * 3
+        )
+    ]  # fmt: skip
+    made.write(tmp_path / "rank0.json", {"schemaVersion": 1, "traceEvents": rows})
+    with pytest.raises(FormatError, match="no range of 1 files is called like an action"):
         read(tmp_path)
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import BACKWARD, COMPUTE_KINDS, KINDS, UNIT_KINDS, WORK_KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Messages, Observed, Pauses
@@ -28,7 +29,12 @@ MAX_ROWS = 1 << 24
 """Actions, sends or receives of one trace."""
 
 MAX_RANKS = 1 << 16
-MAX_COPIES = 1 << 14
+MAX_PLACES = 1 << 20
+LIMITS = {
+    "step": 1 << 31, "copy": 1 << 14, "rank": MAX_RANKS, "kind": len(Kind), "stage": MAX_STAGES,
+    "microbatch": 1 << 20, "slice": 1 << 10,
+}  # fmt: skip
+"""Least number of each column that is refused."""
 
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
@@ -105,7 +111,7 @@ class Collected:
         ranks: int = 0,
         copies: int = 0,
         unit: float = NAN,
-        hosts: Sequence[str] = (),
+        hosts: Mapping[tuple[int, int], str] | None = None,
         clocks: Clocks = "one",
         **others: Any,
     ) -> Observed:
@@ -113,8 +119,10 @@ class Collected:
 
         Parameters
         ----------
-        format, taken_for, hosts, clocks, others
+        format, taken_for, clocks, others
             Fields of :class:`Observed`.
+        hosts
+            Host by copy and rank.
         ranks, copies
             How many there are, where the format says it.
         unit
@@ -125,6 +133,7 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
+        self._check_numbers()
         actions = table(Actions, self.actions)
         span = actions.end - actions.start
         sound = np.isfinite(span) & (span >= 0)
@@ -132,10 +141,6 @@ class Collected:
         actions = actions.take(sound)
         if not len(actions):
             raise FormatError(f"{self.where}: no action has both a start and an end")
-        for name, most in (("rank", MAX_RANKS), ("copy", MAX_COPIES)):
-            found = int(getattr(actions, name).max())
-            if found >= most:
-                raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
         span = span[sound]
         if len(span) > 1 and np.allclose(span, unit, rtol=1e-6, atol=0):
             raise FormatError(
@@ -152,13 +157,27 @@ class Collected:
         ))  # fmt: skip
         ranks = max(ranks, int(actions.rank.max()) + 1)
         copies = max(copies, int(actions.copy.max()) + 1)
+        if ranks * copies > MAX_PLACES:
+            raise FormatError(
+                f"{self.where}: {copies:,} copies of {ranks:,} ranks; they are {MAX_PLACES:,} at "
+                "most in all"
+            )
+        names = hosts or {}
+        known = [names.get(divmod(at, ranks), "") for at in range(copies * ranks)]
         present = set((actions.copy.astype(np.int64) * ranks + actions.rank).tolist())
         missing = [divmod(each, ranks) for each in range(copies * ranks) if each not in present]
         return Observed(
             format, ranks, copies, steps, since(zero, actions), since(zero, messages),
-            since(zero, pauses), tuple(hosts), clocks, missing=tuple(missing),
+            since(zero, pauses), tuple(known) if any(known) else (), clocks, missing=tuple(missing),
             taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
         )  # fmt: skip
+
+    def _check_numbers(self) -> None:
+        """Refuse numbers of actions that no run has."""
+        for place, name in enumerate(KEY):
+            found, most = max((row[place] for row in self.actions), default=0), LIMITS[name]
+            if found >= most:
+                raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
 
     def _count(self, reason: str, count: int) -> None:
         if count:
@@ -193,6 +212,11 @@ class Collected:
             usual[place] = max(counts, key=lambda done: (counts[done], len(done)))
             wrong[place] = {step for step in steps if found.get(step) != usual[place]}
         parts = _parts(usual)
+        if len(parts) == len(usual):
+            raise FormatError(
+                f"{self.where}: no rank has the forward and backward of every microbatch in any "
+                "step; trace whole steps"
+            )
         self._count(PARTS, len(parts))
         cut = {step for place, found in wrong.items() if place not in parts for step in found}
         cut -= twice
@@ -254,13 +278,16 @@ assert set(WORK_KINDS) <= set(UNIT_KINDS) & set(COMPUTE_KINDS)
 def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
-    """The copies and ranks that never have the forwards of all microbatches."""
-    counts = {
-        place: len({(unit, part) for kind, _, unit, part in done if kind == Kind.F})
-        for place, done in usual.items()
-    }
+    """The copies and ranks that never have all microbatches, or not the backward of each."""
+    forwards = {at: {one[1:] for one in done if one[0] == Kind.F} for at, done in usual.items()}
+    backwards = {at: {one[1:] for one in done if one[0] in BACKWARD} for at, done in usual.items()}
+    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
     most = max(counts.values())
-    return {place for place, count in counts.items() if count < most}
+    learns = any(backwards.values())
+    return {
+        at for at, found in forwards.items()
+        if counts[at] < most or (learns and backwards[at] != found)
+    }  # fmt: skip
 
 
 def table(columns: type[T], rows: Sequence[Sequence[float]]) -> T:

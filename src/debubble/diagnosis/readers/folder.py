@@ -11,7 +11,16 @@ from typing import Protocol
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers import kineto, ndtimeline, own, primus, table
+from debubble.diagnosis.readers import (
+    kineto,
+    megatron_timers,
+    ndtimeline,
+    nsys,
+    own,
+    primus,
+    table,
+    victarry,
+)
 from debubble.diagnosis.readers.stream import LeftOut, head
 from debubble.interchange.text import plain, shown
 
@@ -24,6 +33,8 @@ MAX_DEPTH = 6
 UNKNOWN = "files of no format that is known here"
 EMPTY = "empty files"
 NO_ACCESS = "files that cannot be read"
+REPORTS = (".nsys-rep", ".qdrep")
+NOT_EXPORTED = "reports of Nsight Systems; 'nsys export --type sqlite' makes readable files of them"
 
 
 class Reader(Protocol):
@@ -40,7 +51,16 @@ class Reader(Protocol):
         """What the files of one run tell; `where` is their folder, for messages."""
 
 
-READERS: tuple[Reader, ...] = (own, kineto, ndtimeline, primus, table)
+READERS: tuple[Reader, ...] = (
+    own,
+    kineto,
+    ndtimeline,
+    primus,
+    victarry,
+    nsys,
+    table,
+    megatron_timers,
+)
 """Formats. Of a folder with files of several, those of the first in this list are read."""
 
 
@@ -88,6 +108,9 @@ def _format(path: Path, left_out: LeftOut) -> str:
         return ""
     if not begin:
         left_out[EMPTY] += 1
+        return ""
+    if path.suffix in REPORTS:
+        left_out[NOT_EXPORTED] += 1
         return ""
     for reader in READERS:
         if reader.recognises(begin):

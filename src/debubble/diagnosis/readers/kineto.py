@@ -54,15 +54,17 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         file = read_file(path, left_out)
         if file.rank < 0:
             left_out[NO_RANK] += 1
-        elif file.names:
+        elif file.numbers:
             _keep(traces, file, left_out)
-        else:
+        elif len(file.sends.values) or len(file.receives.values):
             unnamed[path] = runs_of(path, Counter())
+        else:
+            left_out[NO_ACTIONS] += 1
     microbatches = 0 if traces else microbatches_of(unnamed.values())
     for path, runs in unnamed.items():
         file = read_file(path, Counter()) if microbatches else KinetoFile(path)
         if microbatches:
-            add_ranges(file, runs, microbatches, left_out)
+            add_ranges(file, runs, microbatches)
         _keep(traces, file, left_out)
     assumed = "1f1b" if microbatches else ""
     if not traces:
@@ -111,10 +113,8 @@ def _observed(
     if last == UNKNOWN and not group:
         ranks = max(ranks, min(every[0].file.world, MAX_RANKS))
     copies = 1 + max(place.copy for place in found.values())
-    hosts = [""] * (ranks * copies)
-    for rank, place in found.items():
-        hosts[place.copy * ranks + place.rank] = traces[rank][0].file.host
-    known = any(hosts)
+    hosts = {(place.copy, place.rank): traces[rank][0].file.host for rank, place in found.items()}
+    known = any(hosts.values())
     named = {trace.file.named_by for trace in every}
     numbered = all(trace.numbers for trace in every)
     stage = "order of ranks" + (" in the pipeline's group" if group else "; no group is called pp")
@@ -133,8 +133,8 @@ def _observed(
                 else "the host's ranges, without the wait for input"
             ),
         },
-        ranks=ranks, copies=copies, unit=UNITS, hosts=hosts if known else (),
-        clocks="one" if known and len(set(hosts)) == 1 else "hosts",
+        ranks=ranks, copies=copies, unit=UNITS, hosts=hosts,
+        clocks="one" if known and len(set(hosts.values())) == 1 else "hosts",
         waits_inside=any(trace.waits_inside for trace in every), order_assumed=assumed,
     )  # fmt: skip
 

@@ -119,14 +119,17 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
     coming: dict[_Key, int] = {}
     torn = kernels.torn if 2 * len(kernels.torn) < ranges.shape[1] else frozenset()
     waits = received = 0
+    names = [parts_of(name) for name in file.names]
     for at, (start, end, number) in enumerate(ranges.T.tolist()):
-        parts = parts_of(file.names[number])
+        parts = names[number]
         if all(part.kind in COMPUTE_KINDS for part in parts):
             waited = max(host.arrivals_in(start, end), default=UNKNOWN)
             for part in parts:
                 place = coming.pop(_key(part), None)
                 if place is not None:
-                    one_end = moved[place][1]._replace(waited=start)
+                    one_end = moved[place][1]
+                    if not found.on_device:
+                        one_end = one_end._replace(waited=start)
                     moved[place] = len(computed), one_end
                     waited = max(waited, one_end.arrived)
             if found.on_device:
@@ -250,6 +253,8 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
     cuts = cuts_of([one.parts for one in computed])
     bounds = [0, *cuts, len(computed)]
     found.steps = [(list(computed[a:b]), []) for a, b in pairwise(bounds)]
+    if found.on_device:
+        found.steps = [(_waits(actions), ends) for actions, ends in found.steps]
     for index, end in moved:
         if 0 <= index < len(computed):
             found.steps[bisect_right(cuts, index)][1].append(end)
@@ -260,6 +265,18 @@ def _split(found: RankTrace, computed: Sequence[Computed], moved: Sequence[_Plac
         numbers = steps[2][np.maximum(at, 0)].tolist()
         if (at >= 0).all() and len(set(numbers)) == len(numbers):
             found.numbers = numbers
+
+
+def _waits(computed: list[Computed]) -> list[Computed]:
+    """Actions of a device with what they waited for.
+
+    What was launched before the previous action ended could have begun then, so it began when its
+    input was there. What was launched later waited for the host.
+    """
+    return computed[:1] + [
+        one._replace(waited=one.start) if one.issued <= before.end < one.start else one
+        for before, one in pairwise(computed)
+    ]
 
 
 def cuts_of(keys: Sequence[tuple[Named, ...]]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import Columns, KinetoFile, times
+from debubble.diagnosis.readers.kineto_file import TOO_MANY, Columns, KinetoFile, Times, times
 from debubble.diagnosis.readers.scan import Scan
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -47,51 +47,47 @@ def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
                 continue
             start, end = times(text)
             rows = evaluated if evaluates else recorded
-            rows.add(left_out, start, end, int(number[1]) if number else -1)
-    return _runs(_outermost(evaluated.sorted().T.tolist()), recorded.sorted().T.tolist())
+            rows.add(start, end, int(number[1]) if number else -1)
+        if recorded.full or evaluated.full:
+            left_out[TOO_MANY] += 1
+            break
+    return _runs(evaluated.sorted(), recorded.sorted())
 
 
-def _outermost(events: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-    """Events that lie in none before them, which are sorted by their start."""
-    found: list[Sequence[int]] = []
-    for event in events:
-        if not found or event[0] >= found[-1][1]:
-            found.append(event)
-    return found
-
-
-def _runs(evaluated: Sequence[Sequence[int]], recorded: Sequence[Sequence[int]]) -> list[Run]:
-    backwards: list[list[int]] = []
-    numbers: dict[int, int] = {}
-    greatest = -1
-    for start, end, number in evaluated:
-        if number > greatest or not backwards:
-            greatest = number
-            backwards.append([start, end])
-        backwards[-1][1] = end
-        if number >= 0:
-            numbers[number] = len(backwards) - 1
-    bounds = np.array(evaluated, np.int64).reshape(-1, 3).T
-    outside = [
-        event for event in recorded
-        if (at := int(np.searchsorted(bounds[0], event[0], side="right")) - 1) < 0
-        or event[0] >= bounds[1][at]
-    ]  # fmt: skip
+def _runs(evaluated: Times, recorded: Times) -> list[Run]:
+    evaluated = evaluated[:, _outer(evaluated) == np.arange(evaluated.shape[1])]
+    if not evaluated.shape[1]:
+        return []
+    start, end, number = evaluated
+    begins = number > np.concatenate([[-1], np.maximum.accumulate(number)[:-1]])
+    begins[0] = True
+    run = np.cumsum(begins) - 1
+    backwards = zip(start[begins], np.maximum.reduceat(end, np.flatnonzero(begins)), strict=True)
+    # What lies in no evaluation recorded something for a backward.
+    at = np.searchsorted(start, recorded[0], side="right") - 1
+    inside = (at >= 0) & (recorded[0] < end[np.maximum(at, 0)])
+    recorded = recorded[:, ~inside & np.isin(recorded[2], number[number >= 0])]
+    outer = _outer(recorded)
     # An operator has the number that the next record gets: the last one with it made the record.
-    maker: dict[int, Sequence[int]] = {}
-    outer: Sequence[int] = (0, 0, 0)
-    for event in outside:
-        outer = event if event[0] >= outer[1] else outer
-        maker[event[2]] = outer
-    forwards: dict[int, list[int]] = {}
-    for number, owner in numbers.items():
-        if number in maker:
-            start, end, _ = maker[number]
-            span = forwards.setdefault(owner, [start, end])
-            span[:] = min(span[0], start), max(span[1], end)
-    found = [Run(start, end, FORWARD) for start, end in forwards.values()]
-    found += [Run(start, end, BACKWARD) for start, end in backwards]
+    made, last = np.unique(recorded[2][::-1], return_index=True)
+    maker = outer[recorded.shape[1] - 1 - last]
+    order = np.argsort(number, kind="stable")
+    owner = run[order[np.searchsorted(number[order], made)]]
+    forwards = []
+    for each in np.unique(owner):
+        mine = maker[owner == each]
+        forwards.append((recorded[0][mine].min(), recorded[1][mine].max()))
+    found = [Run(int(a), int(b), FORWARD) for a, b in forwards]
+    found += [Run(int(a), int(b), BACKWARD) for a, b in backwards]
     return sorted(found)
+
+
+def _outer(events: Times) -> Times:
+    """For every event the one that it lies in, or itself; they are sorted by their start."""
+    start, end = events[0], events[1]
+    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])[: len(start)]
+    here = np.arange(len(start))
+    return np.maximum.accumulate(np.where(start >= before, here, 0)) if len(start) else here
 
 
 def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
@@ -110,7 +106,7 @@ def microbatches_of(orders: Iterable[Sequence[Run]]) -> int:
     return found
 
 
-def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int, left_out: LeftOut) -> None:
+def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int) -> None:
     """Give a file ranges as GPipe's: the k-th forward is microbatch k's, and so on.
 
     Such a range begins with the receive of its input and ends with the send of its result.
@@ -125,6 +121,6 @@ def add_ranges(file: KinetoFile, runs: Sequence[Run], microbatches: int, left_ou
         sent = sends[np.searchsorted(sends, end) :][:1]
         last = int(sent[0]) if len(sent) and sent[0] < after else end
         name = f"{NAMES[kind]} {counts[kind] % microbatches}"
-        file.add_range(name, begin, last, left_out)
+        file.add_range(name, begin, last)
         counts[kind] += 1
         before = last

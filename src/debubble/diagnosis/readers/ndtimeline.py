@@ -104,10 +104,7 @@ def _read_file(path: Path, found: dict[_Worker, list[_Event]], left_out: LeftOut
     threads: dict[tuple[int, Any], re.Match[str]] = {}
     events = []
     for texts in scan.events():
-        for text in texts:
-            if WANTED.search(text) is None:
-                continue
-            event = scan.decode(text)
+        for event in scan.decode_all([text for text in texts if WANTED.search(text)]):
             process, thread = whole(event.get("pid")), event.get("tid")
             args = event.get("args")
             if process < 0 or not isinstance(args, dict) or not isinstance(thread, int | str):

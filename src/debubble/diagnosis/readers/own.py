@@ -74,8 +74,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             left_out[SIMULATED] += 1
             continue
         found = about.get("hosts")
-        if isinstance(found, list) and all(isinstance(name, str) for name in found):
-            hosts = tuple(found)
+        if isinstance(found, list) and all(isinstance(name, str) for name in found[:GROUP]):
+            hosts = tuple(found[:GROUP])
         ranks = max(ranks, whole(about.get("ranks"), GROUP))
         at = _add(collected, number_of_step, step, at)
     if not collected.actions:
@@ -85,7 +85,6 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                 "Pipeline.trace() write measured ones"
             )
         raise FormatError(f"{where}: no event is called like an action, for instance 3F7")
-    hosts = hosts if len(hosts) == ranks else ()
     return collected.observed(
         NAME,
         {
@@ -95,7 +94,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "step": "one a file",
             "clock": "that of rank 0's host, as the run has aligned them",
         },
-        ranks=ranks, unit=MICROSECONDS, hosts=hosts,
+        ranks=ranks, unit=MICROSECONDS, hosts={(0, rank): name for rank, name in enumerate(hosts)},
         clocks="hosts" if len(set(hosts)) > 1 else "one",
     )  # fmt: skip
 
@@ -104,10 +103,7 @@ def _read_file(scan: Scan) -> _Step:
     """The last group of a file."""
     groups: dict[int, _Step] = {}
     for texts in scan.events():
-        for text in texts:
-            if _NAMED.search(text) is None:
-                continue
-            event = scan.decode(text)
+        for event in scan.decode_all([text for text in texts if _NAMED.search(text)]):
             named = actions_named(str(event.get("name"))[:200])
             if len(named) != 1:
                 continue

@@ -8,7 +8,6 @@ schedules; there the k-th call counts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.chunks import Row, is_v_shaped, kth_call, stage_of
 from debubble.diagnosis.readers.collected import Collected
-from debubble.diagnosis.readers.stream import LeftOut, whole
+from debubble.diagnosis.readers.stream import LeftOut, json_object
 from debubble.interchange.text import shown
 
 NAME = "primus"
@@ -29,7 +28,6 @@ MILLISECONDS = 1e-3
 _FILE = re.compile(r"pp_rank_(\d{1,6})\.json(\.gz)?", re.ASCII)
 KINDS = {"fwd": Kind.F, "bwd": Kind.B, "wgrad": Kind.W}
 
-UNREADABLE = "files that are no JSON"
 NO_STEP = "iterations without lists of starts and ends of the same length"
 
 
@@ -49,7 +47,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     config: Mapping[str, Any] = {}
     runs: dict[int, Mapping[str, Any]] = {}
     for path in files:
-        data = _json(path, left_out)
+        data = json_object(path, MAX_BYTES, left_out)
         name = _FILE.fullmatch(path.name)
         if path.name == "config.json":
             config = data
@@ -173,14 +171,3 @@ def _size(config: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or not 0 <= value <= 1 << 16:
         raise FormatError(f"config.json: {key} is {shown(value)}; it is a number up to 65536")
     return value
-
-
-def _json(path: Path, left_out: LeftOut) -> dict[str, Any]:
-    try:
-        data = json.loads(whole(path, MAX_BYTES, left_out), strict=False)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        left_out[UNREADABLE] += 1
-        return {}
-    return data

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Scan:
         begun = False
         for chunk in chunks(self.path, self.left_out):
             self.size += len(chunk)
+            self.tail = chunk[-KEPT:] if len(chunk) >= KEPT else (self.tail + chunk)[-KEPT:]
             rest += chunk
             if not begun:
                 begin = _BEGIN.search(rest)
@@ -75,7 +76,6 @@ class Scan:
                 self.left_out[TOO_LONG] += 1
                 rest = b""
             yield pieces
-        self.tail = rest[-KEPT:]
         if begun and rest:
             yield [rest]
         elif not begun:
@@ -91,6 +91,17 @@ class Scan:
             self.left_out[NO_JSON] += 1
             return {}
         return value
+
+    def decode_all(self, texts: Sequence[bytes]) -> list[dict[str, Any]]:
+        """The events of texts, all at once where all of them are JSON."""
+        joined = b"},{".join(texts).decode("utf-8", "replace")
+        try:
+            values: list[Any] = _DECODER.decode(f"[{{{joined}}}]")
+        except (ValueError, RecursionError):
+            values = []
+        if len(values) == len(texts) and all(isinstance(value, dict) for value in values):
+            return values
+        return [self.decode(text) for text in texts]
 
     def about(self, key: str) -> Any:
         """The value of a key beside the list of events; None where there is none."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from debubble.core.errors import FormatError
 
@@ -24,6 +25,7 @@ GZIP = b"\x1f\x8b"
 
 CUT = "files whose compressed data ends early (read as far as they go)"
 DAMAGED = "files whose compressed data is damaged (read as far as they go)"
+UNREADABLE = "files that are no JSON"
 TOO_LONG = f"files of more than {MAX_UNPACKED >> 30} GiB unpacked (the rest of them)"
 
 LeftOut = Counter[str]
@@ -115,6 +117,18 @@ def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
         if found.tell() > limit:
             raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
     return found.getvalue()
+
+
+def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
+    """The object of a small JSON file; empty where it is none, which is counted."""
+    try:
+        data = json.loads(whole(path, limit, left_out), strict=False)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        left_out[UNREADABLE] += 1
+        return {}
+    return data
 
 
 def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:

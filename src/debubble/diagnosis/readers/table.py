@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import COMPUTE_KINDS, TRANSFER_KINDS
@@ -95,7 +94,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             "copy": "column copy",
             "clock": "one for all ranks of a host" if hosts else "one for all ranks",
         },
-        unit=scale, **_hosts(collected, hosts),
+        unit=scale, hosts=hosts, clocks="hosts" if len(set(hosts.values())) > 1 else "one",
     )  # fmt: skip
 
 
@@ -183,12 +182,3 @@ def _columns(path: Path, header: Sequence[str], left_out: LeftOut) -> tuple[dict
 def _without_nulls(path: Path, left_out: LeftOut) -> Iterator[str]:
     """Lines without the null bytes that a file cut by a full disk may have."""
     return (line.replace("\0", "") for line in lines(path, left_out))
-
-
-def _hosts(collected: Collected, hosts: Mapping[tuple[int, int], str]) -> dict[str, Any]:
-    if not hosts:
-        return {}
-    ranks = 1 + int(max(row[2] for row in collected.actions))
-    copies = 1 + int(max(row[1] for row in collected.actions))
-    names = tuple(hosts.get(divmod(at, ranks), "") for at in range(copies * ranks))
-    return {"hosts": names, "clocks": "hosts" if len(set(names)) > 1 else "one"}

@@ -1,0 +1,230 @@
+"""Reports of Nsight Systems as SQLite files, with the NVTX ranges of sail-sg's Zero Bubble runtime.
+
+``nsys export --type sqlite report.nsys-rep`` writes such a file. The runtime calls its ranges
+``F{microbatch}.{chunk}.{slice}``, ``B…`` and ``W…``, and every iteration ``iter_{rank}_{number}``.
+A backward that has a W is one for the input. The ranges are the host's: an action lasts from its
+first to its last kernel, as in traces of PyTorch's profiler.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from debubble.core.errors import FormatError
+from debubble.core.kinds import Kind
+from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, stage_of
+from debubble.diagnosis.readers.collected import NAN, Collected
+from debubble.diagnosis.readers.kineto_file import LATEST, KinetoFile
+from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
+from debubble.diagnosis.readers.stream import LeftOut
+
+NAME = "nsys"
+MAGIC = b"SQLite format 3\0"
+NANOSECONDS = 1e-9
+
+_RANGE = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,3})(?:\.(\d{1,4}))?", re.ASCII)
+_ITERATION = re.compile(r"iter_(\d{1,7})_(\d{1,9})", re.ASCII)
+_RANK = re.compile(r"rank[-_ ]?(\d{1,7})", re.IGNORECASE | re.ASCII)
+
+NVTX, KERNELS, RUNTIME = "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+
+DAMAGED = "files that are no SQLite database, or a damaged one"
+NO_TABLES = f"files without the tables {NVTX} and {KERNELS}"
+NO_RANGES = "processes without ranges called like actions, such as F0.0.0"
+NO_RANK = "processes without a rank, in a range iter_0_1 or in the file's name"
+CLEARED = "ranges W_clear, which do not say whose backwards for weights they are"
+NO_KERNELS = "processes whose ranges launched no kernel"
+
+
+def recognises(head: bytes) -> bool:
+    """Whether this is such a file, by its beginning."""
+    return head.startswith(MAGIC)
+
+
+def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+    """Read the reports of all ranks; one may have several processes.
+
+    Raises
+    ------
+    FormatError
+        When no process has a rank, ranges called like actions, and kernels.
+    """
+    traces: dict[int, RankTrace] = {}
+    for path in files:
+        try:
+            for file in _processes(path, left_out):
+                trace = trace_of(file, left_out)
+                if trace.on_device and trace.steps:
+                    file.forget()
+                    traces.setdefault(file.rank, trace)
+                else:
+                    left_out[NO_KERNELS] += 1
+        except sqlite3.Error:
+            left_out[DAMAGED] += 1
+    if not traces:
+        counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        raise FormatError(
+            f"{where}: no rank's actions ({counted}); profile with nsys -t nvtx,cuda and export "
+            "with --type sqlite"
+        )
+    return _observed(where, traces, left_out)
+
+
+def _observed(where: str, traces: dict[int, RankTrace], left_out: LeftOut) -> Observed:
+    ranks = 1 + max(traces)
+    origin = min(trace.file.base + trace.steps[0][0][0].start for trace in traces.values())
+    rows: list[tuple[Row, int, float, float]] = []
+    for rank, trace in traces.items():
+        base = trace.file.base - origin
+        for number, (computed, _) in enumerate(trace.steps):
+            step = trace.numbers[number] if trace.numbers else number
+            for one in computed:
+                start, end, issued = (
+                    NAN if time == UNKNOWN else (base + time) * NANOSECONDS
+                    for time in (one.start, one.end, one.issued)
+                )
+                for part in one.parts:
+                    row = step, rank, part.kind, part.stage, part.microbatch, start, end
+                    rows.append((row, part.slice, issued, one.busy * NANOSECONDS))
+    v_shaped = is_v_shaped([row for row, *_ in rows], ranks)
+    split = {(*row[:2], *row[3:5], piece) for row, piece, *_ in rows if row[2] == Kind.W}
+    collected = Collected(where, left_out)
+    for (step, rank, kind, chunk, microbatch, start, end), piece, issued, busy in rows:
+        if kind == Kind.B and (step, rank, chunk, microbatch, piece) in split:
+            kind = Kind.I
+        collected.action(
+            step, 0, rank, kind, stage_of(rank, chunk, ranks, v_shaped), microbatch, start, end,
+            slice=piece, issued=issued, busy=busy,
+        )  # fmt: skip
+    hosts = {(0, rank): trace.file.host for rank, trace in traces.items()}
+    return collected.observed(
+        NAME,
+        {
+            "rank": "ranges iter_… or the file's name; all ranks are one pipeline",
+            "stage": "chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "microbatch": "names of ranges",
+            "step": "ranges iter_…, or where an action comes again",
+            "clock": "of every host, since 1970",
+            "times": "kernels, by where they were launched",
+        },
+        ranks=ranks, hosts=hosts,
+        clocks="one" if all(hosts.values()) and len(set(hosts.values())) == 1 else "hosts",
+    )  # fmt: skip
+
+
+def _processes(path: Path, left_out: LeftOut) -> Iterator[KinetoFile]:
+    """What every process of a report did."""
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    base = sqlite3.connect(uri, uri=True)
+    base.text_factory = lambda text: text.decode("utf-8", "replace")
+    try:
+        found = base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {str(name) for (name,) in found}
+        if not {NVTX, KERNELS, RUNTIME} <= tables:
+            left_out[NO_TABLES] += 1
+            return
+        files = _ranges(base, path, tables, left_out)
+        _kernels(base, files)
+        zero, host = _session(base, tables)
+        for file in files.values():
+            file.base, file.host = zero, host
+            if not file.numbers:
+                left_out[NO_RANGES] += 1
+            elif file.rank < 0:
+                left_out[NO_RANK] += 1
+            else:
+                yield file
+    finally:
+        base.close()
+
+
+def _ranges(
+    base: sqlite3.Connection, path: Path, tables: set[str], left_out: LeftOut
+) -> dict[int, KinetoFile]:
+    """Ranges by process: what is called like an action, and iterations, which tell the rank."""
+    columns = _columns(base, NVTX)
+    text = "e.text" if "text" in columns else "NULL"
+    join = ""
+    if "textId" in columns and "StringIds" in tables:
+        text, join = f"COALESCE({text}, s.value)", "LEFT JOIN StringIds s ON s.id = e.textId"
+    found: dict[int, KinetoFile] = defaultdict(lambda: KinetoFile(path))
+    rows = base.execute(
+        f"SELECT e.start, e.end, e.globalTid, {text} FROM {NVTX} e {join} WHERE e.end IS NOT NULL"
+    )
+    for start, end, thread, name in rows:
+        if not _are_times(start, end, thread) or not isinstance(name, str):
+            continue
+        file = found[thread >> 24]
+        iteration = _ITERATION.fullmatch(name)
+        match = _RANGE.fullmatch(name)
+        if iteration is not None:
+            file.rank, file.named_by = int(iteration[1]), "iter"
+            file.steps.add(start, end, int(iteration[2]))
+        elif name.startswith("W_clear"):
+            left_out[CLEARED] += 1
+        elif match is not None:
+            kind = "B" if match[1] == "BW" else match[1]
+            if file.ranges.full:
+                raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
+            file.add_range(f"{int(match[3])}{kind}{match[2]}.{match[4] or 0}", start, end)
+    number = _RANK.findall(path.name)
+    for file in found.values():
+        if file.rank < 0 and number and len(found) == 1:
+            file.rank = int(number[-1])
+    return found
+
+
+def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
+    """Launches and kernels by process; names tell which are NCCL's."""
+    for start, thread, correlation in base.execute(
+        f"SELECT start, globalTid, correlationId FROM {RUNTIME}"
+    ):
+        if _are_times(start, thread, correlation) and thread >> 24 in files:
+            launches = files[thread >> 24].launches
+            if not launches.full:
+                launches.add(correlation, start, 0)
+    owner = "k.globalPid" if "globalPid" in _columns(base, KERNELS) else "NULL"
+    names = "demangledName" if "shortName" not in _columns(base, KERNELS) else "shortName"
+    only = next(iter(files.values())) if len(files) == 1 else None
+    for start, end, stream, correlation, process, name in base.execute(
+        f"SELECT k.start, k.end, k.streamId, k.correlationId, {owner}, s.value FROM {KERNELS} k "
+        f"LEFT JOIN StringIds s ON s.id = k.{names}"
+    ):
+        file = (
+            only if process is None else files.get(process >> 24) if type(process) is int else None
+        )
+        if file is None or not _are_times(start, end, stream, correlation) or file.kernels.full:
+            continue
+        words = name if isinstance(name, str) else ""
+        sort = (2 if "SendRecv" in words else 1) if "nccl" in words else 0
+        file.kernels.add(correlation, start, end, stream, sort)
+
+
+def _session(base: sqlite3.Connection, tables: set[str]) -> tuple[int, str]:
+    """When times begin, in nanoseconds since 1970, and the host."""
+    zero, host = 0, ""
+    if "TARGET_INFO_SESSION_START_TIME" in tables:
+        row = base.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        zero = row[0] if row and _are_times(row[0]) else 0
+    if "TARGET_INFO_SYSTEM_ENV" in tables:
+        row = base.execute(
+            "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname'"
+        ).fetchone()
+        host = row[0][:200] if row and isinstance(row[0], str) else ""
+    return zero, host
+
+
+def _columns(base: sqlite3.Connection, table: str) -> set[str]:
+    return {str(row[1]) for row in base.execute(f"PRAGMA table_info({table})")}
+
+
+def _are_times(*values: Any) -> bool:
+    """Whether all values are whole numbers that fit."""
+    return all(type(value) is int and 0 <= value < LATEST for value in values)
