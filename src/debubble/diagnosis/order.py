@@ -108,7 +108,8 @@ def reconstruct(observed: Observed) -> Orders:
     if len(kept) < len(whole):
         left_out["steps of a copy in an order that cannot have run"] = len(whole) - len(kept)
     first = schedules[runs[0]]
-    name = name or named(first)
+    # PyTorch's profiler may have traced one of PyTorch's own orders.
+    name = name or named(first, torch=observed.format == "kineto")
     schedules = [replace(schedules[index], name=name.text) for index in runs]
     order = [runs.index(frequent.index(_key(row, usual))) for row in kept]
     return Orders(
