@@ -156,6 +156,22 @@ def test_what_is_refused(refused: Run, slow: Path, words: list[str], message: st
     assert refused("trace", slow, *words).startswith(message)
 
 
+def test_sums_of_times_are_costs_alone(run: Run, refused: Run, tmp_path: Path) -> None:
+    from tests.diagnosis.readers.test_megatron_timers import log
+
+    path, out = tmp_path / "train.log", tmp_path / "costs.yaml"
+    path.write_text(log())
+    result = run("trace", path, "--costs-out", out)
+    assert result.code == 0
+    assert "no causes and no gains" in " ".join(result.out.split())
+    assert load_costs(out).costs.F == (11.0, 20.0)
+    data = run("trace", path, "--json").data
+    assert (data["format"], data["findings"], data["account"]) == ("megatron-timers", [], [])
+    assert "needs points in time" in refused("trace", path, "--schedule", "zb-v")
+    with pytest.raises(db.FormatError, match="sums of times that say nothing of causes"):
+        db.read_trace(path)
+
+
 def test_nothing_to_read(refused: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no trace")
     assert str(tmp_path) in refused("trace", tmp_path)

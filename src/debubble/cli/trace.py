@@ -23,6 +23,7 @@ from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from debubble.diagnosis.diagnose import Diagnosis
+    from debubble.diagnosis.observed import Observed
     from debubble.diagnosis.what_if import WhatIf
 
 FAILED = 1
@@ -58,7 +59,9 @@ def trace(
     Reads the traces of all ranks, replays what happened, and says where the time went and what
     there is to gain.
     """
-    from debubble.diagnosis.diagnose import read_trace
+    from debubble.diagnosis.costs_only import has_only_costs
+    from debubble.diagnosis.diagnose import diagnose
+    from debubble.diagnosis.readers.folder import read
     from debubble.diagnosis.what_if import Change, with_changes, with_schedule
 
     conditions = [_condition(text) for text in fail_if or []]
@@ -66,7 +69,12 @@ def trace(
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
     _check_files(costs_out, html)
-    found = read_trace(path)
+    observed = read(path)
+    if has_only_costs(observed):
+        needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if}
+        _costs_only(observed, needs, costs_out, as_json)
+        return
+    found = diagnose(observed)
     answers: list[WhatIf] = []
     if schedule is not None:
         count = None if chunks is None else whole("-v", chunks)
@@ -79,11 +87,7 @@ def trace(
         print_json(found.to_dict() | more)
     else:
         _print(found, answers)
-    if costs_out is not None:
-        from debubble.interchange.cost_files import save_costs
-
-        save_costs(found.cost_file(), costs_out)
-        note(f"wrote {costs_out}; try: debubble compare 1f1b zb-v --costs {costs_out}")
+    _save_costs(found.cost_file(), costs_out)
     if html is not None:
         _save_page(found, answers, html)
         note(f"wrote {html}")
@@ -91,6 +95,30 @@ def trace(
         note(f"failed: {text}")
     if failed:
         raise typer.Exit(FAILED)
+
+
+def _costs_only(
+    observed: Observed, needs: dict[str, Any], costs_out: str | None, as_json: bool
+) -> None:
+    """Say what a format tells that has sums of times alone."""
+    from debubble.diagnosis import costs_only
+
+    for flag, value in needs.items():
+        if value is not None:
+            raise ParameterError(f"{flag} needs points in time; {observed.format} has sums alone")
+    if as_json:
+        print_json(costs_only.to_dict(observed))
+    else:
+        print(costs_only.report(observed, line_width()))
+    _save_costs(costs_only.cost_file(observed), costs_out)
+
+
+def _save_costs(data: dict[str, Any], path: str | None) -> None:
+    from debubble.interchange.cost_files import save_costs
+
+    if path is not None:
+        save_costs(data, path)
+        note(f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}")
 
 
 def _check_files(costs_out: str | None, html: str | None) -> None:

@@ -16,6 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.diagnosis.account import RankAccount, account
 from debubble.diagnosis.candidates import Causes, find_causes, worst_of_copies
 from debubble.diagnosis.clocks import Clocks, align
+from debubble.diagnosis.costs_only import has_only_costs
 from debubble.diagnosis.findings import Finding, find
 from debubble.diagnosis.gains import Slowdown, slowdown
 from debubble.diagnosis.names import Name
@@ -242,4 +243,10 @@ def read_trace(path: str | Path) -> Diagnosis:
     """
     from debubble.diagnosis.readers.folder import read
 
-    return diagnose(read(Path(path)))
+    observed = read(Path(path))
+    if has_only_costs(observed):
+        raise FormatError(
+            f"{path}: sums of times that say nothing of causes; 'debubble trace {path} --costs-out "
+            "costs.yaml' writes the costs that they are"
+        )
+    return diagnose(observed)
