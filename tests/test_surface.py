@@ -12,9 +12,9 @@ from tests import typed_client
 
 EXPORTED = {
     "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs", "DebubbleError",
-    "FormatError", "Jitter", "Kind", "ParameterError", "Placement", "Report", "Result", "Schedule",
-    "ScheduleError", "Spread", "Timeline", "check", "compare", "load", "make", "optimize",
-    "register", "schedules", "simulate",
+    "Diagnosis", "FormatError", "Jitter", "Kind", "ParameterError", "Placement", "Report", "Result",
+    "Schedule", "ScheduleError", "Spread", "Timeline", "check", "compare", "load", "make",
+    "optimize", "read_trace", "register", "schedules", "simulate",
 }  # fmt: skip
 
 PARAMETERS = {
@@ -23,6 +23,7 @@ PARAMETERS = {
     "check": {"schedule", "memory", "costs", "p2p_mode"},
     "compare": {"schedules", "ranks", "microbatches", "chunks", "costs", "memory", "p2p_mode"},
     "load": {"path"},
+    "read_trace": {"path"},
     "schedules": set(),
 }
 """Parameters that callers rely on; there may be more."""
@@ -41,6 +42,7 @@ MEMBERS = {
     "Report": {"problems", "ok"},
     "Jitter": {"times", "samples", "seed", "replicas", "slow"},
     "Spread": {"mean", "p50", "p95", "p99", "quantile", "times", "planned", "slowdown", "to_dict"},
+    "Diagnosis": {"schedule", "costs", "findings", "timeline", "to_dict"},
     "Costs": {"per_rank"},
 }  # fmt: skip
 

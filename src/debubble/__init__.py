@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from debubble.core.placement import Placement
     from debubble.core.schedule import Schedule
+    from debubble.diagnosis.diagnose import Diagnosis, read_trace
     from debubble.engine.ensembles import Spread
     from debubble.engine.jitter import Jitter
     from debubble.engine.timeline import Timeline, simulate
@@ -44,6 +45,7 @@ _HOME = {
     "compare": "interchange.named",
     "load": "interchange.files",
     "Action": "core.actions",
+    "Diagnosis": "diagnosis.diagnose",
     "Kind": "core.actions",
     "Costs": "core.costs",
     "CostError": "core.errors",
@@ -62,6 +64,7 @@ _HOME = {
     "Constraint": "schedules.registry",
     "make": "interchange.named",
     "optimize": "optimize",
+    "read_trace": "diagnosis.diagnose",
     "register": "schedules.registry",
     "schedules": "schedules",
 }
@@ -84,6 +87,7 @@ __all__ = [
     "CostError",
     "Costs",
     "DebubbleError",
+    "Diagnosis",
     "FormatError",
     "Jitter",
     "Kind",
@@ -100,6 +104,7 @@ __all__ = [
     "load",
     "make",
     "optimize",
+    "read_trace",
     "register",
     "schedules",
     "simulate",

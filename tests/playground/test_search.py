@@ -202,13 +202,14 @@ def test_orders_with_too_many_actions_are_left_out_and_counted(ask, monkeypatch)
 
 def test_a_faster_order_is_found(ask):
     name = started(ask, "/api/optimize", STATE)
-    while "best" not in look(ask, name).json():
+    costs = db.Costs.per_rank(F=10, I=12, W=8)
+    plain = db.simulate(db.make("1f1b", ranks=4, microbatches=8), costs).makespan
+    # The first ones that are found fit into less memory than 1f1b needs, and may be slower.
+    while look(ask, name).json().get("best", plain) >= plain:
         time.sleep(0.02)
     answer = ended(ask, name, stop=True).json()["answer"]
     both = STATE | {"schedules": [{"name": "1f1b"}, {"file": answer["file"]}]}
     rows = {row["name"]: row for row in ask("/api/simulate", both).json()["table"]["rows"]}
-    costs = db.Costs.per_rank(F=10, I=12, W=8)
-    plain = db.simulate(db.make("1f1b", ranks=4, microbatches=8), costs).makespan
     (order,) = [row for label, row in rows.items() if label != "1f1b"]
     assert order["makespan"] < plain
     assert order["peak_activation"] <= 3

@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",
-    "serve", "costs", "plan", "sweep",
+    "trace", "serve", "costs", "plan", "sweep",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 

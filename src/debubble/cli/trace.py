@@ -1,0 +1,206 @@
+"""``debubble trace``: why a run took as long as it did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from debubble.analysis.layout import line_width
+from debubble.cli.app import command
+from debubble.cli.options import AsJson, takes, whole
+from debubble.cli.output import (
+    check_cost_file,
+    check_writable,
+    in_color,
+    note,
+    print_json,
+    styled,
+)
+from debubble.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from debubble.diagnosis.diagnose import Diagnosis
+    from debubble.diagnosis.observed import Observed
+    from debubble.diagnosis.what_if import WhatIf
+
+FAILED = 1
+"""Exit code where a condition of ``--fail-if`` holds."""
+
+
+def trace(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Folder or file with traces.")],
+    changes: Annotated[
+        list[str] | None,
+        takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
+    ] = None,
+    schedule: Annotated[
+        str | None, takes("NAME", "Simulate another schedule at the times that were measured.")
+    ] = None,
+    chunks: Annotated[
+        str | None, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
+    ] = None,
+    costs_out: Annotated[
+        str | None, takes("FILE", "Write the costs for other commands: .yaml or .json.")
+    ] = None,
+    html: Annotated[
+        str | None, takes("FILE", "Write a page: what was observed above what is predicted.")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        takes("CONDITION", 'Leave with 1 where it holds: "bubble>+3%"; may be repeated.'),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find out why a run is slower than planned.
+
+    Reads the traces of all ranks, replays what happened, and says where the time went and what
+    there is to gain.
+    """
+    from debubble.diagnosis.costs_only import has_only_costs
+    from debubble.diagnosis.diagnose import diagnose
+    from debubble.diagnosis.readers.folder import read
+    from debubble.diagnosis.what_if import Change, with_changes, with_schedule
+
+    conditions = [_condition(text) for text in fail_if or []]
+    wanted = [Change.parse(part) for text in changes or [] for part in text.split()]
+    if chunks is not None and schedule is None:
+        raise ParameterError("-v is for --schedule; add it, or leave -v out")
+    _check_files(costs_out, html)
+    observed = read(path)
+    if has_only_costs(observed):
+        needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if}
+        _costs_only(observed, needs, costs_out, as_json)
+        return
+    found = diagnose(observed)
+    answers: list[WhatIf] = []
+    if schedule is not None:
+        count = None if chunks is None else whole("-v", chunks)
+        answers.append(with_schedule(found.replay, schedule, wanted, count))
+    elif wanted:
+        answers.append(with_changes(found.replay, wanted))
+    failed = [text for text, holds in conditions if holds(found)]
+    if as_json:
+        more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
+        print_json(found.to_dict() | more)
+    else:
+        _print(found, answers)
+    _save_costs(found.cost_file(), costs_out)
+    if html is not None:
+        _save_page(found, answers, html)
+        note(f"wrote {html}")
+    for text in failed:
+        note(f"failed: {text}")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _costs_only(
+    observed: Observed, needs: dict[str, Any], costs_out: str | None, as_json: bool
+) -> None:
+    """Say what a format tells that has sums of times alone."""
+    from debubble.diagnosis import costs_only
+
+    for flag, value in needs.items():
+        if value is not None:
+            raise ParameterError(f"{flag} needs points in time; {observed.format} has sums alone")
+    if as_json:
+        print_json(costs_only.to_dict(observed))
+    else:
+        print(costs_only.report(observed, line_width()))
+    _save_costs(costs_only.cost_file(observed), costs_out)
+
+
+def _save_costs(data: dict[str, Any], path: str | None) -> None:
+    from debubble.interchange.cost_files import save_costs
+
+    if path is not None:
+        save_costs(data, path)
+        note(f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}")
+
+
+def _check_files(costs_out: str | None, html: str | None) -> None:
+    """Refuse files that could not be written, before anything is read."""
+    if costs_out is not None:
+        check_cost_file("--costs-out", costs_out)
+        check_writable(costs_out)
+    if html is not None:
+        if not html.lower().endswith(".html"):
+            raise ParameterError(f"--html '{html}': a page ends in .html")
+        check_writable(html)
+
+
+def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
+    from debubble.diagnosis.report import report, what_if_text
+
+    width = line_width()
+    for one in answers:
+        print("\n".join(what_if_text(one, width)))
+    if not answers:
+        print(report(found, width, styled if in_color() else None))
+
+
+def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
+    """What was observed above what is predicted, on one axis, and the report."""
+    from html import escape
+
+    from debubble.core import hooks
+    from debubble.diagnosis.report import report
+
+    timelines = [found.timeline, found.predicted]
+    timelines += [one.timeline for one in answers if one.timeline is not None]
+    title = f"{found.name.text}: observed, and predicted at median times"
+    text = f"<pre>{escape(report(found, 100))}</pre>"
+    hooks.save_timelines(timelines, path, title=title, table_html=text)
+
+
+_CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*([0-9.]+)\s*(%|ms)?", re.ASCII)
+
+MEASURES: dict[str, tuple[str, Callable[[Diagnosis], float], Callable[[Diagnosis], float]]] = {
+    "bubble": (
+        "%", lambda found: 100 * found.bubble_ratio,
+        lambda found: 100 * found.predicted.bubble_ratio,
+    ),
+    "step": (
+        "ms", lambda found: 1e3 * float(found.run.step_times.mean()),
+        lambda found: found.predicted.makespan,
+    ),
+    "slowdown": ("%", lambda found: 100 * (found.slowdown.total - 1), lambda _: 0.0),
+    "gain": (
+        "%", lambda found: 100 * max((one.gain or 0.0 for one in found.findings), default=0.0),
+        lambda _: 0.0,
+    ),
+}  # fmt: skip
+"""Unit of what conditions are about, its value, and what a + is more than: the prediction."""
+
+
+def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
+    """A condition, and whether it holds."""
+    match = _CONDITION.fullmatch(text.strip())
+    if match is None or match[1] not in MEASURES or match[3].count(".") > 1 or match[3] == ".":
+        raise ParameterError(
+            f"--fail-if '{text}' is no condition; write bubble>30%, bubble>+3% (more than "
+            f"predicted), step>2000ms, slowdown>10% or gain>5%"
+        )
+    unit, value, base = MEASURES[match[1]]
+    if match[4] not in (None, unit):
+        raise ParameterError(f"--fail-if '{text}': {match[1]} is in {unit}")
+    limit = float(match[3])
+
+    def holds(found: Diagnosis) -> bool:
+        return value(found) > limit + (base(found) if match[2] else 0.0)
+
+    return text.strip(), holds
+
+
+app = command(
+    trace,
+    [
+        "trace run.json.gz",
+        "trace run.json.gz --set stage3.F*=0.9 --set p2p=0",
+        "trace run.json.gz --schedule zb-v",
+        "trace run.json.gz --costs-out measured.yaml --html run.html",
+    ],
+)

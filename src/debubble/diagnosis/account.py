@@ -1,0 +1,238 @@
+"""Where the time of a step went: on every rank the time it computed, and the rest by cause.
+
+The time line of a rank is cut where something changes, and every piece has one cause, so that the
+pieces add up to the step. While a rank waits for what another one computes, the piece has the cause
+of what that other rank is doing then: if it computes longer than it should, for instance because
+its stage is heavy, that is why the first one waits; if it waits itself, its own cause counts. Plain
+computing that is waited for is ``fill`` before a rank's first action, ``drain`` behind its last,
+and ``peer`` between.
+
+Of an action the time that it should take comes first and what it takes on top last: this is what
+others would not have waited for. Of a message the time of the link comes first, then what a slow
+link adds, then the time behind other messages. A rank that is free and has its input but does not
+begin has a ``launch-gap``; where the trace says nothing of messages, that may be part of the
+``transfer``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.diagnosis.observed import PAUSES
+from debubble.diagnosis.replay import Replay
+from debubble.diagnosis.run import Times
+
+CAUSES = (
+    "fill", "drain", "slow-stage", "slow-worker", "slow-copy", "slow-link", "peer", "transfer",
+    "head-of-line", "launch-gap", "garbage-collection", "sequence-length", "memory", "jitter",
+    "order",
+)  # fmt: skip
+"""Causes of lost time."""
+
+COMPUTE = "compute"
+
+MOST_ACTIONS = 60_000
+"""Actions that are gone through; of more, steps are taken at equal distances."""
+
+
+@dataclass(frozen=True)
+class RankAccount:
+    """Where one rank's time went, in seconds of a mean step.
+
+    Parameters
+    ----------
+    rank
+        The rank.
+    compute
+        Time it computed, without what a cause added.
+    causes
+        Time of every cause that there is.
+    step
+        Time of the step; `compute` and all `causes` together.
+    """
+
+    rank: int
+    compute: float
+    causes: dict[str, float]
+    step: float
+
+
+Piece = tuple[float, float, str, int]
+"""Start, end, cause, and the rank that is waited for where the cause is empty."""
+
+
+def account(
+    replay: Replay, excess: Mapping[str, Times], slow_link: Times, worst: Mapping[int, str]
+) -> tuple[RankAccount, ...]:
+    """Go through all steps of a run.
+
+    Parameters
+    ----------
+    replay
+        The run.
+    excess
+        By cause what actions take longer for it, shape ``(rows, actions)``; nothing negative.
+    slow_link
+        Time that messages take longer because their link is slow, in the same way.
+    worst
+        By copy why it may be slower than the others.
+
+    Returns
+    -------
+    tuple of RankAccount
+        Of every rank with a file, the mean over steps and copies.
+    """
+    run = replay.run
+    chosen = _chosen(run.rows, run.duration.size)
+    totals: dict[int, dict[str, float]] = {}
+    seen: dict[int, int] = {}
+    steps, place = run.step_of
+    longest = np.zeros(len(steps), dtype=np.int64)
+    for step in range(len(steps)):
+        rows = np.flatnonzero(place == step)
+        longest[step] = rows[run.length[rows].argmax()]
+    for row in chosen.tolist():
+        slowest = int(longest[place[row]])
+        extra = float(run.length[slowest] - run.length[row])
+        late = worst.get(int(run.copy[slowest]), "drain")
+        pieces = _pieces(replay, row, excess, slow_link)
+        for rank in pieces:
+            total = totals.setdefault(rank, dict.fromkeys((COMPUTE, *CAUSES), 0.0))
+            seen[rank] = seen.get(rank, 0) + 1
+            for cause, length in _resolved(pieces, rank):
+                total[cause] += length
+            total[late] += extra
+    found = []
+    for rank, total in sorted(totals.items()):
+        means = {cause: length / seen[rank] for cause, length in total.items()}
+        compute = means.pop(COMPUTE)
+        causes = {cause: length for cause, length in means.items() if length > 0}
+        found.append(RankAccount(rank, compute, causes, compute + sum(causes.values())))
+    return tuple(found)
+
+
+def _chosen(rows: int, actions: int) -> np.ndarray:
+    """Rows that are gone through: all, or some at equal distances."""
+    count = max(1, min(rows, MOST_ACTIONS * rows // max(actions, 1)))
+    return np.unique(np.linspace(0, rows - 1, count).astype(int))
+
+
+def _pieces(
+    replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
+) -> dict[int, list[Piece]]:
+    """The time line of every rank with a file, from the row's first start to its last end."""
+    run, transfers = replay.run, replay.transfers
+    schedule = run.orders[run.order[row]]
+    column = run.column(int(run.order[row]))
+    begin = float(run.begin[row])
+    finish = begin + float(run.length[row])
+    last = int(run.rank[int(np.nanargmax(run.end[row]))])
+    causes = list(excess)
+    own = {cause: excess[cause][row] for cause in causes}
+    pauses = _pauses(replay, row)
+    found: dict[int, list[Piece]] = {}
+    for rank in range(schedule.ranks):
+        part = column[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+        part = part[run.counted[part]]
+        if not len(part) or not run.known[row, part[0]]:
+            continue
+        line: list[Piece] = []
+        at = begin
+        columns = (run.start, run.end, run.produced, transfers.delay, transfers.behind, slow_link)
+        cells = zip(part.tolist(), *(values[row, part].tolist() for values in columns), strict=True)
+        for action, start, end, made, delay, behind, slow in cells:
+            start = max(start, at)
+            end = max(end, start)
+            source = int(run.source[action])
+            first = not line
+            if start > at and source >= 0:
+                if made != made:  # the other rank has no file
+                    line.append((at, start, "peer", -1))
+                else:
+                    there = made + delay
+                    line.append((at, min(max(made, at), start), "", int(run.rank[source])))
+                    for upto, cause in (
+                        (there - behind - slow, "transfer"), (there - behind, "slow-link"),
+                        (there, "head-of-line"),
+                    ):  # fmt: skip
+                        line.append((line[-1][1], min(max(upto, line[-1][1]), start), cause, -1))
+                    late = "launch-gap" if replay.sure[row, action] else "transfer"
+                    line += _host(line[-1][1], start, late, pauses.get(rank, ()))
+            elif start > at:
+                line += _host(at, start, "fill" if first else "launch-gap", pauses.get(rank, ()))
+            plain = end
+            parts = [(cause, float(own[cause][action])) for cause in causes]
+            for cause, length in parts:
+                length = min(length, plain - start)
+                if length > 0:
+                    line.append((plain - length, plain, cause, -1))
+                    plain -= length
+            line.append((start, plain, COMPUTE, -1))
+            at = end
+        if at < finish:
+            line.append((at, finish, "", last))
+        found[rank] = sorted(piece for piece in line if piece[1] > piece[0])
+    return found
+
+
+def _pauses(replay: Replay, row: int) -> dict[int, list[tuple[float, float, str]]]:
+    """Pauses of the hosts of a row's copy, by rank."""
+    run = replay.run
+    found: dict[int, list[tuple[float, float, str]]] = {}
+    pauses = run.pauses
+    for at in np.flatnonzero(pauses.copy == run.copy[row]).tolist():
+        one = (float(pauses.start[at]), float(pauses.end[at]), PAUSES[int(pauses.cause[at])])
+        found.setdefault(int(pauses.rank[at]), []).append(one)
+    return found
+
+
+def _host(
+    start: float, end: float, cause: str, pauses: list[tuple[float, float, str]] | tuple[()]
+) -> Iterator[Piece]:
+    """A time in which a rank is free and does not begin, cut where its host stands still."""
+    for begin, over, why in sorted(pauses):
+        if begin < end and over > start:
+            yield (start, max(begin, start), cause, -1)
+            yield (max(begin, start), min(over, end), why, -1)
+            start = min(over, end)
+    yield (start, end, cause, -1)
+
+
+def _resolved(pieces: Mapping[int, list[Piece]], rank: int) -> Iterator[tuple[str, float]]:
+    """Causes of a rank's time and their lengths."""
+    line = pieces[rank]
+    works = [piece for piece in line if piece[2] == COMPUTE]
+    first, last = works[0][0], works[-1][1]
+    starts = {other: [piece[0] for piece in lines] for other, lines in pieces.items()}
+    for start, end, cause, of in line:
+        if cause:
+            yield cause, end - start
+            continue
+        plain = "fill" if end <= first else "drain" if start >= last else "peer"
+        stack = [(start, end, of, len(pieces))]
+        while stack:
+            low, high, other, depth = stack.pop()
+            if other not in pieces or not depth:
+                yield plain, high - low
+                continue
+            theirs = pieces[other]
+            at = max(bisect_right(starts[other], low) - 1, 0)
+            covered = low
+            while at < len(theirs) and theirs[at][0] < high:
+                begin, over, why, whom = theirs[at]
+                begin, over = max(begin, covered), min(over, high)
+                if over > begin:
+                    if begin > covered:
+                        yield plain, begin - covered
+                    if why:
+                        yield (plain if why == COMPUTE else why), over - begin
+                    else:
+                        stack.append((begin, over, whom, depth - 1))
+                    covered = over
+                at += 1
+            if high > covered:
+                yield plain, high - covered

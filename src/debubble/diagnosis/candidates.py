@@ -1,0 +1,172 @@
+"""Every cause that a run may be slow for, with the run as it would be without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.faults import Fault, find_faults
+from debubble.diagnosis.gains import Slowdown
+from debubble.diagnosis.replay import Replay, reordered
+from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.transfers import MOMENT
+
+SLOW_LINK = 2.0
+"""A link is slow from so many times the median of the others on."""
+
+Where = dict[str, int | list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A cause, and every row of the run without it.
+
+    Parameters
+    ----------
+    cause, where
+        The cause, and the stage, rank, copy or link it is in.
+    without
+        Time of every row with only this fixed, shape ``(rows,)``.
+    alone
+        Time of every row with all causes but this one fixed.
+    size
+        How many times as long things take; NaN where that says nothing.
+    by_kind
+        The same for every kind of action.
+    """
+
+    cause: str
+    where: Where
+    without: Times
+    alone: Times
+    size: float
+    by_kind: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Causes:
+    """The causes of a run.
+
+    Parameters
+    ----------
+    candidates
+        All that were found, whatever they gain.
+    clean
+        Time of every row with all of them fixed.
+    excess
+        By cause what actions take longer for it, shape ``(rows, actions)``, nothing negative.
+    slow_link
+        Time that messages take longer because their link is slow.
+    """
+
+    candidates: tuple[Candidate, ...]
+    clean: Times
+    excess: dict[str, Times]
+    slow_link: Times
+
+
+def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
+    """Look for every cause, and replay the run without it.
+
+    Parameters
+    ----------
+    replay
+        The run.
+    nearest
+        The schedule whose order the run has but for some actions; None where it has just its order.
+    """
+    run, transfers = replay.run, replay.transfers
+    times, delays = replay.times + replay.gaps, transfers.delay
+    faults = find_faults(run, replay.times, replay.gaps)
+    slow = list(_slow_links(replay))
+    slow_link = np.sum([one[1] for one in slow], axis=0) if slow else np.zeros_like(delays)
+    # What stands behind another message does not stand there because its link is slow.
+    slow_link = np.minimum(slow_link, np.maximum(delays - transfers.behind, 0.0))
+    behind = transfers.behind
+    inside = sum((fault.excess + fault.late for fault in faults), np.zeros_like(times))
+    clean_times, clean_delays = times - inside, delays - slow_link - behind
+
+    def lengths(times: Times, delays: Times) -> Times:
+        return replay.lengths(np.maximum(times, 0.0), np.maximum(delays, 0.0))
+
+    def of_fault(fault: Fault) -> Candidate:
+        added = fault.excess + fault.late
+        return Candidate(
+            fault.cause, dict(fault.where), lengths(times - added, delays),
+            lengths(clean_times + added, clean_delays), fault.size, fault.by_kind,
+        )  # fmt: skip
+
+    def of_delays(cause: str, where: Where, added: Times, size: float) -> Candidate:
+        return Candidate(
+            cause, where, lengths(times, delays - added),
+            lengths(clean_times, clean_delays + added), size,
+        )  # fmt: skip
+
+    found = [of_fault(fault) for fault in faults]
+    found += [of_delays("slow-link", {"link": link}, np.minimum(added, slow_link), size)
+              for link, added, size in slow]  # fmt: skip
+    if behind.any():
+        found.append(of_delays("head-of-line", _most_behind(run, behind), behind, np.nan))
+    rest = np.maximum(delays - slow_link - behind, 0.0)
+    if rest.any():
+        found.append(of_delays("transfer", {}, rest, np.nan))
+    clean = lengths(clean_times, clean_delays)
+    if nearest is not None:
+        without = reordered(run, times, delays, nearest)
+        found.append(Candidate("order", {}, without, lengths(clean_times, clean_delays), np.nan))
+    excess: dict[str, Times] = {}
+    for fault in faults:
+        mine = excess.get(fault.cause, np.zeros_like(times))
+        excess[fault.cause] = mine + np.maximum(fault.excess, 0.0)
+    return Causes(tuple(found), clean, excess, slow_link)
+
+
+def _slow_links(replay: Replay) -> Iterator[tuple[list[int], Times, float]]:
+    """Pairs of ranks between which messages take longer than between others."""
+    run, typical = replay.run, replay.transfers.typical
+    ranks = run.schedule.ranks
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for link in np.unique(run.link[run.link >= 0]).tolist():
+        source, target = divmod(link, ranks)
+        pairs.setdefault((min(source, target), max(source, target)), []).append(link)
+    means = {pair: float(np.mean(typical[links])) for pair, links in pairs.items()}
+    for pair, mine in means.items():
+        others = [mean for other, mean in means.items() if other != pair]
+        usual = float(np.median(others)) if others else np.inf
+        if mine <= SLOW_LINK * usual + MOMENT:
+            continue
+        added = np.zeros_like(replay.transfers.delay)
+        for link in pairs[pair]:
+            column = run.link == link
+            # Both directions: clocks may have shifted time from one to the other.
+            share = max(float(typical[link]) - usual, 0.0)
+            added[:, column] = np.minimum(replay.transfers.delay[:, column], share)
+        yield list(pair), added, mine / max(usual, MOMENT)
+
+
+def _most_behind(run: Run, behind: Times) -> Where:
+    """The link on which most of the time is lost, and the rank that it leads to."""
+    lost = np.bincount(np.maximum(run.link, 0), behind.sum(axis=0))
+    source, target = divmod(int(lost.argmax()), run.schedule.ranks)
+    return {"link": [source, target]}
+
+
+def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
+    """Why each copy may be slower than others: what it is the only one to have, or has most of."""
+    found = {}
+    for copy in range(len(slowdown.copy)):
+        for one in causes.candidates:
+            if one.where.get("copy") == copy:
+                found[copy] = one.cause
+                break
+        else:
+            if "sequence-length" in causes.excess:
+                found[copy] = "sequence-length"
+            elif "garbage-collection" in causes.excess:
+                found[copy] = "garbage-collection"
+            elif "jitter" in causes.excess:
+                found[copy] = "jitter"
+    return found

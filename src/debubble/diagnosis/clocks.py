@@ -1,0 +1,337 @@
+"""Clocks of ranks against each other, from what causes what.
+
+A message cannot arrive before it left. With o(r) for what rank r's clock shows at true time 0, a
+message from a to b that left at d (a's clock) and had arrived by t (b's clock) says
+o(b) − o(a) ≤ t − d. All messages of a step together are difference constraints, whose shortest
+paths are the tightest bounds: an interval of o(b) − o(a) for every pair. A cycle of negative length
+is a contradiction, and its messages are named.
+
+Where all bounds hold at 0 on ranks that should share a clock, they are left alone. Else a rank's
+clock is corrected by the mean of its two bounds against rank 0, which fulfils every constraint;
+where a rank has no file, each part of the pipeline by those against the first rank of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import unpack
+from debubble.diagnosis.run import Run, Times
+
+ROUNDING = 2e-6
+"""Seconds by which written times may be off."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What clock b shows more than clock a, in seconds.
+
+    Parameters
+    ----------
+    ranks
+        Both ranks; those of later data-parallel copies are numbered on.
+    low, high
+        Bounds; ±∞ where messages go one way only.
+    step
+        Number of the step.
+    """
+
+    ranks: tuple[int, int]
+    low: float
+    high: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How much faster clock b runs than clock a, in seconds per second, and the bounds of that."""
+
+    ranks: tuple[int, int]
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Clocks:
+    """What is known of the clocks of a run.
+
+    Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
+
+    Parameters
+    ----------
+    intervals
+        Of every pair of ranks that exchange messages, in every step.
+    drifts
+        Of the pairs on different hosts through all of whose messages a line goes.
+    offsets, rates
+        What to subtract from every rank's times, shape ``(rows, ranks)``, and in every second of a
+        step, both of shape ``(rows, ranks)``.
+    warnings
+        Contradictions, and pairs of which messages go one way only.
+    """
+
+    intervals: tuple[Interval, ...]
+    drifts: tuple[Drift, ...]
+    offsets: Times
+    rates: Times
+    warnings: tuple[str, ...]
+
+    @property
+    def half_width(self) -> float:
+        """Median of half the widths of finite intervals; NaN when there is none."""
+        widths = [one.high - one.low for one in self.intervals]
+        finite = [width for width in widths if np.isfinite(width)]
+        return float(np.median(finite)) / 2 if finite else float("nan")
+
+
+def align(run: Run) -> Clocks:
+    """Find what the clocks of a run show, and what to correct."""
+    ranks = run.schedule.ranks
+    rates = np.zeros((run.rows, ranks))
+    direct, columns = _direct(run)
+    bounds, broken = _closed(direct)
+    drifts = tuple(_drifts(run))
+    if broken.any() and drifts:
+        # Clocks that run apart seem to contradict themselves in a long step.
+        likely = _rates(run, drifts)
+        straight = _direct(run.moved(np.zeros((run.rows, ranks)), likely))
+        closed = _closed(straight[0])
+        if closed[1].sum() < broken.sum():
+            rates, (direct, columns), (bounds, broken) = likely, straight, closed
+    offsets = np.zeros((run.rows, ranks))
+    for row in range(run.rows):
+        if not broken[row]:
+            offsets[row] = _offsets(direct[row], bounds[row], _hosts_of(run, row))
+    warnings = [_contradiction(run, row, direct[row], columns[row])
+                for row in np.flatnonzero(broken).tolist()]  # fmt: skip
+    pairs = _pairs(run)
+    intervals = []
+    one_way = set()
+    for row in range(run.rows):
+        base = int(run.copy[row]) * ranks
+        for a, b in pairs:
+            if not (run.known[row, run.rank == a].any() and run.known[row, run.rank == b].any()):
+                continue
+            ends = (direct if broken[row] else bounds)[row]
+            low, high = -float(ends[b, a]), float(ends[a, b])
+            if np.isinf(low) or np.isinf(high):
+                one_way.add((a, b))
+            step = run.steps[int(run.step[row])]
+            intervals.append(Interval((base + a, base + b), low, high, step))
+    warnings += [
+        f"clocks of ranks {a} and {b}: bounded on one side only, that needs messages both ways"
+        for a, b in sorted(one_way)
+    ]
+    return Clocks(tuple(intervals), drifts, offsets, rates, tuple(warnings))
+
+
+def _hosts_of(run: Run, row: int) -> tuple[str, ...]:
+    base = int(run.copy[row]) * run.schedule.ranks
+    return run.hosts[base : base + run.schedule.ranks]
+
+
+def _pairs(run: Run) -> list[tuple[int, int]]:
+    """Pairs of ranks that exchange messages."""
+    links = np.unique(run.link[run.link >= 0]).tolist()
+    ends = (divmod(link, run.schedule.ranks) for link in links)
+    return sorted({(min(pair), max(pair)) for pair in ends})
+
+
+def _rates(run: Run, drifts: tuple[Drift, ...]) -> Times:
+    """How much faster every rank's clock runs than the first one's, shape ``(rows, ranks)``.
+
+    The slowest drift that is possible: more would be said than is known.
+    """
+    ranks = run.schedule.ranks
+    by_pair = {one.ranks: float(np.clip(one.rate, one.low, one.high)) for one in drifts}
+    rates = np.zeros((run.rows, ranks))
+    for copy in np.unique(run.copy).tolist():
+        known = {0: 0.0}
+        for _ in range(ranks):
+            for a, b in _pairs(run):
+                rate = by_pair.get((copy * ranks + a, copy * ranks + b), 0.0)
+                if a in known:
+                    known.setdefault(b, known[a] + rate)
+                elif b in known:
+                    known.setdefault(a, known[b] - rate)
+        rates[run.copy == copy] = [known.get(rank, 0.0) for rank in range(ranks)]
+    return rates
+
+
+PARTS = 8
+"""Parts of a step of each of which the tightest messages both ways are looked at."""
+
+MOST_STEPS = 50
+"""Steps in which clocks that run apart are looked for."""
+
+
+def _drifts(run: Run) -> Iterator[Drift]:
+    """How all pairs of clocks run apart, by messages of all steps, or within single steps."""
+    left, slack = _slack(run)
+    ranks = run.schedule.ranks
+    for copy in np.unique(run.copy).tolist():
+        rows = np.flatnonzero(run.copy == copy)
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, MOST_STEPS).astype(int))]
+        hosts = run.hosts[copy * ranks : (copy + 1) * ranks]
+        for a, b in _pairs(run):
+            if hosts[a] == hosts[b]:
+                continue
+            # All on the clock of a: there messages to b leave, and those from b arrive.
+            upper = _tightest(rows, left, slack, run.link == a * ranks + b)
+            lower = _tightest(rows, left + slack, slack, run.link == b * ranks + a)
+            low, high = _slopes(upper, lower, together=True)
+            if low > high:
+                # Clocks that are set anew for every step.
+                low, high = _slopes(upper, lower, together=False)
+            if low <= high and np.isfinite(low) and np.isfinite(high):
+                together = high - low < NARROW
+                rate = (low + high) / 2 if together else float(np.clip(0.0, low, high))
+                yield Drift((copy * ranks + a, copy * ranks + b), rate, low, high)
+
+
+NARROW = 1e-4
+"""Seconds per second within which the middle of what is possible says more than the least."""
+
+
+def _tightest(
+    rows: NDArray[np.int64], time: Times, slack: Times, columns: NDArray[np.bool_]
+) -> tuple[Times, Times, NDArray[np.int64]]:
+    """Time, slack and row of the tightest message in every part of every row."""
+    here = np.flatnonzero(columns)
+    found = []
+    for row in rows.tolist():
+        times, slacks = time[row, here], slack[row, here]
+        real = np.isfinite(slacks)
+        times, slacks = times[real], slacks[real]
+        if not len(times):
+            continue
+        part = PARTS * (times - times.min()) // max(float(np.ptp(times)), 1e-30)
+        for number in np.unique(part):
+            at = np.flatnonzero(part == number)
+            best = at[slacks[at].argmin()]
+            found.append((times[best], slacks[best] + ROUNDING, row))
+    table = np.array(found).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2].astype(np.int64)
+
+
+Bounds = tuple[Times, Times, NDArray[np.int64]]
+
+
+def _slopes(upper: Bounds, lower: Bounds, *, together: bool) -> tuple[float, float]:
+    """The least and the steepest line below the upper and above the lower bounds.
+
+    One line for all rows, or parallel ones for each.
+    """
+    (t, u, row), (s, slack, other) = upper, lower
+    apart = t[:, None] - s[None, :]
+    room = u[:, None] + slack[None, :]
+    counts = np.ones_like(apart, dtype=bool) if together else row[:, None] == other[None, :]
+    later, sooner = counts & (apart > 0), counts & (apart < 0)
+    low = (room[sooner] / apart[sooner]).max(initial=-np.inf)
+    high = (room[later] / apart[later]).min(initial=np.inf)
+    return float(low), float(high)
+
+
+def _slack(run: Run) -> tuple[Times, Times]:
+    """When the message that each action receives left, and how much later it had arrived, or ∞."""
+    left = np.fmax(run.produced, run.sent)
+    there = np.fmin(run.start, np.fmin(run.arrived, run.waited))
+    return left, np.where(np.isnan(there - left), np.inf, there - left)
+
+
+def _direct(run: Run) -> tuple[Times, NDArray[np.int64]]:
+    """The bound that messages from a to b give, and the action that receives the tightest.
+
+    Both of shape ``(rows, ranks, ranks)``; ∞ and −1 where there is no message.
+    """
+    ranks, rows = run.schedule.ranks, run.rows
+    _, slack = _slack(run)
+    direct = np.full((rows, ranks, ranks), np.inf)
+    columns = np.full((rows, ranks, ranks), -1)
+    for link in np.unique(run.link[run.link >= 0]).tolist():
+        here = np.flatnonzero(run.link == link)
+        tightest = slack[:, here].argmin(axis=1)
+        source, target = divmod(link, ranks)
+        direct[:, source, target] = slack[np.arange(rows), here[tightest]] + ROUNDING
+        columns[:, source, target] = here[tightest]
+    direct[:, np.arange(ranks), np.arange(ranks)] = 0
+    return direct, columns
+
+
+def _closed(direct: Times) -> tuple[Times, NDArray[np.bool_]]:
+    """Shortest paths between all ranks, and the rows in which a cycle is negative."""
+    bounds = direct.copy()
+    for via in range(bounds.shape[1]):
+        np.minimum(bounds, bounds[:, :, via, None] + bounds[:, None, via, :], out=bounds)
+    broken = np.diagonal(bounds, axis1=1, axis2=2).min(axis=1) < 0
+    return bounds, broken
+
+
+def _offsets(direct: Times, bounds: Times, hosts: tuple[str, ...]) -> Times:
+    """What each rank's clock shows more than the first one's, 0 where that may well be."""
+    groups = [hosts.index(host) for host in hosts]
+    if len(set(groups)) < len(groups):
+        merged = direct.copy()
+        alike = np.equal.outer(groups, groups)
+        merged[alike] = np.minimum(merged[alike], 0.0)
+        closed, broken = _closed(merged[None])
+        if not broken[0]:
+            bounds = closed[0]
+    if len(set(groups)) == 1 and (direct >= 0).all():
+        return np.zeros(len(direct))
+    found = np.zeros(len(bounds))
+    bounded = np.isfinite(bounds) & np.isfinite(bounds.T)
+    for first in range(len(bounds)):
+        together = np.flatnonzero(bounded[first])
+        if together[0] == first:
+            # What is bounded on one side, or not at all, keeps its clock as far as it may.
+            kept = np.clip(0.0, -bounds[first, 0], bounds[0, first])
+            found[together] = kept + (bounds[first, together] - bounds[together, first]) / 2
+    return found
+
+
+def _contradiction(run: Run, row: int, direct: Times, columns: NDArray[np.int64]) -> str:
+    """The messages of a shortest cycle that cannot be, in words."""
+    cycle = _negative_cycle(direct)
+    parts = []
+    for source, target in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        at = int(columns[source, target])
+        sent = unpack(int(run.schedule.actions[run.source[at]]))
+        parts.append(f"{run.schedule.text(sent)} from rank {source} to rank {target}")
+    length = sum(direct[a, b] for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+    copy = f" of copy {run.copy[row]}" if run.copy.max() else ""
+    return (
+        f"step {run.steps[int(run.step[row])]}{copy}: {' and '.join(parts)} contradict each other "
+        f"by {-length * 1e3:.3g} ms: no clocks show such times"
+    )
+
+
+def _negative_cycle(direct: Times) -> list[int]:
+    """Ranks of a negative cycle: two where two suffice."""
+    both = direct + direct.T
+    a, b = np.unravel_index(int(both.argmin()), both.shape)
+    if both[a, b] < 0:
+        return [int(a), int(b)]
+    ranks = len(direct)
+    far, came = np.zeros(ranks), np.full(ranks, -1)
+    last = -1
+    for _ in range(ranks + 1):
+        last = -1
+        through = far[:, None] + direct
+        best = through.argmin(axis=0)
+        better = through[best, np.arange(ranks)] < far - 1e-12
+        far = np.where(better, through[best, np.arange(ranks)], far)
+        came = np.where(better, best, came)
+        if better.any():
+            last = int(np.flatnonzero(better)[0])
+    for _ in range(ranks):
+        last = int(came[last])
+    cycle = [last]
+    while int(came[cycle[-1]]) != last:
+        cycle.append(int(came[cycle[-1]]))
+    return cycle[::-1]

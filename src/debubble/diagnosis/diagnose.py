@@ -1,0 +1,252 @@
+"""The whole diagnosis: from what was observed to causes and gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from debubble.core.costs import Costs
+from debubble.core.errors import FormatError
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.account import RankAccount, account
+from debubble.diagnosis.candidates import Causes, find_causes, worst_of_copies
+from debubble.diagnosis.clocks import Clocks, align
+from debubble.diagnosis.costs_only import has_only_costs
+from debubble.diagnosis.findings import Finding, find
+from debubble.diagnosis.gains import Slowdown, slowdown
+from debubble.diagnosis.names import Name
+from debubble.diagnosis.observed import Observed
+from debubble.diagnosis.order import Orders, reconstruct
+from debubble.diagnosis.replay import Replay
+from debubble.diagnosis.run import Run, run_of, without_waits
+from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
+from debubble.diagnosis.transfers import transfers_of
+from debubble.engine.modes import P2PMode
+from debubble.engine.recorded import recorded
+from debubble.engine.timeline import Timeline, simulate
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagnosis:
+    """Why a run took as long as it did.
+
+    Parameters
+    ----------
+    observed
+        What the trace says.
+    name
+        What the order is called.
+    clocks
+        Clocks of ranks against each other.
+    replay
+        The steps that were looked at, on one clock, and how they can be replayed.
+    left_out
+        Why how much of the trace was not used.
+    """
+
+    observed: Observed
+    name: Name
+    clocks: Clocks
+    replay: Replay
+    left_out: Mapping[str, int]
+
+    @property
+    def run(self) -> Run:
+        """The steps that were looked at, as arrays on one clock."""
+        return self.replay.run
+
+    @property
+    def schedule(self) -> Schedule:
+        """The order that ran, under the name that it has or is nearest to."""
+        return self.run.schedule
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Median time of every kind on every stage, and of every link, in milliseconds."""
+        return costs_of(self.replay)
+
+    @cached_property
+    def spreads(self) -> tuple[Spread, ...]:
+        """How far times of the same kind and stage are from each other."""
+        return spreads_of(self.run)
+
+    @cached_property
+    def slowdown(self) -> Slowdown:
+        """How much slower the run is than one in which all that should be alike is alike."""
+        return slowdown(self.replay)
+
+    @cached_property
+    def causes(self) -> Causes:
+        """Every cause that was found, whatever it gains."""
+        return find_causes(self.replay, self.name.nearest)
+
+    @cached_property
+    def accounts(self) -> tuple[RankAccount, ...]:
+        """Where every rank's time went."""
+        causes = self.causes
+        worst = worst_of_copies(causes, self.slowdown)
+        return account(self.replay, causes.excess, causes.slow_link, worst)
+
+    @cached_property
+    def _found(self) -> tuple[tuple[Finding, ...], float]:
+        return find(self.replay, self.causes, self.accounts)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What costs time, the one that gains most first."""
+        return self._found[0]
+
+    @property
+    def beyond(self) -> float:
+        """The largest gain of what is no finding, as a share of the step."""
+        return self._found[1]
+
+    @property
+    def replay_error(self) -> float:
+        """How far replayed steps are off, as a share; the median of all."""
+        return self.replay.error
+
+    @cached_property
+    def mode(self) -> tuple[P2PMode, float]:
+        """The p2p mode in which the replay comes nearest, and how far that is off."""
+        return self.replay.mode()
+
+    @cached_property
+    def bubble_ratio(self) -> float:
+        """Idle share of the rank-time of all steps that were looked at."""
+        run = self.run
+        busy = np.where(run.counted & run.known, run.duration, 0.0).sum()
+        _, place = run.step_of
+        ranks = np.array([len(np.unique(run.rank[run.known[row]])) for row in range(run.rows)])
+        return float(1 - busy / (run.step_times[place] * ranks).sum())
+
+    @cached_property
+    def shown(self) -> int:
+        """The row that is drawn: of the slowest copy, in the step of median length."""
+        run = self.run
+        _, place = run.step_of
+        times = run.step_times
+        step = int(np.argsort(times, kind="stable")[len(times) // 2])
+        rows = np.flatnonzero(place == step)
+        return int(rows[run.length[rows].argmax()])
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What was observed in the step of median length, on the slowest copy; milliseconds."""
+        run, row = self.run, self.shown
+        number = int(run.order[row])
+        column = run.column(number)
+        start = (run.start[row, column] - run.begin[row]) * 1e3
+        end = (run.end[row, column] - run.begin[row]) * 1e3
+        if np.isnan(start).any():
+            raise FormatError("a rank has no file: there is no timeline of all ranks")
+        return recorded(run.orders[number], start, end, Costs(time_unit="ms"))
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """The same order with the median costs, simulated; milliseconds."""
+        return simulate(self.schedule, self.costs)
+
+    def cost_file(self) -> dict[str, Any]:
+        """The costs as data of a cost file."""
+        return cost_file(self.replay, self.spreads)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        schedule, slow = self.schedule, self.slowdown
+        return {
+            "format": self.observed.format,
+            "ranks": schedule.ranks,
+            "copies": self.observed.copies,
+            "stages": schedule.stages,
+            "microbatches": schedule.microbatches,
+            "steps": len(self.run.step_times),
+            "schedule": {"name": self.name.text, "differences": list(self.name.differences)},
+            "costs": self.cost_file(),
+            "slowdown": {
+                "total": slow.total, "stage": list(slow.stage), "copy": list(slow.copy),
+                "kind": slow.kind, "last_stage": slow.last_stage,
+                "slowest_workers": slow.slowest_workers,
+            },
+            "account": [
+                {"rank": one.rank, "compute": one.compute, "causes": one.causes, "step": one.step}
+                for one in self.accounts
+            ],
+            "findings": [finding.to_dict() for finding in self.findings],
+            "clocks": [
+                {"ranks": list(one.ranks), "interval": [_finite(one.low), _finite(one.high)],
+                 "iteration": one.step}
+                for one in self.clocks.intervals
+            ],
+            "replay_error": self.replay_error,
+            "left_out": dict(self.left_out),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        first = f": {self.findings[0].cause}" if self.findings else ""
+        return (
+            f"<Diagnosis {self.name.text}: {len(self.run.step_times)} steps on "
+            f"{self.schedule.ranks} ranks, {len(self.findings)} findings{first}>"
+        )
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def diagnose(observed: Observed) -> Diagnosis:
+    """Find out why a run took as long as it did.
+
+    Raises
+    ------
+    FormatError
+        When no step of it is complete.
+    """
+    orders: Orders = reconstruct(observed)
+    run = run_of(observed, orders)
+    clocks = align(run)
+    run = run.moved(clocks.offsets, clocks.rates)
+    if observed.waits_inside:
+        run = without_waits(run)
+    left_out = dict(observed.left_out) | orders.left_out
+    warm = run.warm
+    if not warm.all():
+        left_out["steps of a copy that are warm-up"] = int(np.count_nonzero(~warm))
+        run = run.taken(warm)
+    return Diagnosis(observed, orders.name, clocks, Replay(run, transfers_of(run)), left_out)
+
+
+def read_trace(path: str | Path) -> Diagnosis:
+    """Read the traces of a run, and find out why it took as long as it did.
+
+    Parameters
+    ----------
+    path
+        A folder with a file for every rank, or one file with all of them; ``docs/trace.md`` lists
+        the formats.
+
+    Returns
+    -------
+    Diagnosis
+        With ``schedule``, ``costs``, ``findings`` and ``timeline``; ``to_dict()`` is what
+        ``debubble trace --json`` prints.
+
+    Raises
+    ------
+    FormatError
+        When nothing in it can be read.
+    """
+    from debubble.diagnosis.readers.folder import read
+
+    observed = read(Path(path))
+    if has_only_costs(observed):
+        raise FormatError(
+            f"{path}: sums of times that say nothing of causes; 'debubble trace {path} --costs-out "
+            "costs.yaml' writes the costs that they are"
+        )
+    return diagnose(observed)

@@ -1,0 +1,216 @@
+"""Findings: what costs most, ranked by what fixing it gains, in plain words, with what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from debubble.core.units import counted
+from debubble.diagnosis.account import RankAccount
+from debubble.diagnosis.candidates import Candidate, Causes, Where
+from debubble.diagnosis.replay import Replay
+
+LEAST_GAIN = 0.02
+"""Share of a step that a fix has to gain to be worth a word."""
+
+LEAST_TRANSFER = 0.05
+"""The same for transfers that take just what their links take."""
+
+TRUSTED = 0.05
+"""Replay error up to which gains are told."""
+
+THERE = 0.25
+"""A row has a cause from this share of its mean gain on."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time.
+
+    Parameters
+    ----------
+    cause
+        One of :data:`debubble.diagnosis.account.CAUSES`.
+    where
+        ``"stage"``, ``"rank"``, ``"copy"`` and ``"link"``, as far as it is in one.
+    seconds
+        What a mean step is shorter with only this fixed.
+    gain
+        The same as a share of the step; None where the replay is too far from the run to tell.
+    persistence
+        Share of the steps and copies that have it.
+    alone
+        What it would cost if all else were fixed, as a share of such a step.
+    text
+        What it is.
+    advice
+        What to do.
+    """
+
+    cause: str
+    where: Where
+    seconds: float
+    gain: float | None
+    persistence: float
+    alone: float
+    text: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "cause": self.cause,
+            "where": {key: self.where.get(key) for key in ("stage", "rank", "copy", "link")},
+            "seconds": self.seconds,
+            "gain": self.gain,
+            "persistence": self.persistence,
+            "text": f"{self.text}. {self.advice}",
+        }
+
+
+def find(
+    replay: Replay, causes: Causes, accounts: tuple[RankAccount, ...]
+) -> tuple[tuple[Finding, ...], float]:
+    """Findings, the one that gains most first, and the largest gain of what is none.
+
+    Where gains cannot be told, findings are what ranks lost most time to.
+    """
+    run = replay.run
+    base = replay.lengths()
+    before = run.slowest(base)
+    trusted = replay.error <= TRUSTED
+    found: list[Finding] = []
+    beyond = 0.0
+    for one in causes.candidates:
+        saved = float((before - run.slowest(one.without)).sum())
+        gain = saved / float(before.sum())
+        seconds = saved / len(before)
+        if not trusted:
+            lost = [rank.causes.get(one.cause, 0.0) / rank.step for rank in accounts]
+            gain = float(np.mean(lost)) if lost else 0.0
+            seconds = gain * float(run.step_times.mean())
+        least = LEAST_TRANSFER if one.cause == "transfer" else LEAST_GAIN
+        if gain < least:
+            beyond = max(beyond, gain if one.cause != "transfer" else 0.0)
+            continue
+        clean = float(run.slowest(causes.clean).sum())
+        alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
+        found.append(Finding(
+            one.cause, one.where, seconds, gain if trusted else None,
+            _persistence(replay, one, base), alone, _text(one), _advice(one),
+        ))  # fmt: skip
+    found.sort(key=lambda finding: (-finding.seconds, finding.cause, str(finding.where)))
+    return tuple(found), beyond
+
+
+def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
+    """The share of the steps and copies, as far as the cause is in one, that have it."""
+    saved = (base - one.without) / base
+    copy = one.where.get("copy")
+    if copy is not None:
+        saved = saved[replay.run.copy == copy]
+    mean = float(saved.mean())
+    return float((saved > max(THERE * mean, 1e-3)).mean())
+
+
+def _text(one: Candidate) -> str:
+    return _TEXTS[one.cause](one)
+
+
+def _times(size: float) -> str:
+    return f"{size:.3g} times" if math.isfinite(size) else "longer"
+
+
+def _kinds(one: Candidate) -> str:
+    kinds = ", ".join(f"{kind} × {size:.2f}" for kind, size in one.by_kind.items())
+    return f" ({kinds})" if kinds else ""
+
+
+def _on_rank(one: Candidate) -> str:
+    rank = one.where.get("rank")
+    return f"rank {rank}" if rank is not None else "several ranks"
+
+
+def _worker(one: Candidate) -> str:
+    stage = one.where.get("stage")
+    return f"rank {one.where['rank']} of copy {one.where['copy']}" + (
+        f" (stage {stage})" if stage is not None else ""
+    )
+
+
+def _link(one: Candidate) -> str:
+    link = one.where.get("link")
+    assert isinstance(link, list)
+    return f"{link[0]} and {link[1]}"
+
+
+_TEXTS: dict[str, Callable[[Candidate], str]] = {
+    "slow-stage": lambda one: (
+        f"stage {one.where['stage']} on rank {one.where['rank']} takes {_times(one.size)} the mean "
+        f"of all stages{_kinds(one)}"
+    ),
+    "slow-worker": lambda one: (
+        f"{_worker(one)} takes {_times(one.size)} as long as its like with the same work"
+    ),
+    "slow-copy": lambda one: (
+        f"all ranks of copy {one.where['copy']} take {_times(one.size)} as long as the others"
+    ),
+    "slow-link": lambda one: (
+        f"messages between ranks {_link(one)} take {_times(one.size)} as long as between others"
+    ),
+    "head-of-line": lambda one: (
+        f"messages between ranks {_link(one)} are queued behind others whose data is not there yet"
+    ),
+    "transfer": lambda _: "ranks wait for transfers that take just what their links take",
+    "launch-gap": lambda one: (
+        f"{_on_rank(one)} had input and nothing to do, and began late: the host launches too late"
+    ),
+    "garbage-collection": lambda one: (
+        f"forwards on {_on_rank(one)} stand still now and then, backwards do not: Python collects "
+        "garbage"
+    ),
+    "memory": lambda one: f"{_on_rank(one)} stands still to allocate memory",
+    "sequence-length": lambda one: (
+        "microbatches differ in length: their forwards and backwards are long together, the "
+        f"longest {_times(one.size)} the mean"
+    ),
+    "jitter": lambda one: (
+        f"the times of {_on_rank(one)} are unsteady: the same work takes now longer, now shorter"
+    ),
+    "order": lambda _: "actions run in another order than the schedule that it is nearest to",
+}  # fmt: skip
+
+
+def _advice(one: Candidate) -> str:
+    if one.cause == "slow-stage":
+        share = 100 * (1 - 1 / one.size)
+        return f"Give the stage about {share:.0f} % less work: another split of the layers"
+    return _ADVICE[one.cause]
+
+
+_ADVICE = {
+    "slow-worker": "Look at its device and host (clock, temperature, other load), or replace it",
+    "slow-copy": "Look at what its hosts and switches have in common, or replace them",
+    "slow-link": "Look at the route between their hosts, or place neighbouring ranks nearer",
+    "head-of-line": (
+        "Post receives when their data is due, not before sends: debubble check names the message, "
+        "debubble export --to torch-csv-comms writes an order of transfers to run"
+    ),
+    "transfer": "Use a faster link or smaller messages, or a p2p mode that overlaps transfers",
+    "launch-gap": "Use CUDA graphs or fewer, larger kernels, or free the host of other work",
+    "garbage-collection": "Collect at the same step on all ranks: gc.disable() and gc.collect()",
+    "memory": "Use expandable segments, or leave the allocator more room",
+    "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
+    "jitter": "Look for other load on the host, for clocks and power limits that change",
+    "order": "Run the published order: debubble export writes it as a file",
+}
+
+
+def nothing(beyond: float, steps: int) -> str:
+    """What is said of a run without findings."""
+    least = max(0.01, math.ceil(100 * beyond) / 100)
+    return f"nothing to gain beyond {100 * least:.0f} % in {counted(steps, 'step')}"

@@ -1,0 +1,152 @@
+"""How much slower a run is than one in which all that should be alike is alike.
+
+In the ideal run every action takes what its kind takes on average, over all microbatches, stages
+and copies of the step, and every message the median of all. The slowdown S is the time of the run,
+replayed without delays of hosts, over that of the ideal one. With only stage s, or copy c, or kind
+k as it was and all else ideal it is S_stage[s], S_copy[c], S_kind[k]. M_S and M_W are the share of
+the slowdown that goes when only the last stage, or the slowest 3 % of the workers, are made ideal;
+as ideal is the mean with the slow ones in it, that may be more than all of it (arXiv 2505.05713).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from debubble.core.kinds import Kind
+from debubble.diagnosis.replay import Replay
+from debubble.diagnosis.run import PAIR, Run, Times
+
+SLOWEST = 0.03
+"""Share of the workers that count as the slowest."""
+
+NOTHING = 1e-3
+"""Slowdown below which no share of it means anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slowdown:
+    """The slowdowns of a run; see the module.
+
+    Parameters
+    ----------
+    actual, ideal
+        Time of every step as replayed, and with ideal times.
+    without_last
+        Time of every step with an ideal last stage, all else as it was.
+    without_slowest
+        The same with ideal times of the slowest workers.
+    stage, copy, kind
+        Slowdown with only one stage, copy or kind as it was.
+    """
+
+    actual: Times
+    ideal: Times
+    without_last: Times
+    without_slowest: Times
+    stage: tuple[float, ...]
+    copy: tuple[float, ...]
+    kind: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """S."""
+        return float(self.actual.sum() / self.ideal.sum())
+
+    @cached_property
+    def last_stage(self) -> float | None:
+        """M_S; None where there is nothing to explain."""
+        return self.share(self.without_last)
+
+    @cached_property
+    def slowest_workers(self) -> float | None:
+        """M_W; None where there is nothing to explain."""
+        return self.share(self.without_slowest)
+
+    def share(self, fixed: Times) -> float | None:
+        """The share of the slowdown that goes with a fix."""
+        lost = float((self.actual - self.ideal).sum())
+        if abs(lost) < NOTHING * float(self.ideal.sum()):
+            return None
+        return float((self.actual - fixed).sum()) / lost
+
+
+def slowdown(replay: Replay) -> Slowdown:
+    """Replay a run with ideal times, wholly and in part."""
+    run = replay.run
+    times, delays = replay.times, replay.transfers.delay
+    ideal = ideal_times(run, times)
+    quick = ideal_delays(replay)
+    actual, best = replay.steps(times, delays), replay.steps(ideal, quick)
+
+    def only(mask: Times | np.ndarray) -> Times:
+        """Every row with ideal times but for those in a mask of columns."""
+        return replay.lengths(np.where(mask, times, ideal), quick)
+
+    schedule = run.schedule
+    by_stage = [only(run.stage == stage) for stage in range(schedule.stages)]
+    ranks = [only(run.rank == rank) for rank in range(schedule.ranks)]
+    rows = replay.lengths(ideal, quick)
+    alone = replay.lengths(times, quick)
+    copies = int(run.copy.max()) + 1
+    by_copy = [np.where(run.copy == copy, alone, rows) for copy in range(copies)]
+    kinds = {
+        "OVERLAP_F_B" if cls == PAIR else Kind(cls).name: only(run.cls == cls)
+        for cls in np.unique(run.cls).tolist()
+    }
+
+    def ratio(lengths: Times) -> float:
+        return float(run.slowest(lengths).sum() / best.sum())
+
+    workers = _slowest(run, times, [ratio(one) for one in ranks], [ratio(one) for one in by_copy])
+    slow = np.zeros_like(times, dtype=bool)
+    for copy, rank in workers:
+        slow |= (run.copy == copy)[:, None] & (run.rank == rank)[None, :]
+    last = (run.stage == schedule.stages - 1)[None, :]
+    return Slowdown(
+        actual, best,
+        replay.steps(np.where(last, ideal, times), delays),
+        replay.steps(np.where(slow, ideal, times), delays),
+        tuple(map(ratio, by_stage)), tuple(map(ratio, by_copy)),
+        {name: ratio(lengths) for name, lengths in kinds.items()},
+    )  # fmt: skip
+
+
+def _slowest(
+    run: Run, times: Times, ranks: list[float], copies: list[float]
+) -> list[tuple[int, int]]:
+    """The slowest workers as (copy, rank): slow with their rank alone, and with their copy alone.
+
+    Among equal ones those that computed longest.
+    """
+    busy = np.zeros((len(copies), len(ranks)))
+    for copy in range(len(copies)):
+        mean = np.where(run.counted, times, 0.0)[run.copy == copy].mean(axis=0)
+        busy[copy] = np.bincount(run.rank, mean, len(ranks))
+    workers = [(c, r) for c in range(len(copies)) for r in range(len(ranks))]
+    workers.sort(key=lambda w: (-round(min(ranks[w[1]], copies[w[0]]), 4), -busy[w]))
+    return workers[: math.ceil(SLOWEST * len(workers))]
+
+
+def ideal_times(run: Run, times: Times) -> Times:
+    """The mean of every class of actions in each step, for every action of it."""
+    ideal = np.zeros_like(times)
+    steps, place = run.step_of
+    for step in range(len(steps)):
+        rows = np.flatnonzero(place == step)
+        for cls in np.unique(run.cls).tolist():
+            columns = np.flatnonzero(run.cls == cls)
+            ideal[np.ix_(rows, columns)] = times[np.ix_(rows, columns)].mean()
+    return ideal
+
+
+def ideal_delays(replay: Replay) -> Times:
+    """The median of all messages, for every action that receives one."""
+    run, delay = replay.run, replay.transfers.delay
+    receives = run.source >= 0
+    if not receives.any():
+        return delay
+    return np.where(receives, np.full_like(delay, np.median(delay[:, receives])), 0.0)

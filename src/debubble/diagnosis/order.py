@@ -1,0 +1,266 @@
+"""What ran: the order of every rank in every step, rebuilt from when actions began."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program
+from debubble.core.errors import DebubbleError, FormatError, ScheduleError
+from debubble.core.kinds import WORK_KINDS
+from debubble.core.placement import Placement
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.names import Name, like_none, named
+from debubble.diagnosis.observed import ALONE, Actions, Observed
+from debubble.engine.graph import compile_graph
+
+FIRST, BETWEEN, LAST = 1, 3, 2
+"""Places in an overlapped group, as packed actions have them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """The orders in which the steps of a run went through its actions.
+
+    Parameters
+    ----------
+    schedules
+        Every order that occurs, the most frequent one first.
+    step, copy
+        Step and copy of every row: one for each complete step of each copy.
+    order
+        Which of `schedules` a row ran.
+    rows
+        The observed actions of every row, in the order of its schedule; −1 where a rank has no
+        file. Shape of each ``(actions,)``.
+    name
+        What the most frequent order is called.
+    left_out
+        Why how many steps of how many copies were not used.
+    """
+
+    schedules: tuple[Schedule, ...]
+    step: NDArray[np.int64]
+    copy: NDArray[np.int64]
+    order: NDArray[np.int64]
+    rows: tuple[NDArray[np.int64], ...]
+    name: Name
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """What one copy did in one step: per rank the packed actions, and where they are observed."""
+
+    step: int
+    copy: int
+    programs: tuple[Program, ...]
+    places: tuple[NDArray[np.int64], ...]
+
+
+def reconstruct(observed: Observed) -> Orders:
+    """The orders in which a run went through its actions.
+
+    Steps in which actions are missing or double are left out, and counted.
+
+    Raises
+    ------
+    FormatError
+        When no step is complete, or its order cannot have run.
+    """
+    found = _rows(observed)
+    if not found:
+        raise FormatError(
+            f"{observed.format}: no actions of a pipeline in it; trace a step with its forwards "
+            "and backwards"
+        )
+    usual = _usual(found, observed.ranks)
+    whole = [row for row in found if _complete(row, usual)]
+    left_out = {}
+    if len(whole) < len(found):
+        left_out["steps of a copy in which actions are missing"] = len(found) - len(whole)
+    if not whole:
+        raise FormatError(f"{observed.format}: no step has all of its actions; trace a whole step")
+    copies = Counter(row.step for row in whole)
+    alone = [row for row in whole if copies[row.step] < max(copies.values())]
+    if alone:
+        # Which copy a step waited for is known only where all of them are.
+        left_out["steps of a copy that lack another copy"] = len(alone)
+        whole = [row for row in whole if copies[row.step] == max(copies.values())]
+    absent = [rank for rank in range(observed.ranks) if not len(usual[rank])]
+    name = None
+    if absent:
+        name, usual = _from_registry(observed, usual, absent)
+    keys = [_key(row, usual) for row in whole]
+    frequent = [key for key, _ in Counter(keys).most_common()]
+    schedules = [_schedule(key, observed) for key in frequent]
+    runs = [index for index, schedule in enumerate(schedules) if _can_run(schedule)]
+    if not runs:
+        raise FormatError(
+            f"{observed.format}: the order of its actions cannot have run; the trace lacks a part, "
+            "or stages and microbatches are not what they were taken for"
+        )
+    kept = [row for row, key in zip(whole, keys, strict=True) if frequent.index(key) in runs]
+    if len(kept) < len(whole):
+        left_out["steps of a copy in an order that cannot have run"] = len(whole) - len(kept)
+    first = schedules[runs[0]]
+    # PyTorch's profiler may have traced one of PyTorch's own orders.
+    name = name or named(first, torch=observed.format == "kineto")
+    schedules = [replace(schedules[index], name=name.text) for index in runs]
+    order = [runs.index(frequent.index(_key(row, usual))) for row in kept]
+    return Orders(
+        tuple(schedules), np.array([row.step for row in kept]),
+        np.array([row.copy for row in kept]), np.array(order),
+        tuple(_places(row, usual) for row in kept), name, left_out,
+    )  # fmt: skip
+
+
+def _rows(observed: Observed) -> list[_Row]:
+    """The actions of every step and copy, rank by rank in the order in which they began."""
+    actions = observed.actions
+    works = np.flatnonzero(np.isin(actions.kind, WORK_KINDS))
+    if not len(works):
+        return []
+    slices = int(actions.slice.max()) + 1
+    codes = _packed(actions, slices)
+    row = actions.step.astype(np.int64) * observed.copies + actions.copy
+    group = row * observed.ranks + actions.rank
+    start = _begins_together(actions, group)
+    half = np.where(actions.kind == 0, 0, 1)
+    sort = works[np.lexsort((half[works], actions.end[works], start[works], group[works]))]
+    bounds = np.searchsorted(group[sort], np.arange(observed.ranks * (int(row.max()) + 1) + 1))
+    found = []
+    for number in np.unique(row[sort]).tolist():
+        places = []
+        for rank in range(observed.ranks):
+            at = number * observed.ranks + rank
+            places.append(sort[bounds[at] : bounds[at + 1]])
+        programs = tuple(_grouped(codes[place], actions.pair[place]) for place in places)
+        step, copy = divmod(number, observed.copies)
+        found.append(_Row(step, copy, programs, tuple(places)))
+    return found
+
+
+def _packed(actions: Actions, slices: int) -> Program:
+    unit = actions.microbatch.astype(np.int64) * slices + actions.slice
+    packed: Program = unit << MICROBATCH_SHIFT | actions.stage.astype(np.int64) << STAGE_SHIFT
+    return packed | actions.kind
+
+
+def _begins_together(actions: Actions, group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """When every action began; the members of an overlapped group when the first of them did."""
+    start = actions.start.copy()
+    paired = np.flatnonzero(actions.pair != ALONE)
+    if len(paired):
+        keys = np.stack([group[paired], actions.pair[paired].astype(np.int64)])
+        _, of = np.unique(keys, axis=1, return_inverse=True)
+        first = np.full(int(of.max()) + 1, np.inf)
+        np.minimum.at(first, of.ravel(), start[paired])
+        start[paired] = first[of.ravel()]
+    return start
+
+
+def _grouped(codes: Program, pair: NDArray[np.int32]) -> Program:
+    """A program in which overlapped groups are marked."""
+    if not len(codes) or (pair == ALONE).all():
+        return codes
+    same_before = np.concatenate([[False], (pair[1:] == pair[:-1]) & (pair[1:] != ALONE)])
+    same_after = np.append(same_before[1:], False)
+    member = np.where(same_before, np.where(same_after, BETWEEN, LAST),
+                      np.where(same_after, FIRST, 0))  # fmt: skip
+    marked: Program = codes | member.astype(np.int64) << PAIR_SHIFT
+    return marked
+
+
+def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
+    """The most frequent program of every rank among the longest; empty without a file."""
+    usual = []
+    for rank in range(ranks):
+        seen = Counter(row.programs[rank].tobytes() for row in rows if len(row.programs[rank]))
+        # A tie goes to the program that has more actions: the other may lack some.
+        most = max(seen, key=lambda code: (seen[code], len(code)), default=b"")
+        usual.append(np.frombuffer(most, dtype=np.int64))
+    return usual
+
+
+def _complete(row: _Row, usual: Sequence[Program]) -> bool:
+    """Whether a row has the actions of the usual programs, in whatever order."""
+    mask = ~(3 << PAIR_SHIFT)
+    return all(
+        not len(program) or np.array_equal(np.sort(program & mask), np.sort(wanted & mask))
+        for program, wanted in zip(row.programs, usual, strict=True)
+    )
+
+
+def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:
+    """The programs of a row, with the usual one where a rank has no file."""
+    pairs = zip(row.programs, usual, strict=True)
+    return tuple(program if len(program) else wanted for program, wanted in pairs)
+
+
+def _key(row: _Row, usual: Sequence[Program]) -> tuple[bytes, ...]:
+    return tuple(program.tobytes() for program in _filled(row, usual))
+
+
+def _places(row: _Row, usual: Sequence[Program]) -> NDArray[np.int64]:
+    """Where the actions of a row are observed, −1 for those of a rank without a file."""
+    pairs = zip(row.places, usual, strict=True)
+    parts = [place if len(place) else np.full(len(wanted), -1) for place, wanted in pairs]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _schedule(key: tuple[bytes, ...], observed: Observed) -> Schedule:
+    programs = [np.frombuffer(code, dtype=np.int64) for code in key]
+    slices = int(observed.actions.slice.max()) + 1
+    units = 1 + max(int((program >> MICROBATCH_SHIFT).max(initial=0)) for program in programs)
+    microbatches = -(-units // slices)
+    placement = _placement(programs, slices, microbatches)
+    try:
+        return Schedule.from_programs("custom", placement, microbatches, programs, slices=slices)
+    except DebubbleError as error:
+        raise FormatError(f"{observed.format}: {error}") from None
+
+
+def _placement(programs: Sequence[Program], slices: int, microbatches: int) -> Placement:
+    """Which rank has which stage; two copies of the model where a stage is on two ranks."""
+    stage = np.concatenate([(p >> STAGE_SHIFT) & ((1 << 20) - 1) for p in programs])
+    unit = np.concatenate([p >> MICROBATCH_SHIFT for p in programs]) // slices
+    rank = np.repeat(np.arange(len(programs)), [len(p) for p in programs])
+    stages = int(stage.max()) + 1
+    table = np.zeros((2, stages), dtype=np.int64)
+    for half, at in enumerate((2 * unit >= microbatches, 2 * unit < microbatches)):
+        table[half, stage[at]] = rank[at]
+    twice = [len(np.unique(rank[stage == s])) > 1 for s in range(stages)]
+    if any(twice):
+        return Placement((tuple(table[1].tolist()), tuple(table[0].tolist())), "two copies",
+                         len(programs))  # fmt: skip
+    table[0, stage] = rank
+    return Placement((tuple(table[0].tolist()),), "as it ran", len(programs))
+
+
+def _can_run(schedule: Schedule) -> bool:
+    try:
+        graph = compile_graph(schedule, explain=False)
+    except ScheduleError:
+        return False
+    return graph.completed == schedule.stages * schedule.units
+
+
+def _from_registry(
+    observed: Observed, usual: list[Program], absent: Sequence[int]
+) -> tuple[Name, list[Program]]:
+    """What ranks without a file ran: the schedule that all others followed says it."""
+    known = [rank for rank in range(observed.ranks) if rank not in absent]
+    microbatches = 1 + max(int((usual[r] >> MICROBATCH_SHIFT).max()) for r in known)
+    chunks = max(len(np.unique((usual[r] >> STAGE_SHIFT) & ((1 << 20) - 1))) for r in known)
+    schedule = like_none(observed.ranks, microbatches, chunks, {r: usual[r] for r in known})
+    if schedule is None:
+        raise FormatError(
+            f"{observed.format}: no file of rank {', '.join(map(str, absent))}, and the others "
+            "follow no registered schedule that would say what it ran; give its file, too"
+        )
+    return Name(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]

@@ -1,0 +1,187 @@
+"""Replay of a run: its own time for every action, its own delay for every message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.costs import Costs
+from debubble.core.errors import ScheduleError
+from debubble.core.schedule import Schedule
+from debubble.diagnosis.run import Indices, Run, Times
+from debubble.diagnosis.transfers import Transfers
+from debubble.engine.event_graph import EventGraph
+from debubble.engine.graph import compile_graph
+from debubble.engine.modes import MODES, P2PMode
+from debubble.engine.own_times import with_own_times
+
+BLOCK = 1 << 24
+"""Numbers in a matrix of cost vectors."""
+
+BETTER = 0.005
+"""Share of a step by which a p2p mode has to come nearer to be named."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The steps of a run as graphs, to be evaluated with other times.
+
+    Parameters
+    ----------
+    run, transfers
+        The run, on one clock, and its messages.
+    """
+
+    run: Run
+    transfers: Transfers
+
+    @cached_property
+    def _graphs(self) -> list[tuple[EventGraph, Times, Indices, Indices]]:
+        """Of every order its graph, the costs that actions share, its rows and columns."""
+        made = []
+        for number, schedule in enumerate(self.run.orders):
+            graph = with_own_times(compile_graph(schedule), delays=True)
+            shared = graph.cost_vector(self._links.table(schedule))
+            rows = np.flatnonzero(self.run.order == number)
+            made.append((graph, shared, rows, self.run.column(number)))
+        return made
+
+    @property
+    def _links(self) -> Costs:
+        """Costs of links alone."""
+        return Costs(F=0, I=0, W=0, R=0, p2p=link_matrix(self.run, self.transfers))
+
+    @cached_property
+    def times(self) -> Times:
+        """Time of every action, with ranks without a file filled in from others."""
+        return filled(self.run)
+
+    @cached_property
+    def sure(self) -> NDArray[np.bool_]:
+        """Whether it is known when the input of an action was there."""
+        run, transfers = self.run, self.transfers
+        with np.errstate(invalid="ignore"):
+            long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
+        return (run.source < 0) | transfers.told | long_there
+
+    @cached_property
+    def gaps(self) -> Times:
+        """Time that a rank was surely late: it was free, and all input was there."""
+        run = self.run
+        there = np.where(run.source >= 0, run.produced + self.transfers.delay, -np.inf)
+        ready = np.fmax(np.fmax(run.before, there), run.begin[:, None])
+        late = np.where(self.sure & run.known, np.maximum(run.start - ready, 0.0), 0.0)
+        return np.where(np.isnan(late), 0.0, late)
+
+    def lengths(self, times: Times | None = None, delays: Times | None = None) -> Times:
+        """Time of every row, shape ``(rows,)``, with other times of actions or of messages.
+
+        Times of actions contain that of the host before them; the default is what was observed.
+        """
+        times = self.times + self.gaps if times is None else times
+        delays = self.transfers.delay if delays is None else delays
+        found = np.zeros(self.run.rows)
+        partly = np.any(~self.run.known, axis=1)
+        for graph, shared, rows, column in self._graphs:
+            count = len(column)
+            width = len(shared) + 2 * count
+            for first in range(0, len(rows), max(1, BLOCK // width)):
+                block = rows[first : first + max(1, BLOCK // width)]
+                vectors = np.empty((len(block), width))
+                vectors[:, : len(shared)] = shared
+                vectors[:, len(shared) : len(shared) + count] = times[np.ix_(block, column)]
+                vectors[:, len(shared) + count :] = delays[np.ix_(block, column)]
+                found[block] = graph.makespans(vectors)
+                for row in np.flatnonzero(partly[block]).tolist():
+                    end = graph.evaluate(vectors[row])[graph.node]
+                    seen = self.run.known[block[row], column]
+                    start = end - times[block[row], column]
+                    found[block[row]] = end[seen].max() - start[seen].min()
+        return found
+
+    def steps(self, times: Times | None = None, delays: Times | None = None) -> Times:
+        """Time of every step: that of its slowest copy."""
+        return self.run.slowest(self.lengths(times, delays))
+
+    @cached_property
+    def replayed(self) -> Times:
+        """Time of every step as replayed."""
+        return self.steps()
+
+    @cached_property
+    def error(self) -> float:
+        """Median over all steps of how far the replay is off, as a share of the step."""
+        return float(np.median(np.abs(self.replayed / self.run.step_times - 1)))
+
+    def mode(self) -> tuple[P2PMode, float]:
+        """The p2p mode in which the replay comes nearest to the run, and how near that is."""
+        best: P2PMode = "overlapped"
+        least = self.error
+        for spec in MODES:
+            if spec.name == best or least <= BETTER:
+                continue
+            error = self._error_in(spec.name)
+            if error < least - BETTER:
+                best, least = spec.name, error
+        return best, least
+
+    def _error_in(self, mode: P2PMode) -> float:
+        """Error with the typical time of every link, in a p2p mode."""
+        times = self.times + self.gaps
+        found = np.zeros(self.run.rows)
+        for number, schedule in enumerate(self.run.orders):
+            try:
+                graph = with_own_times(compile_graph(schedule, mode, explain=False))
+            except ScheduleError:
+                return np.inf
+            shared = graph.cost_vector(self._links.table(schedule))
+            rows, column = np.flatnonzero(self.run.order == number), self.run.column(number)
+            for row in rows.tolist():
+                found[row] = graph.evaluate(np.concatenate([shared, times[row, column]])).max()
+        return float(np.median(np.abs(self.run.slowest(found) / self.run.step_times - 1)))
+
+
+def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
+    """Time of every row had its actions run in the order of another schedule, shape ``(rows,)``."""
+    from debubble.diagnosis.run import NO_PAIR
+
+    base = run.schedule.actions & NO_PAIR
+    sort = np.argsort(base)
+    column = sort[np.searchsorted(base, schedule.actions & NO_PAIR, sorter=sort)]
+    graph = with_own_times(compile_graph(schedule), delays=True)
+    shared = graph.cost_vector(Costs(F=0, I=0, W=0, R=0).table(schedule))
+    return np.array([
+        graph.evaluate(np.concatenate([shared, times[row, column], delays[row, column]])).max()
+        for row in range(run.rows)
+    ])  # fmt: skip
+
+
+def link_matrix(run: Run, transfers: Transfers) -> list[list[float]]:
+    """Typical time of every link, 0 for those that nothing goes over."""
+    ranks = run.schedule.ranks
+    found: list[list[float]] = np.nan_to_num(transfers.typical).reshape(ranks, ranks).tolist()
+    return found
+
+
+def filled(run: Run) -> Times:
+    """Time of every action; of ranks without a file the mean of other copies, or other stages."""
+    times = np.where(run.known, run.duration, np.nan)
+    if run.known.all():
+        return times
+    steps, place = run.step_of
+    for step in range(len(steps)):
+        rows = np.flatnonzero(place == step)
+        absent = np.isnan(times[rows])
+        there = (~absent).any(axis=0)
+        mean = np.full(times.shape[1], np.nan)
+        mean[there] = np.nanmean(times[rows][:, there], axis=0)
+        for cls in np.unique(run.cls).tolist():
+            alike = run.cls == cls
+            gone = alike & ~there
+            if gone.any():
+                mean[gone] = np.nanmedian(times[rows][:, alike]) if (alike & there).any() else 0.0
+        times[rows] = np.where(absent, mean[None, :], times[rows])
+    return times

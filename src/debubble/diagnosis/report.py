@@ -1,0 +1,185 @@
+"""A diagnosis as text for a terminal: one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from debubble.analysis.layout import Column, definitions, text_table, wrap
+from debubble.analysis.metrics import ranges
+from debubble.core.units import counted, number
+from debubble.diagnosis.account import CAUSES
+from debubble.diagnosis.diagnose import Diagnosis
+from debubble.diagnosis.findings import TRUSTED, Finding, nothing
+from debubble.diagnosis.what_if import WhatIf, faster
+
+LISTED_RANKS = 12
+"""Ranks up to which each has a line."""
+
+LISTED_FINDINGS = 5
+LISTED_LINES = 3
+
+LEAST_SHARE = 5e-4
+"""Share of a step from which a cause has a column."""
+
+Style = Callable[[str, str], str]
+
+
+def report(found: Diagnosis, width: int, style: Style | None = None) -> str:
+    """What a run took, why, and what there is to gain, in lines of a given width."""
+    paint: Style = style or (lambda text, _: text)
+    lines = [*_head(found, width, paint), ""]
+    lines += [*_findings(found, width, paint), ""]
+    lines += [*_account(found, width, paint), ""]
+    lines += list(_facts(found, width))
+    return "\n".join(lines)
+
+
+def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+    schedule, run = found.schedule, found.run
+    copies = found.observed.copies
+    sizes = [counted(schedule.ranks, "rank")]
+    sizes += [f"{copies} copies"] if copies > 1 else []
+    sizes += [counted(schedule.stages, "stage"), counted(schedule.microbatches, "microbatch"),
+              counted(len(run.step_times), "step")]  # fmt: skip
+    first, *rest = wrap(f"{found.name.text}: {', '.join(sizes)}", width)
+    yield paint(first, "head")
+    yield from rest
+    if found.name.differences:
+        yield from wrap(f"not quite {found.name.text}: {found.name.differences[0]}", width, 2)
+    elif found.name.text == "custom":
+        yield "no registered schedule, nor near one"
+    times = run.step_times * 1e3
+    span = f"; {number(float(times.min()), 4)} to {number(float(times.max()), 4)}"
+    span = span if len(times) > 1 else ""
+    text = (
+        f"a step takes {number(float(np.median(times)), 4)} ms (median{span}); ranks idle "
+        f"{100 * found.bubble_ratio:.1f} % of it"
+    )
+    if not np.isnan(run.start).any():
+        text += f", {100 * found.predicted.bubble_ratio:.1f} % by the schedule at median times"
+    yield from wrap(text, width)
+
+
+def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+    if found.replay_error > TRUSTED:
+        yield from wrap(
+            f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
+            f"{100 * TRUSTED:.0f} %", width,
+        )  # fmt: skip
+    if not found.findings:
+        yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
+    for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
+        for line in wrap(f"{place}  {one.cause}: {_gain(one)}", width, 3):
+            yield paint(line, "head")
+        yield from (f"   {line}" for line in wrap(f"{one.text}. {one.advice}.", width - 3))
+    more = len(found.findings) - LISTED_FINDINGS
+    if more > 0:
+        yield f"and {more} more, see --json"
+    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    if others:
+        names = [f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES]]
+        text = f"Other schedules at these times: {', '.join(names)}"
+        yield from wrap(f"{text}; --schedule {others[0].text} says more", width, 2)
+
+
+def _gain(one: Finding) -> str:
+    there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
+    there += "" if one.persistence > 0.99 else " of steps and copies"
+    if one.gain is None:
+        return f"about {number(one.seconds * 1e3, 3)} ms a step, {there}"
+    return f"{100 * one.gain:.1f} % to gain, {number(one.seconds * 1e3, 3)} ms a step, {there}"
+
+
+def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+    """A line for every rank, a column for every cause."""
+    accounts = found.accounts
+    chosen = accounts
+    if len(accounts) > LISTED_RANKS:
+        at = np.unique(np.linspace(0, len(accounts) - 1, LISTED_RANKS).astype(int))
+        chosen = tuple(accounts[index] for index in at.tolist())
+    least = LEAST_SHARE * max(one.step for one in accounts)
+    causes = [
+        cause for cause in CAUSES if max(one.causes.get(cause, 0.0) for one in accounts) > least
+    ]
+    mean = {cause: sum(one.causes.get(cause, 0.0) for one in accounts) for cause in causes}
+    order = sorted(causes, key=lambda cause: -mean[cause])
+    columns = [
+        Column(("rank",), tuple(str(one.rank) for one in chosen), left=True),
+        Column(("compute",), tuple(_ms(one.compute) for one in chosen)),
+    ]
+    for cause in causes:
+        cells = tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen)
+        columns.append(Column(tuple(cause.split("-")), cells, rank=1 + order.index(cause)))
+    blocks, left_out = text_table(columns, width)
+    yield paint("Where the time of a mean step went, in ms", "head")
+    yield from (line for block in blocks for line in block)
+    if left_out:
+        yield from wrap(f"without {', '.join(left_out)}, for which there is no room", width, 2)
+    if len(chosen) < len(accounts):
+        yield f"{len(chosen)} of {len(accounts)} ranks; --json has all"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}" if seconds > 0 else "–"
+
+
+def _facts(found: Diagnosis, width: int) -> Iterator[str]:
+    """How sure all that is, and what it was read from."""
+    slow = found.slowdown
+    share = "" if slow.last_stage is None else f"; an ideal last stage saves {slow.last_stage:.0%}"
+    share += "" if slow.slowest_workers is None else (
+        f" of that, ideal slowest 3 % of workers {slow.slowest_workers:.0%}"
+    )  # fmt: skip
+    rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
+    mode, error = found.mode
+    fits = f"; p2p mode {mode} fits best" + (
+        f", {100 * error:.2f} % off" if mode != "overlapped" else ""
+    )
+    rows.append(("replay", f"{100 * found.replay_error:.2f} % off{fits}"))
+    rows.append(("clocks", _clocks(found)))
+    rows += [("", text) for text in _few(found.clocks.warnings)]
+    rows.append(("read as", ", ".join(f"{key}: {value}" for key, value
+                                      in found.observed.taken_for.items())))  # fmt: skip
+    rows[-1] = ("read as", f"{found.observed.format}; {rows[-1][1]}")
+    if found.observed.order_assumed:
+        rows.append(("order", f"assumed to be {found.observed.order_assumed}: the trace has none"))
+    if found.observed.missing:
+        names = sorted({rank for _, rank in found.observed.missing})
+        rows.append(("no file of", f"rank {ranges(names)}: its times are those of its like"))
+    left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
+    if left:
+        rows.append(("left out", "; ".join(left)))
+    yield from definitions([(name, "", text) for name, text in rows], width)
+
+
+def _few(texts: Sequence[str]) -> list[str]:
+    more = len(texts) - LISTED_LINES
+    return [*texts[:LISTED_LINES], *([f"and {more} more of that kind"] if more > 0 else [])]
+
+
+def _clocks(found: Diagnosis) -> str:
+    clocks = found.clocks
+    if not clocks.intervals:
+        return "no messages to compare them by"
+    moved = np.abs(clocks.offsets).max() * 1e3
+    width = clocks.half_width * 1e3
+    text = "one clock" if not moved else f"corrected by up to {number(float(moved), 3)} ms"
+    if np.isfinite(width):
+        text += f"; messages bound them to ± {number(width, 2)} ms (median)"
+    rates = [abs(one.rate) for one in clocks.drifts if one.low > 0 or one.high < 0]
+    return text + (f"; they drift by up to {max(rates) * 1e6:.0f} µs a second" if rates else "")
+
+
+def what_if_text(one: WhatIf, width: int) -> list[str]:
+    """What a mean step would take, in a line or two."""
+    word = "shorter" if one.gain >= 0 else "longer"
+    text = (
+        f"{one.text}: a mean step takes {number(one.after * 1e3, 4)} ms, not "
+        f"{number(one.before * 1e3, 4)}: {100 * abs(one.gain):.1f} % {word}"
+    )
+    if one.timeline is not None:
+        peak = float(one.timeline.peak_activation.max())
+        text += f"; {number(peak, 3)} activation units on the fullest rank, by a simulation"
+    return wrap(text, width)

@@ -1,0 +1,313 @@
+"""A run as arrays: a row for every step of every copy, a column for every action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import (
+    PAIR_MASK,
+    PAIR_SHIFT,
+    ends_group,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    stages_of,
+)
+from debubble.core.kinds import Kind
+from debubble.core.schedule import Schedule
+from debubble.core.waits import waits_for
+from debubble.diagnosis.observed import Messages, Observed, Pauses
+from debubble.diagnosis.order import Orders
+
+Times = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+PAIR = len(Kind)
+"""The class of overlapped groups; that of other actions is their kind."""
+
+NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The complete steps of a run.
+
+    Parameters
+    ----------
+    orders
+        The schedules that were run, the most frequent first; columns are its actions.
+    step, copy, order
+        Step (index), copy and order of every row, shape ``(rows,)``.
+    steps
+        Numbers of the steps.
+    hosts
+        Host of every rank of every copy, as observed; all alike where ranks share a clock.
+    start, end, issued, waited, busy
+        As in :class:`debubble.diagnosis.observed.Actions`, shape ``(rows, actions)``; NaN where
+        nobody knows. Members of an overlapped group have the group's.
+    sent, posted, began, arrived
+        The message that an action receives, as in :class:`debubble.diagnosis.observed.Messages`;
+        `began` is when the target began to wait.
+    pauses
+        When hosts stood still.
+    """
+
+    orders: tuple[Schedule, ...]
+    step: Indices
+    copy: Indices
+    order: Indices
+    steps: tuple[int, ...]
+    hosts: tuple[str, ...]
+    start: Times
+    end: Times
+    issued: Times
+    waited: Times
+    busy: Times
+    sent: Times
+    posted: Times
+    began: Times
+    arrived: Times
+    pauses: Pauses
+
+    @property
+    def schedule(self) -> Schedule:
+        """The most frequent order."""
+        return self.orders[0]
+
+    @property
+    def rows(self) -> int:
+        """Steps times copies, as far as they are complete."""
+        return len(self.step)
+
+    @cached_property
+    def kind(self) -> Indices:
+        """Kind of every action."""
+        return kinds_of(self.schedule.actions)
+
+    @cached_property
+    def stage(self) -> Indices:
+        """Stage of every action."""
+        return stages_of(self.schedule.actions)
+
+    @cached_property
+    def unit(self) -> Indices:
+        """Microbatch, or slice of one, of every action."""
+        return microbatches_of(self.schedule.actions)
+
+    @cached_property
+    def rank(self) -> Indices:
+        """Rank of every action."""
+        return np.repeat(np.arange(self.schedule.ranks), np.diff(self.schedule.offsets))
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """Actions whose time counts: those alone, and the last of every overlapped group."""
+        return ends_group(self.schedule.actions)
+
+    @cached_property
+    def cls(self) -> Indices:
+        """Class of every action whose times are compared: its kind, or :data:`PAIR`."""
+        alone = (self.schedule.actions & (PAIR_MASK << PAIR_SHIFT)) == 0
+        return np.where(alone, self.kind, PAIR)
+
+    @cached_property
+    def source(self) -> Indices:
+        """The action of another rank that each action waits for, −1 for none."""
+        waits = waits_for(self.schedule)
+        far = self.rank[waits.producer] != self.rank[waits.consumer]
+        found = np.full(len(self.rank), -1, dtype=np.int64)
+        found[waits.consumer[far]] = waits.producer[far]
+        return found
+
+    @cached_property
+    def link(self) -> Indices:
+        """The directed link that each action receives through: source · ranks + target, or −1."""
+        there = self.rank[self.source] * self.schedule.ranks + self.rank
+        return np.where(self.source >= 0, there, -1)
+
+    @cached_property
+    def duration(self) -> Times:
+        """Time of every action, 0 at least."""
+        return np.maximum(self.end - self.start, 0.0)
+
+    @cached_property
+    def known(self) -> NDArray[np.bool_]:
+        """Whether there is a file of the rank: shape ``(rows, actions)``."""
+        return ~np.isnan(self.start)
+
+    def column(self, order: int) -> Indices:
+        """The column of every action of an order."""
+        mine, base = self.orders[order].actions & NO_PAIR, self.schedule.actions & NO_PAIR
+        sort = np.argsort(base)
+        return sort[np.searchsorted(base, mine, sorter=sort)]
+
+    @cached_property
+    def before(self) -> Times:
+        """When the rank was done with what it ran before: shape ``(rows, actions)``, −∞ if nothing.
+
+        Members of an overlapped group wait for what ran before the group.
+        """
+        found = np.full_like(self.end, -np.inf)
+        for number, schedule in enumerate(self.orders):
+            here = np.flatnonzero(self.order == number)
+            column = self.column(number)
+            ends = self.end[np.ix_(here, column)]
+            first, _ = group_bounds(schedule.actions)
+            opening = np.isin(first, schedule.offsets[:-1])
+            previous = np.where(opening[None, :], -np.inf, ends[:, np.maximum(first - 1, 0)])
+            found[np.ix_(here, column)] = previous
+        return found
+
+    @cached_property
+    def produced(self) -> Times:
+        """When what each action receives was computed; NaN where it receives nothing."""
+        return np.where(self.source >= 0, self.end[:, self.source], np.nan)
+
+    @cached_property
+    def begin(self) -> Times:
+        """First start of every row."""
+        return np.asarray(np.nanmin(self.start, axis=1))
+
+    @cached_property
+    def length(self) -> Times:
+        """Last end minus first start of every row."""
+        return np.asarray(np.nanmax(self.end, axis=1) - self.begin)
+
+    @cached_property
+    def step_times(self) -> Times:
+        """Time of every step that has rows: that of its slowest copy."""
+        return self.slowest(self.length)
+
+    @cached_property
+    def step_of(self) -> tuple[Indices, Indices]:
+        """The steps that have rows, and the place of every row's among them."""
+        steps, place = np.unique(self.step, return_inverse=True)
+        return steps, place
+
+    def slowest(self, lengths: Times) -> Times:
+        """The largest of the rows of every step."""
+        steps, place = self.step_of
+        found = np.zeros(len(steps))
+        np.maximum.at(found, place, lengths)
+        return found
+
+    def moved(self, offsets: Times, rates: Times) -> Run:
+        """The same run on one clock.
+
+        What is subtracted is `offsets`, and `rates` times the time since the row's first start,
+        both of shape ``(rows, ranks)``.
+        """
+        there = np.where(self.source >= 0, self.rank[self.source], 0)
+        begin = self.begin[:, None]
+
+        def right(times: Times, rank: Indices) -> Times:
+            return times - offsets[:, rank] - rates[:, rank] * (times - begin)
+
+        mine: dict[str, Any] = {name: right(getattr(self, name), self.rank) for name in OWN}
+        return replace(self, **mine, sent=right(self.sent, there))
+
+    def taken(self, rows: NDArray[np.bool_]) -> Run:
+        """The same run with some of its rows."""
+        cut: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*OWN, "busy", "sent")}
+        return replace(self, step=self.step[rows], copy=self.copy[rows], order=self.order[rows],
+                       **cut)  # fmt: skip
+
+    @cached_property
+    def warm(self) -> NDArray[np.bool_]:
+        """Rows behind the warm-up: a first step that takes far longer than others is none of them.
+
+        Shape ``(rows,)``.
+        """
+        _, place = self.step_of
+        times = self.step_times
+        if len(times) < FEW or times[0] < WARM_UP * np.median(times[1:]):
+            return np.ones(self.rows, dtype=bool)
+        warm: NDArray[np.bool_] = place > 0
+        return warm
+
+
+FEW, WARM_UP = 4, 1.5
+"""A first step of at least so many is warm-up where it takes so many times the others' median."""
+
+OWN = ("start", "end", "issued", "waited", "posted", "began", "arrived")
+"""Times on the clock of the rank that has the action."""
+
+
+def run_of(observed: Observed, orders: Orders) -> Run:
+    """The complete steps of what was observed."""
+    schedule = orders.schedules[0]
+    actions = observed.actions
+    shape = (len(orders.step), len(schedule))
+    at = np.stack(orders.rows)
+    unknown: dict[str, Any] = {name: np.full(shape, np.nan) for name in (*OWN, "busy", "sent")}
+    run = Run(
+        orders.schedules, orders.step, orders.copy, orders.order, observed.steps,
+        _hosts(observed), pauses=observed.pauses, **unknown,
+    )  # fmt: skip
+    for number in range(len(orders.schedules)):
+        here = np.flatnonzero(orders.order == number)
+        cells = np.ix_(here, run.column(number))
+        rows = at[here]
+        for name in ("start", "end", "issued", "waited", "busy"):
+            getattr(run, name)[cells] = np.where(rows >= 0, getattr(actions, name)[rows], np.nan)
+    _join_groups(run)
+    _match(run, observed.messages, max(schedule.slices, 1))
+    return run
+
+
+def _hosts(observed: Observed) -> tuple[str, ...]:
+    workers = observed.ranks * observed.copies
+    if observed.clocks == "ranks":
+        return tuple(f"rank {number}" for number in range(workers))
+    if observed.clocks == "one" or len(observed.hosts) != workers:
+        return ("",) * workers
+    return observed.hosts
+
+
+def _join_groups(run: Run) -> None:
+    """Give all members of an overlapped group the times of the group."""
+    first, behind = group_bounds(run.schedule.actions)
+    for begin in np.unique(first[behind - first > 1]).tolist():
+        part = slice(begin, int(behind[begin]))
+        run.start[:, part] = run.start[:, part].min(axis=1, keepdims=True)
+        run.end[:, part] = run.end[:, part].max(axis=1, keepdims=True)
+        run.issued[:, part] = run.issued[:, part].min(axis=1, keepdims=True)
+
+
+def _match(run: Run, messages: Messages, slices: int) -> None:
+    """Put what is known of every message where the action is that receives it."""
+    if not len(messages):
+        return
+    receives = np.flatnonzero(run.source >= 0)
+    producer = run.source[receives]
+    forward = run.kind[producer] == Kind.F
+    keys = _keys(forward, run.stage[producer], run.unit[producer])
+    sort = np.argsort(keys)
+    row_of = {pair: row for row, pair in enumerate(zip(run.step.tolist(), run.copy.tolist(),
+                                                       strict=True))}  # fmt: skip
+    pairs = zip(messages.step.tolist(), messages.copy.tolist(), strict=True)
+    row = np.array([row_of.get(pair, -1) for pair in pairs])
+    unit = messages.microbatch.astype(np.int64) * slices + messages.slice
+    wanted = _keys(messages.kind == Kind.F, messages.stage.astype(np.int64), unit)
+    spot = np.minimum(np.searchsorted(keys, wanted, sorter=sort), len(keys) - 1)
+    column = receives[sort[spot]]
+    real = (row >= 0) & (keys[sort[spot]] == wanted)
+    columns = {"sent": "sent", "posted": "posted", "waited": "began", "arrived": "arrived"}
+    for name, mine in columns.items():
+        getattr(run, mine)[row[real], column[real]] = getattr(messages, name)[real]
+
+
+def _keys(forward: NDArray[np.bool_], stage: Indices, unit: Indices) -> Indices:
+    """One number for every result that is sent."""
+    return (unit << 21) | (stage << 1) | forward
+
+
+def without_waits(run: Run) -> Run:
+    """Cut from actions that contain their wait what was surely waited, on one clock."""
+    there = np.fmax(run.produced, run.arrived)
+    return replace(run, start=np.fmax(run.start, np.where(there < run.end, there, run.start)))

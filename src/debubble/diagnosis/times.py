@@ -1,0 +1,156 @@
+"""What actions cost: the median of every kind and stage, and how far single ones are from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import stages_of
+from debubble.core.costs import Costs
+from debubble.core.kinds import Kind
+from debubble.diagnosis.replay import Replay, link_matrix
+from debubble.diagnosis.run import PAIR, Run, Times
+from debubble.interchange.cost_files import costs_data
+
+MILLISECONDS = 1e3
+ALIKE = 1.2
+"""Links that differ by less than this factor have one cost."""
+
+OUTLIER = 1.5
+"""An action is an outlier from so many times the median of its kind and stage on."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Times of one kind on one stage, in seconds.
+
+    Parameters
+    ----------
+    kind, stage
+        Name of the kind, ``"OVERLAP_F_B"`` for overlapped groups, and the stage.
+    count, median, mean, p10, p90
+        Number of actions, and what they take.
+    cv
+        Standard deviation over the mean.
+    drift
+        Change of the median from the first to the last step, as a share, by a straight line.
+    outliers
+        Actions that take 1.5 times the median or more.
+    """
+
+    kind: str
+    stage: int
+    count: int
+    median: float
+    mean: float
+    p10: float
+    p90: float
+    cv: float
+    drift: float
+    outliers: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, times in milliseconds."""
+        times = ("median", "mean", "p10", "p90")
+        plain = {name: getattr(self, name) for name in ("kind", "stage", "count")}
+        plain |= {name: _short(getattr(self, name) * MILLISECONDS) for name in times}
+        return plain | {"cv": _short(self.cv), "drift": _short(self.drift),
+                        "outliers": self.outliers}  # fmt: skip
+
+
+def spreads_of(run: Run) -> tuple[Spread, ...]:
+    """Times of every kind and stage, over all steps and copies."""
+    found = []
+    for cls in np.unique(run.cls).tolist():
+        name = "OVERLAP_F_B" if cls == PAIR else Kind(cls).name
+        for stage in range(run.schedule.stages):
+            columns = (run.cls == cls) & (run.stage == stage) & run.counted
+            values = np.where(run.known, run.duration, np.nan)[:, columns]
+            there = values[~np.isnan(values)]
+            if not len(there):
+                continue
+            mean, median = float(there.mean()), float(np.median(there))
+            p10, p90 = np.percentile(there, [10, 90]).tolist()
+            found.append(Spread(
+                name, stage, len(there), median, mean, p10, p90,
+                float(there.std()) / mean if mean else 0.0, _drift(run, values),
+                int(np.count_nonzero(there >= OUTLIER * median)),
+            ))  # fmt: skip
+    return tuple(found)
+
+
+def _drift(run: Run, values: Times) -> float:
+    """Rise of a straight line through the medians of all steps, over the first of its values."""
+    steps, place = run.step_of
+    if len(steps) < 3:
+        return 0.0
+    medians = np.array([np.nanmedian(values[place == step]) for step in range(len(steps))])
+    slope, level = np.polyfit(np.arange(len(steps)), medians, 1)
+    return float(slope * (len(steps) - 1) / level) if level > 0 else 0.0
+
+
+def costs_of(replay: Replay) -> Costs:
+    """The medians as costs per action, in milliseconds."""
+    run = replay.run
+    stages = run.schedule.stages
+    values: dict[str, Any] = {}
+    for cls in np.unique(run.cls[run.counted]).tolist():
+        medians = [_median(replay.times, (run.cls == cls) & (run.stage == s) & run.counted)
+                   for s in range(stages)]  # fmt: skip
+        if cls != PAIR:
+            values[Kind(cls).name] = _filled(medians)
+            continue
+        by_pair = {}
+        for key in sorted(set(zip(*_halves(run), strict=True))):
+            first, second = _halves(run)
+            at = np.flatnonzero(run.counted & (run.cls == PAIR))
+            alike = (np.array(first) == key[0]) & (np.array(second) == key[1])
+            by_pair[key] = _short(float(np.median(replay.times[:, at[alike]])) * MILLISECONDS)
+        values["O"] = by_pair
+    typical = replay.transfers.typical
+    used = typical[~np.isnan(typical)]
+    if len(used) and used.max() > ALIKE * used.min():
+        values["p2p"] = [[_short(v * MILLISECONDS) for v in row]
+                         for row in link_matrix(run, replay.transfers)]  # fmt: skip
+    elif len(used):
+        values["p2p"] = _short(float(np.median(used)) * MILLISECONDS)
+    # What a kind costs where it runs only within overlapped groups is half of one of them.
+    if "F" not in values and "O" in values:
+        values["F"] = _short(float(np.median(list(values["O"].values()))) / 3)
+    return Costs(**values, time_unit="ms")
+
+
+def _halves(run: Run) -> tuple[list[int], list[int]]:
+    """Stages of the first and the last member of every overlapped group."""
+    last = np.flatnonzero(run.counted & (run.cls == PAIR))
+    stage = stages_of(run.schedule.actions)
+    return stage[last - 1].tolist(), stage[last].tolist()
+
+
+def _median(times: Times, columns: np.ndarray) -> float:
+    values = times[:, columns]
+    return float(np.median(values)) * MILLISECONDS if values.size else float("nan")
+
+
+def _filled(medians: list[float]) -> float | list[float]:
+    """One number for each stage; a stage without any has the mean of the others."""
+    mean = float(np.nanmean(medians))
+    return [_short(mean if value != value else value) for value in medians]
+
+
+def cost_file(replay: Replay, spreads: tuple[Spread, ...]) -> dict[str, Any]:
+    """The data of a cost file: medians, and their spread under ``measured``."""
+    run = replay.run
+    data = costs_data(costs_of(replay))
+    sizes = {"ranks": run.schedule.ranks, "microbatches": run.schedule.microbatches}
+    if run.schedule.chunks > 1:
+        sizes["chunks"] = run.schedule.chunks
+    if not data.get("memory"):
+        data.pop("memory", None)
+    return {**sizes, **data, "measured": {"spread": [one.to_dict() for one in spreads]}}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,139 @@
+"""How long messages took: until the data was there, and how long behind other messages.
+
+What a trace shows of a message is when the rank that receives it had it. Where the rank waited for
+it, that is when it arrived; where the rank was busy, nobody saw it arrive, and it is taken to have
+taken as long as messages on its link typically do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.diagnosis.run import Run, Times
+
+MOMENT = 5e-6
+"""Seconds below which nobody waits."""
+
+QUICK = 0.1
+"""Share of the messages of a link that are at least as quick as those that nothing holds up."""
+
+LATE = 2.0
+"""A message that takes more than so many times what its link typically takes was held up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """The messages of a run.
+
+    Parameters
+    ----------
+    delay
+        From when what an action receives was computed to when it was there, shape
+        ``(rows, actions)``; 0 for actions that receive nothing.
+    seen
+        Whether that was measured.
+    told
+        Whether the trace says when a message was there, seen or not.
+    typical
+        Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
+        nothing goes over.
+    behind
+        Part of `delay` in which it was queued behind another message.
+    """
+
+    delay: Times
+    seen: NDArray[np.bool_]
+    told: NDArray[np.bool_]
+    typical: Times
+    behind: Times
+
+    def usual(self, run: Run) -> Times:
+        """What the link of every action typically takes, 0 where it receives nothing."""
+        return np.where(run.link >= 0, self.typical[run.link], 0.0)
+
+
+def transfers_of(run: Run) -> Transfers:
+    """Find how long the messages of a run took, on one clock."""
+    receives = run.source >= 0
+    made, busy_until = run.produced, np.fmax(run.before, run.began)
+    there = np.fmin(run.arrived, run.waited)
+    told = ~np.isnan(there) & receives
+    with np.errstate(invalid="ignore"):
+        in_wait = told & (there > busy_until + MOMENT) & (made >= busy_until - MOMENT)
+    delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
+    sample = delay if told.any() else _from_starts(run, busy_until)
+    if told.any():
+        # Where messages are queued, most of those that somebody waits for may be held up.
+        least = np.where(receives, _typical(run, sample, QUICK)[run.link], 0.0)
+        queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
+        sample = np.where(queued, np.nan, sample)
+    typical = _typical(run, sample, 0.5)
+    usual = np.where(receives, typical[run.link], 0.0)
+    with np.errstate(invalid="ignore"):
+        # A receive that is posted late begins its transfer late; one that is held up takes longer.
+        held_up = told & ~in_wait & (there > busy_until + LATE * usual + MOMENT) & (made < there)
+    delay = np.where(held_up, there - made, delay)
+    seen = ~np.isnan(delay)
+    delay = np.where(seen, delay, usual)
+    behind = _behind(run, delay, seen, usual, there)
+    return Transfers(delay, seen, told, typical, behind)
+
+
+def _from_starts(run: Run, busy_until: Times) -> Times:
+    """Delays as far as actions began late for them, where a trace says nothing of messages."""
+    with np.errstate(invalid="ignore"):
+        waits = (run.start > busy_until + MOMENT) & (run.produced >= busy_until - MOMENT)
+        late = run.issued > run.produced + MOMENT
+    return np.where(waits & ~late, np.maximum(run.start - run.produced, 0.0), np.nan)
+
+
+def _typical(run: Run, sample: Times, share: float) -> Times:
+    """A quantile of every link; of all of them for a link of which nothing is known."""
+    ranks = run.schedule.ranks
+    typical = np.full(ranks * ranks, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        overall = float(np.nanquantile(sample, share)) if sample.size else np.nan
+        for link in np.unique(run.link[run.link >= 0]).tolist():
+            typical[link] = np.nanquantile(sample[:, run.link == link], share)
+    used = np.unique(run.link[run.link >= 0])
+    typical[used] = np.where(
+        np.isnan(typical[used]), 0.0 if np.isnan(overall) else overall, typical[used]
+    )
+    return typical
+
+
+def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
+    """Time that messages which were held up stood behind others, in front of them in a queue.
+
+    A queue is a rank's: a receive that was posted before the message was sent, or before it was to
+    be received, holds it up until its own data is there; and so does a message sent before.
+    """
+    behind = np.zeros_like(delay)
+    late = seen & (delay > LATE * usual + MOMENT) & (run.source >= 0)
+    others = np.flatnonzero(run.source >= 0)
+    giver, taker = run.rank[run.source[others]], run.rank[others]
+    for row in np.flatnonzero(late.any(axis=1)).tolist():
+        made, posted, arrived = (
+            values[row, others] for values in (run.produced, run.posted, there)
+        )
+        left = np.fmax(run.sent[row, others], made)
+        for at in np.flatnonzero(late[row]).tolist():
+            source, target = run.rank[run.source[at]], run.rank[at]
+            ready, was_there = float(run.produced[row, at]), float(there[row, at])
+            sent = np.fmax(ready, run.sent[row, at])
+            with np.errstate(invalid="ignore"):
+                ahead = (taker == source) & (posted < sent)
+                ahead |= (taker == target) & (posted < run.posted[row, at])
+                ahead |= (giver == source) & (taker != target) & (left < sent)
+                # Its data was made later, and may have been there when this message was.
+                ahead &= (made > ready) & (made + usual[others] <= was_there + MOMENT)
+                ahead &= arrived > ready + usual[at]
+            if ahead.any():
+                until = min(float(arrived[ahead].max()), was_there)
+                behind[row, at] = min(max(until - ready, 0.0), delay[row, at] - usual[at])
+    return behind

@@ -1,0 +1,178 @@
+"""``debubble trace``: reports, data, files, conditions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import debubble as db
+from debubble.interchange.cost_files import load_costs
+from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.planted import PLANTED
+
+Run = Callable[..., Any]
+
+
+def written(made: Made, folder: Path) -> Path:
+    """A made run as plain tables, one for every rank of every copy."""
+    observed = made.observed()
+    actions, messages = observed.actions, observed.messages
+    folder.mkdir()
+    for copy in range(observed.copies):
+        for rank in range(observed.ranks):
+            lines = ["copy,step,rank,action,start,end,issued,waited"]
+            mine = np.flatnonzero((actions.copy == copy) & (actions.rank == rank))
+            for at in mine.tolist():
+                kind = db.Kind(int(actions.kind[at])).name
+                name = f"{actions.stage[at]}{kind}{actions.microbatch[at]}"
+                times = f"{actions.start[at]:.9f},{actions.end[at]:.9f},{actions.issued[at]:.9f}"
+                lines.append(f"{copy},{actions.step[at]},{rank},{name},{times},")
+            for end in ("source", "target"):
+                here = (messages.copy == copy) & (getattr(messages, end) == rank)
+                for at in np.flatnonzero(here).tolist():
+                    forward = messages.kind[at] == db.Kind.F
+                    stage, unit = int(messages.stage[at]), messages.microbatch[at]
+                    word = "F" if forward else "B"
+                    step = messages.step[at]
+                    if end == "source":
+                        sent = f"{messages.sent[at]:.9f}"
+                        row = f"{stage}SEND_{word}{unit},{sent},{sent},,"
+                    else:
+                        stage += 1 if forward else -1
+                        times = f"{messages.posted[at]:.9f},{messages.arrived[at]:.9f}"
+                        row = f"{stage}RECV_{word}{unit},{times},,{messages.waited[at]:.9f}"
+                    lines.append(f"{copy},{step},{rank},{row}")
+            (folder / f"copy{copy}-rank{rank}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a slow stage."""
+    return written(PLANTED["slow stage"](0).made, tmp_path_factory.mktemp("slow") / "traces")
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(Made(one_f_one_b(4, 8)), tmp_path_factory.mktemp("clean") / "traces")
+
+
+def test_the_report(run: Run, slow: Path) -> None:
+    stage = PLANTED["slow stage"](0).where["stage"]
+    result = run("trace", slow)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("1f1b: 4 ranks, 2 copies, 4 stages, 8 microbatches, 6 steps\n")
+    assert "\n1  slow-stage: " in result.out
+    assert f"stage {stage} on rank {stage} takes" in result.out
+    assert "another split of the layers" in result.out
+    assert len(result.out.splitlines()) <= 40
+
+
+def test_a_clean_run(run: Run, clean: Path) -> None:
+    result = run("trace", clean)
+    assert result.code == 0
+    assert "\nnothing to gain beyond 1 % in 6 steps\n" in result.out
+
+
+def test_the_data(run: Run, slow: Path) -> None:
+    one, two = run("trace", slow, "--json"), run("trace", slow, "--json")
+    assert one.out == two.out
+    data = one.data
+    assert (data["schedule"], data["ranks"], data["copies"]) == (
+        {"name": "1f1b", "differences": []}, 4, 2,
+    )  # fmt: skip
+    assert data["findings"][0]["cause"] == "slow-stage"
+    assert "what_if" not in data
+    found = db.read_trace(slow)
+    assert (
+        json.loads(json.dumps(found.to_dict()))["findings"][0]["where"]
+        == (data["findings"][0]["where"])
+    )
+    assert found.schedule == db.make("1f1b", ranks=4, microbatches=8)
+    assert isinstance(found.costs, db.Costs)
+    assert isinstance(found.timeline, db.Timeline)
+    assert found.findings[0].cause == "slow-stage"
+    assert repr(found) == "<Diagnosis 1f1b: 6 steps on 4 ranks, 1 findings: slow-stage>"
+
+
+def test_costs_for_other_commands(run: Run, slow: Path, tmp_path: Path) -> None:
+    path = tmp_path / "costs.yaml"
+    result = run("trace", slow, "--costs-out", path)
+    assert f"wrote {path}; try: debubble compare" in result.err
+    assert load_costs(path).ranks == 4
+    for words in (["simulate", "1f1b"], ["compare", "1f1b", "zb-v"]):
+        assert run(*words, "--costs", path).code == 0
+
+
+def test_what_if(run: Run, slow: Path) -> None:
+    stage = PLANTED["slow stage"](0).where["stage"]
+    result = run("trace", slow, "--set", f"stage{stage}*=0.8", "--set", "p2p=0")
+    assert result.out.startswith(f"stage{stage}*=0.8, p2p=0: a mean step takes ")
+    assert result.out.rstrip().endswith("% shorter")
+    result = run("trace", slow, "--schedule", "zb-v", "--json")
+    assert result.data["what_if"][0]["change"] == "zb-v"
+    assert result.data["what_if"][0]["gain"] > 0
+
+
+def test_the_page(run: Run, slow: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    assert run("trace", slow, "--html", path, "--schedule", "zb-h1").err == f"wrote {path}\n"
+    page = path.read_text()
+    assert "observed, and predicted at median times" in page
+    assert "slow-stage" in page
+
+
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [("bubble>99%", 0), ("bubble>10%", 1), ("bubble>+50%", 0), ("step>1ms", 1),
+     ("slowdown>0.5%", 1), ("gain>3%", 1), ("gain>90%", 0)],
+)  # fmt: skip
+def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> None:
+    result = run("trace", slow, "--json", "--fail-if", condition)
+    assert result.code == code
+    assert result.err == (f"failed: {condition}\n" if code else "")
+    assert result.data["findings"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fail-if", "bubble"], "--fail-if 'bubble' is no condition; write bubble>30%"),
+        (["--fail-if", "bubble>3ms"], "--fail-if 'bubble>3ms': bubble is in %"),
+        (["--set", "x=1"], "--set 'x=1' is no change; write stage3.F*=0.9"),
+        (["--set", "stage9*=1"], "--set 'stage9*=1': stage 9; the last is 3"),
+        (["--schedule", "zb-w"], "unknown schedule 'zb-w'; did you mean"),
+        (["-v", "2"], "-v is for --schedule"),
+        (["--costs-out", "x.csv"], "--costs-out 'x.csv': a cost file is written as"),
+        (["--html", "x.png"], "--html 'x.png': a page ends in .html"),
+    ],
+)
+def test_what_is_refused(refused: Run, slow: Path, words: list[str], message: str) -> None:
+    assert refused("trace", slow, *words).startswith(message)
+
+
+def test_sums_of_times_are_costs_alone(run: Run, refused: Run, tmp_path: Path) -> None:
+    from tests.diagnosis.readers.test_megatron_timers import log
+
+    path, out = tmp_path / "train.log", tmp_path / "costs.yaml"
+    path.write_text(log())
+    result = run("trace", path, "--costs-out", out)
+    assert result.code == 0
+    assert "no causes and no gains" in " ".join(result.out.split())
+    assert load_costs(out).costs.F == (11.0, 20.0)
+    data = run("trace", path, "--json").data
+    assert (data["format"], data["findings"], data["account"]) == ("megatron-timers", [], [])
+    assert "needs points in time" in refused("trace", path, "--schedule", "zb-v")
+    with pytest.raises(db.FormatError, match="sums of times that say nothing of causes"):
+        db.read_trace(path)
+
+
+def test_nothing_to_read(refused: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no trace")
+    assert str(tmp_path) in refused("trace", tmp_path)
+    assert "nowhere" in refused("trace", tmp_path / "nowhere")

@@ -1,0 +1,71 @@
+"""Planted faults: the right cause comes first. ``benchmarks/planted_faults.py`` has more seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from tests.diagnosis import twins
+from tests.diagnosis.diagnosed import of_planted
+from tests.diagnosis.planted import PLANTED, Planted
+
+SEEDS = range(2)
+
+
+def is_named(planted: Planted, found: Diagnosis) -> None:
+    if planted.cause is None:
+        assert found.findings == ()
+        return
+    first = found.findings[0]
+    assert first.cause == planted.cause
+    assert {key: first.where.get(key) for key in planted.where} == planted.where
+    assert first.gain is not None
+    assert first.gain > 0.02
+    assert 0 < first.persistence <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_fault_comes_first(name: str, seed: int) -> None:
+    is_named(PLANTED[name](seed), of_planted(name, seed))
+
+
+@pytest.mark.parametrize(
+    "name", ["slow stage", "slow worker", "slow copy", "jitter", "garbage collection",
+             "sequence lengths", "swapped order", "host gaps", "nothing"],
+)  # fmt: skip
+def test_without_messages_and_with_own_zeros(name: str) -> None:
+    """A trace of computing alone, on clocks that begin when they like."""
+    planted = PLANTED[name](3)
+    made = replace(planted.made, arrivals=False, offset=(0, 3e-3, -5e-3, 1e-3))
+    is_named(planted, diagnose(made.observed()))
+
+
+def test_twins_of_public_runs() -> None:
+    found = diagnose(twins.stage_imbalance().observed())
+    assert (found.findings[0].cause, found.findings[0].where["stage"]) == ("slow-stage", 3)
+    found = diagnose(twins.sequence_lengths(copies=16).observed())
+    assert found.findings[0].cause == "sequence-length"
+    found = diagnose(twins.slow_worker().observed())
+    assert [one.cause for one in found.findings] == ["slow-worker"]
+    where = {"rank": 0, "copy": 0, "stage": 0}
+    assert found.findings[0].where == where
+    found = diagnose(twins.interleaved().observed())
+    assert found.name.text == "interleaved-1f1b"
+    assert (found.findings[0].cause, found.findings[0].where["stage"]) == ("slow-stage", 15)
+
+
+def test_one_odd_step_is_no_fault_of_all() -> None:
+    """A pause of 100 ms in one of twelve steps and copies."""
+
+    def pause(_: object, at: object) -> float:
+        here = (at.step, at.copy, at.rank, at.kind, at.microbatch)  # type: ignore[attr-defined]
+        return 0.1 if here == (2, 0, 1, "F", 4) else 0.0
+
+    planted = PLANTED["nothing"](0)
+    found = diagnose(replace(planted.made, pause=pause, pauses_known=True, steps=4).observed())
+    first = found.findings[0]
+    assert first.cause == "garbage-collection"
+    assert first.persistence == pytest.approx(1 / 8)

@@ -1,0 +1,98 @@
+"""Other times, and other schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+import debubble as db
+from debubble.core.errors import ParameterError
+from debubble.diagnosis.diagnose import Diagnosis
+from debubble.diagnosis.what_if import Change, faster, recut, with_changes, with_schedule
+from tests.diagnosis.diagnosed import plain
+
+EXACT = {"noise": 0.0, "steps": 1, "copies": 1}
+
+
+def exact(**changes: object) -> Diagnosis:
+    return plain(latency=lambda *_: 1e-3, **EXACT, **changes)
+
+
+def asked(found: Diagnosis, *texts: str) -> float:
+    """Milliseconds of a step with changes."""
+    return 1e3 * with_changes(found.replay, [Change.parse(text) for text in texts]).after
+
+
+@pytest.mark.parametrize(
+    ("texts", "costs"),
+    [
+        ((), {}),
+        (("p2p=0",), {"p2p": 0.0}),
+        (("p2p*=3",), {"p2p": 3.0}),
+        (("F*=2",), {"F": 20.0}),
+        (("stage3*=0.5",), {"F": [10, 10, 10, 5], "B": [20, 20, 20, 10]}),
+        (("rank1.B=25", "F+=1"), {"F": 11.0, "B": [20, 25, 20, 20]}),
+        (("copy0.F=12.5",), {"F": 12.5}),
+    ],
+)
+def test_a_change_of_times_is_a_simulation_with_them(
+    texts: tuple[str, ...], costs: dict[str, object]
+) -> None:
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+    expected = db.simulate(schedule, db.Costs(**{"F": 10.0, "B": 20.0, "p2p": 1.0} | costs))
+    assert asked(exact(), *texts) == pytest.approx(expected.makespan, rel=1e-9)
+
+
+def test_one_link() -> None:
+    link = [[0, 1, 0, 0], [1, 0, 4, 0], [0, 4, 0, 1], [0, 0, 1, 0]]
+    schedule = db.make("1f1b", ranks=4, microbatches=8)
+    expected = db.simulate(schedule, db.Costs(F=10, B=20, p2p=link))
+    assert asked(exact(), "p2p.2-1=4") == pytest.approx(expected.makespan, rel=1e-9)
+
+
+@pytest.mark.parametrize("text", ["", "stage3", "stage3.X=1", "F=-1", "F=nan", "p2p.1=2", "=3"])
+def test_what_is_no_change(text: str) -> None:
+    with pytest.raises(ParameterError, match="--set"):
+        Change.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("stage9*=2", "stage 9; the last is 3"), ("copy1*=2", "copy 1; the last is 0"),
+     ("p2p.0-2=1", "ranks 0 and 2 send nothing")],
+)  # fmt: skip
+def test_what_the_run_does_not_have(text: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        asked(exact(), text)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "gpipe", "interleaved-1f1b", "zb-v"])
+def test_another_schedule_of_the_same_model(name: str) -> None:
+    found = exact()
+    other = with_schedule(found.replay, name)
+    schedule = db.make(name, ranks=4, microbatches=8)
+    chunks = schedule.chunks
+    costs = db.Costs(F=10 / chunks, B=20 / chunks, p2p=1)
+    if schedule.made_for is not None:
+        schedule = db.make(name, ranks=4, microbatches=8, costs=costs)
+    assert other.after == pytest.approx(db.simulate(schedule, costs).makespan / 1e3, rel=1e-6)
+
+
+def test_another_schedule_with_other_times() -> None:
+    found = exact()
+    other = with_schedule(found.replay, "zb-h1", [Change.parse("p2p=0"), Change.parse("F*=2")])
+    schedule = db.make("zb-h1", ranks=4, microbatches=8)
+    expected = db.simulate(schedule, db.Costs(F=20, B=20)).makespan
+    assert other.after == pytest.approx(expected / 1e3, rel=1e-6)
+
+
+def test_stages_are_cut_where_the_model_is() -> None:
+    old, new = db.make("1f1b", ranks=2, microbatches=4), db.make("zb-v", ranks=2, microbatches=4)
+    costs = recut(db.Costs(F=[2, 6], B=[4, 10], p2p=0.5), old, new)
+    assert costs == db.Costs(F=[1, 1, 3, 3], B=[2, 2, 5, 5], p2p=0.5)
+
+
+def test_faster_schedules_come_fastest_first() -> None:
+    found = faster(exact().replay)
+    gains = [one.gain for one in found]
+    assert gains == sorted(gains, reverse=True)
+    assert "zb-v" in [one.text for one in found]
