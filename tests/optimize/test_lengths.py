@@ -110,3 +110,10 @@ def test_one_rank_is_proven_optimal() -> None:
 def test_lengths_of_one_are_no_lengths() -> None:
     same = db.optimize(ranks=2, microbatches=4, costs=db.Costs(microbatch=1), effort=0.05)
     assert same.microbatches == ()
+
+
+def test_memory_is_not_swept_for_lengths() -> None:
+    from debubble.optimize.pareto import sweep
+
+    with pytest.raises(db.ParameterError, match="memory is swept for microbatches of one length"):
+        sweep(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))

@@ -146,6 +146,8 @@ def sweep(
         2p microbatches on every rank.
     """
     costs = costs or Costs()
+    if costs.microbatch not in (None, 1.0):
+        raise ParameterError("memory is swept for microbatches of one length; leave microbatch out")
     problems = problems_of(
         ranks, microbatches, options.get("chunks"), costs, None,
         options.get("placement", "any"), options.get("backward", "free"), p2p_mode,
