@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import debubble as db
 import debubble.torch as dt
+from debubble.core.errors import ParameterError
 from debubble.lowering.sharding import add_sharding
-from tests.torch.loop import adamw, cross_entropy, gpt, text
+from tests.torch.loop import adamw, cross_entropy, gpt, mlp, text
 from tests.torch.world import in_ranks
 
 M = 4
@@ -95,3 +96,17 @@ def test_data_parallel_stages(how: str, name: str) -> None:
         assert first[0] == first[1] != second[0] == second[1]
 
     in_ranks(4, work)
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
+def test_replicas_are_not_ranks_of_the_same_pipeline(wrap: Any) -> None:
+    """The default group of either is all ranks: gradients of several stages would be averaged."""
+
+    def work(rank: int) -> str:
+        stages = [wrap(one) for one in mlp(2)]
+        with pytest.raises(ParameterError) as caught:
+            dt.Pipeline("1f1b", stages, cross_entropy, microbatches=M)
+        return str(caught.value)
+
+    for rank, message in enumerate(in_ranks(2, work)):
+        assert message.startswith(f"stage {rank} is replicated or sharded over ranks 0 and 1")

@@ -34,6 +34,7 @@ from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
     Setup,
+    check_replicas,
     check_stages_stay,
     compare_orders,
     find_modules,
@@ -124,6 +125,7 @@ class Pipeline:
             compare_orders(self.schedule, team)
             modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
             self._modules = modules
+            together(team, lambda: check_replicas(modules, team))
             self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)
             self._homes.level(modules, self.schedule)
             self._shard: Shard | None = None

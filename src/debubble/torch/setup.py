@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from debubble.analysis.check import check
@@ -265,6 +268,31 @@ def find_modules(
         for name, weight in bare(module).named_parameters():
             names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
     return {stage: given[stage] for stage in here}, [same for same in names.values() if same[1:]]
+
+
+def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
+    """Refuse stages that are replicated or sharded over ranks with other stages.
+
+    Raises
+    ------
+    ParameterError
+        When DDP's group, or the mesh of weights, has several ranks of the pipeline.
+    """
+    ours = set(dist.get_process_group_ranks(team.group))
+    for stage, module in modules.items():
+        over = [dist.get_process_group_ranks(part.process_group) for part in module.modules()
+                if isinstance(part, DistributedDataParallel)]  # fmt: skip
+        over += [weight.device_mesh.mesh.flatten().tolist() for weight in module.parameters()
+                 if isinstance(weight, DTensor)]  # fmt: skip
+        wrong = next(
+            (sorted(ours & set(ranks)) for ranks in over if len(ours & set(ranks)) > 1), ()
+        )
+        if wrong:
+            raise ParameterError(
+                f"stage {stage} is replicated or sharded over ranks {_listed(wrong)}, which have "
+                "other stages of this pipeline; give DistributedDataParallel or fully_shard the "
+                "ranks with the same stage alone: process_group= or mesh="
+            )
 
 
 def _by_number(stages: Any, schedule: Schedule, here: Sequence[int]) -> dict[int, Any]:
