@@ -88,3 +88,9 @@ def test_results_say_how_many_where_transfers_are_actions() -> None:
     assert "receive buffers: 112 in pools by stage and direction, 69 in one pool of a rank" in text
     assert summary(db.simulate(plain))["receive_buffers"] is None
     assert "receive buffers" not in report(db.simulate(plain))
+
+
+def test_a_file_that_claims_many_microbatches_takes_no_memory_for_them() -> None:
+    rows = [["0F0", "0SEND_F0", "0RECV_B0", "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]]
+    schedule = db.Schedule.from_text(rows, db.Placement.linear(2), 1 << 24)
+    assert receive_slots(schedule).shared.tolist() == [1, 1]

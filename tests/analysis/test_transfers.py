@@ -16,7 +16,7 @@ def changed(rank: int, cells: list[str]) -> db.Schedule:
 
 def test_lowered_schedules_are_fine() -> None:
     for entry in db.schedules():
-        lowered = add_transfers(db.make(entry.name, ranks=4, microbatches=8))
+        lowered = add_transfers(db.make(entry.name, ranks=4, microbatches=12))
         assert db.check(lowered).ok, entry.name
 
 

@@ -44,7 +44,9 @@ def test_balanced_memory_is_breadth_first_in_less_memory() -> None:
 @pytest.mark.parametrize(("p", "m"), [(4, 9), (4, 10), (4, 11), (4, 13), (8, 13), (8, 20), (8, 21)])
 @pytest.mark.parametrize("v", [2, 3])
 def test_a_larger_first_group_leaves_the_bubble_as_it_is(p: int, m: int, v: int) -> None:
-    schedule = db.make("paddle-interleaved", ranks=p, microbatches=m, chunks=v, balanced=False)
+    schedule = db.make(
+        "paddle-interleaved", ranks=p, microbatches=m, chunks=v, groups="larger-first"
+    )
     timeline = db.simulate(schedule, db.Costs.per_rank(F=1, B=2))
     assert timeline.makespan - 3 * m == pytest.approx((p - 1) * 3 / v)
     first = p + m % p
@@ -55,13 +57,13 @@ def test_a_larger_first_group_leaves_the_bubble_as_it_is(p: int, m: int, v: int)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("balanced", [None, True, False])
-def test_forms_hold_on_a_grid(p: int, balanced: bool | None) -> None:
+@pytest.mark.parametrize("groups", ["paddle", "one", "larger-first"])
+def test_forms_hold_on_a_grid(p: int, groups: str) -> None:
     rng = np.random.default_rng(p)
     for m in sorted({p, p + 1, 2 * p - 1, 2 * p, 2 * p + 1, 3 * p + 2, 5 * p}):
         for v in (1, 2, 3):
             schedule = db.make(
-                "paddle-interleaved", ranks=p, microbatches=m, chunks=v, balanced=balanced
+                "paddle-interleaved", ranks=p, microbatches=m, chunks=v, groups=groups
             )
             assert db.check(schedule).ok
             F, B = rng.uniform(0.2, 2, 2)
@@ -71,3 +73,5 @@ def test_forms_hold_on_a_grid(p: int, balanced: bool | None) -> None:
 def test_refusals() -> None:
     with pytest.raises(db.ParameterError, match="is 3; the nearest that works is 4, or use 'loop"):
         db.make("paddle-interleaved", ranks=4, microbatches=3)
+    with pytest.raises(db.ParameterError, match=r"needs groups that are .*; groups is two"):
+        db.make("paddle-interleaved", ranks=4, microbatches=8, groups="two")

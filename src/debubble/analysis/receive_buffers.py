@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import STAGE_SHIFT, group_bounds, kinds_of, stages_of
+from debubble.core.actions import group_bounds, kinds_of, microbatches_of, stages_of
 from debubble.core.kinds import BACKWARD, FORWARD_KINDS, KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
 RECEIVES = tuple(spec.kind for spec in KINDS if spec.receives)
 ENDS = tuple({*BACKWARD, *WEIGHT_KINDS})
+
+DENSE = 4
+"""A table of all (stage, microbatch) is made while it has at most this many entries per action."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,8 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
     kinds, stages = kinds_of(actions), stages_of(actions)
     home = np.repeat(np.arange(ranks), np.diff(schedule.offsets))
     received = np.flatnonzero(np.isin(kinds, RECEIVES))
-    freed = _last_use(schedule, home, received)
+    received = received[stages[received] < schedule.stages]
+    freed = _last_use(schedule, received)
     gradient = ~np.isin(kinds[received], FORWARD_KINDS)
     rank, stage = home[received], stages[received]
     width = int(stage.max(initial=0)) + 1
@@ -86,24 +90,21 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
     )
 
 
-def _last_use(
-    schedule: Schedule, home: NDArray[np.int64], received: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _last_use(schedule: Schedule, received: NDArray[np.int64]) -> NDArray[np.int64]:
     """Position behind which the buffer of every receive is free: the end of all for one unused."""
-    actions = schedule.actions
-    uses = np.flatnonzero(np.isin(kinds_of(actions), ENDS))
-    cells = actions >> STAGE_SHIFT
-    keys, codes = np.unique(cells, return_inverse=True)
-    owner = home * len(keys) + codes
-    order = np.argsort(owner[uses], kind="stable")
-    sorted_keys = owner[uses][order]
-    spot = np.searchsorted(sorted_keys, owner[received], side="right") - 1
-    there = spot >= 0
-    there[there] = sorted_keys[spot[there]] == owner[received][there]
-    ends = group_bounds(actions)[1]
-    last = np.full(len(received), len(actions), dtype=np.int64)
-    last[there] = ends[uses[order][spot[there]]]
-    return last
+    actions, units = schedule.actions, schedule.units
+    cells = stages_of(actions) * units + microbatches_of(actions)
+    width = schedule.stages * units
+    if width > DENSE * len(actions):
+        cells = np.unique(cells, return_inverse=True)[1]
+        width = len(actions)
+    # A file may name stages and microbatches that do not exist; checks report them.
+    real = (stages_of(actions) < schedule.stages) & (microbatches_of(actions) < units)
+    uses = np.flatnonzero(np.isin(kinds_of(actions), ENDS) & real)
+    last = np.full(width, len(actions), dtype=np.int64)
+    # Of several uses the last one stays.
+    last[cells[uses]] = group_bounds(actions)[1][uses]
+    return np.where(real[received], last[cells[received] * real[received]], len(actions))
 
 
 def _most_live(

@@ -14,26 +14,28 @@ from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards
 from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
-
-def _is_balanced(ranks: int, microbatches: int, balanced: bool | None) -> bool:
-    return microbatches < 2 * ranks if balanced is None else balanced
+GROUPS = ("paddle", "one", "larger-first")
 
 
-def _first_group(ranks: int, microbatches: int, balanced: bool | None) -> tuple[int, int]:
+def _is_balanced(ranks: int, microbatches: int, groups: str) -> bool:
+    return groups == "one" or (groups == "paddle" and microbatches < 2 * ranks)
+
+
+def _first_group(ranks: int, microbatches: int, groups: str) -> tuple[int, int]:
     """Microbatches of the first group, and by how many forwards a rank is ahead of the next."""
-    if _is_balanced(ranks, microbatches, balanced):
+    if _is_balanced(ranks, microbatches, groups):
         return microbatches, 1
     return ranks + microbatches % ranks, 2
 
 
 def _peak(k: Any) -> list[float]:
-    size, pace = _first_group(k.ranks, k.microbatches, k.balanced)
+    size, pace = _first_group(k.ranks, k.microbatches, k.groups)
     held = ((k.v - 1) * size + pace * (k.p - 1 - rank) + 1 for rank in range(k.p))
     return [min(count, k.m * k.v) * k.unit for count in held]
 
 
 def _chosen(k: Any) -> bool:
-    return _is_balanced(k.ranks, k.microbatches, k.balanced)
+    return _is_balanced(k.ranks, k.microbatches, k.groups)
 
 
 @register(
@@ -51,6 +53,11 @@ def _chosen(k: Any) -> bool:
             "at least as many microbatches as ranks",
             lambda k: k.microbatches >= k.ranks,
             lambda _: "'looped-bfs'",
+        ),
+        Constraint(
+            "groups",
+            "groups that are 'paddle', 'one' or 'larger-first'",
+            lambda k: k.groups in GROUPS,
         ),
     ),
     forms=(
@@ -72,7 +79,7 @@ def _chosen(k: Any) -> bool:
     ),
 )
 def paddle_interleaved(
-    *, ranks: int, microbatches: int, chunks: int, balanced: bool | None = None
+    *, ranks: int, microbatches: int, chunks: int, groups: str = "paddle"
 ) -> Iterator[Program]:
     """Groups of p microbatches, the first of p + m mod p; with less than 2p just one, of all.
 
@@ -90,16 +97,17 @@ def paddle_interleaved(
     ----------
     ranks, microbatches, chunks
         Ranks p, microbatches m, at least p, and chunks v.
-    balanced
-        Balanced memory for any number of microbatches, or for none. Left out, it is taken below
-        2p, as by PaddlePaddle's best_unbalanced_scheduler.
+    groups
+        ``"one"`` is balanced memory for any number of microbatches, ``"larger-first"`` groups of p
+        after a first one of p + m mod p; ``"paddle"`` takes the former below 2p, as PaddlePaddle
+        with its best_unbalanced_scheduler, and the latter from there on.
 
     p = 2, m = 3, B twice as long as F::
 
         r0 | F0 F1 F2 f0 f1 .  .  b0--- f2 b1--- .  b2--- B0--- B1--- B2---
         r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
-    size, pace = _first_group(ranks, microbatches, balanced)
+    size, pace = _first_group(ranks, microbatches, groups)
     chunk, number = (
         np.concatenate(parts)
         for parts in zip(

@@ -51,8 +51,10 @@ def not_for_pytorch(schedule: Schedule) -> str:
         return "it overlaps forwards and backwards, which PyTorch runs one after the other"
     if np.any(np.diff(schedule.offsets) == 0):
         return "a rank has nothing to do"
+    if schedule.newest_weights:
+        return "its backwards take newer weights than their forwards"
     if max(schedule.versions) > 1:
-        return "it uses several versions of the weights"
+        return "it keeps several versions of the weights"
     try:
         refuse_inexpressible(schedule, COMMUNICATING)
     except ParameterError as error:

@@ -250,12 +250,12 @@ def find_modules(
                     f"{stage} does not take them; give it slices = True and "
                     "forward(x, start, past)"
                 )
-    if schedule.newest_weights and max(schedule.versions) > 1:
+    if schedule.newest_weights and schedule.iterations > 1 and max(schedule.versions) > 1:
         raise ParameterError(
             f"'{schedule.name}' runs backwards on newer weights than their forwards, which "
             "autograd refuses; use 'pipedream', which keeps those"
         )
-    if schedule.versions[rank] > 1:
+    if schedule.stored_versions[rank] > 1:
         wrapped = [stage for stage in here if bare(given[stage]) is not given[stage]
                    or is_sharded(given[stage])]  # fmt: skip
         if wrapped:

@@ -386,7 +386,7 @@ def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
         number: Stage(
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            versions=schedule.versions[team.rank], device=team.device, tell=setup.tell,
+            versions=schedule.stored_versions[team.rank], device=team.device, tell=setup.tell,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip
