@@ -112,6 +112,17 @@ def test_compiled_and_interpreted_kernels_agree(monkeypatch: pytest.MonkeyPatch)
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("lanes", [1, 3, 16])
+def test_the_number_of_lanes_changes_nothing(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = db.simulate(db.make("zb-h1", ranks=3, microbatches=5), COSTS)
+    jitter = db.Jitter("lognormal:30%", samples=10, seed=3)
+    expected = timeline.jitter(jitter).times.tolist()
+    kernel = kernels.evaluate_samples
+    monkeypatch.setattr(kernel, "run", lambda _, *arguments: kernel.interpret(*arguments))
+    monkeypatch.setattr(kernels, "LANES", lanes)
+    assert timeline.jitter(jitter).times.tolist() == expected
+
+
 def test_a_sample_depends_on_its_number_alone() -> None:
     timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8), COSTS)
     many = timeline.jitter("normal:5%", samples=100, seed=4).times
