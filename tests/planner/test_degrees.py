@@ -48,7 +48,8 @@ def by_hand(
                 zeros = (1,) if dp * cp == 1 else (0, 1, 2, 3)
                 if framework in ("torchtitan", "automodel") and len(zeros) > 1:
                     zeros = (0, 2, 3)
-                for recompute, zero in product((*RECOMPUTES, "full:1"), zeros):
+                some = () if registry.find(name).uses_costs else ("full:1",)
+                for recompute, zero in product((*RECOMPUTES, *some), zeros):
                     one = Candidate(
                         Degrees(tp, cp, ep, dp, pp, chunks), size, number, name,
                         first_cut(count, pp * chunks, model.mtp), recompute, zero,
