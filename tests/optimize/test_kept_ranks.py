@@ -28,9 +28,7 @@ ENOUGH = 1e9
 def bound_by(asked: Problem, *ranks: int, best: float = 0.0) -> float:
     """The bound of some ranks, whatever other bounds say."""
     best = best or 3 * lower_bound(asked)
-    bound, finished = kept_bound(asked, ranks, 0.0, best, ENOUGH, Stop())
-    assert finished
-    return bound
+    return kept_bound(asked, ranks, 0.0, best, Count(ENOUGH), Stop())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def test_too_many_states_prove_nothing() -> None:
     assert ends_before(kept, 318, Count(ENOUGH), Stop()) is True
     assert ends_before(kept, 317, Count(10), Stop()) is None
     low = lower_bound(asked)
-    assert kept_bound(asked, [2, 3], low, 321, 10, Stop()) == (low, False)
+    assert kept_bound(asked, [2, 3], low, 321, Count(10), Stop()) == low
 
 
 def test_the_turn_of_a_v_is_the_strongest_rank() -> None:

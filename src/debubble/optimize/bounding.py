@@ -17,12 +17,15 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import areas, longest_paths
 from debubble.optimize.incumbent import Incumbent
-from debubble.optimize.kept_ranks import PRECISION, kept_bound
+from debubble.optimize.kept_ranks import PRECISION, Count, kept_bound
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
-STATES = 200_000
-"""States that are looked at for one set of ranks, times the effort; about a second."""
+STATES = 1_000_000
+"""States of the strongest rank that are looked at, times the effort; about two seconds."""
+
+MORE_STATES = 200_000
+"""The same of all other ranks, and of all sets of several, whose states take longer."""
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
@@ -33,27 +36,28 @@ REASON_SECONDS = 1.0
 
 def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what single ranks can do, strongest first."""
-    _keep(problem, single_ranks(problem), incumbent, Stop(ONE_RANK_SHARE * stop.left, stop))
+    easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
+    first, *others = single_ranks(easy)
+    _keep(easy, [first], incumbent, STATES, until)
+    _keep(easy, others, incumbent, MORE_STATES, until)
 
 
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
-    _keep(problem, several_ranks(problem), incumbent, Stop(RANKS_SHARE * stop.left, stop))
+    easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
+    _keep(easy, several_ranks(easy), incumbent, MORE_STATES, until)
 
 
 def _keep(
-    problem: Problem, sets: Sequence[Sequence[int]], incumbent: Incumbent, stop: Stop
+    easy: Problem, sets: Sequence[Sequence[int]], incumbent: Incumbent, states: float, stop: Stop
 ) -> None:
-    easy, states = relaxed(problem), STATES * stop.work.effort
+    left = Count(states * stop.work.effort)
     for ranks in sets:
-        if incumbent.done or stop():
+        if incumbent.done or stop() or left.spent:
             return
-        bound, finished = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, states, stop)
+        bound = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
         if bound > incumbent.bound:
             incumbent.prove(bound, in_words(easy, ranks, bound))
-        if not finished and len(ranks) > 1:
-            # More ranks take longer still.
-            return
 
 
 def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
@@ -94,7 +98,7 @@ def reason(problem: Problem, low: float, bound: float) -> str:
     """
     easy = relaxed(problem)
     for ranks in single_ranks(easy):
-        found, _ = kept_bound(easy, ranks, low, bound, STATES, Stop(REASON_SECONDS))
+        found = kept_bound(easy, ranks, low, bound, Count(STATES), Stop(REASON_SECONDS))
         if found >= bound * (1 - PRECISION):
             return in_words(easy, ranks, found)
     return ""

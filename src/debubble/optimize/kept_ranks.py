@@ -170,6 +170,11 @@ class Count:
     def __init__(self, states: float) -> None:
         self.left = states
 
+    @property
+    def spent(self) -> bool:
+        """Whether there are none."""
+        return self.left < 0
+
 
 def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
     """Whether there is an order that ends before a target; None where that took too much."""
@@ -197,14 +202,14 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
         best = np.empty(number, dtype=np.int64)
         states = found[best[: keep_best.compiled(found, order, keys, chains, best)]]
         left.left -= len(states)
-        if len(states) > MOST_STATES or left.left < 0 or stop():
+        if len(states) > MOST_STATES or left.spent or stop():
             return None
     return True
 
 
 def kept_bound(
-    problem: Problem, ranks: Sequence[int], low: float, best: float, states: float, stop: Stop
-) -> tuple[float, bool]:
+    problem: Problem, ranks: Sequence[int], low: float, best: float, left: Count, stop: Stop
+) -> float:
     """The largest target that is shown to be a bound.
 
     Parameters
@@ -213,33 +218,24 @@ def kept_bound(
         Of which problem which ranks are kept.
     low, best
         A bound that is known, and a makespan that is reached: nothing above it is sought.
-    states
-        How many states to look at.
+    left
+        States that may be looked at.
     stop
         Ends the search early.
-
-    Returns
-    -------
-    bound, finished
-        The bound, and whether these ranks give no other.
     """
     factor = factor_for(all_times(problem), best)
     kept = keep(rounded(problem, factor), ranks)
-    left, finished = Count(states), True
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step = max(1, (highest - bound) // FIRST_STEPS)
-    grows = True
-    while bound < highest and not stop() and left.left > 0:
+    step, grows = max(1, (highest - bound) // FIRST_STEPS), True
+    while bound < highest and not stop() and not left.spent:
         if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
             break
         target = min(bound + step, highest)
-        met = ends_before(kept, target, left, stop)
-        finished = finished and met is not None
-        if met is False:
+        if ends_before(kept, target, left, stop) is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
         else:
             highest, grows = target - 1, False
             step = max(1, (highest - bound) // 2)
-    return max(low, bound / factor), finished and left.left > 0
+    return max(low, bound / factor)
