@@ -87,6 +87,15 @@ def test_kernels_that_were_dropped(tmp_path: Path) -> None:
     }
 
 
+def test_files_that_are_there_twice(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made_kineto.write(run, tmp_path)
+    made_kineto.write(run, tmp_path / "copy", suffix=".json")
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.left_out == {"files of a rank and time of which there is another file": 2}
+
+
 def test_files_that_say_their_rank_at_the_end(tmp_path: Path) -> None:
     run = made.run("1f1b", copies=2)
     made_kineto.write(run, tmp_path, late=True)
@@ -133,7 +142,9 @@ def test_nanoseconds(tmp_path: Path) -> None:
 def test_a_prefix_of_another_library(tmp_path: Path) -> None:
     run = made.run("1f1b")
     made_kineto.write(run, tmp_path, prefix="TP:", suffix=".json")
-    made.assert_recovered(read(tmp_path), run)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.left_out == {}
 
 
 def test_a_launch_without_kernels_is_no_duration(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
-from debubble.core.kinds import BACKWARD, COMPUTE_KINDS, KINDS, UNIT_KINDS, WORK_KINDS, Kind
+from debubble.core.kinds import BACKWARD, KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Messages, Observed, Pauses
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -30,6 +30,9 @@ MAX_ROWS = 1 << 24
 
 MAX_RANKS = 1 << 16
 MAX_PLACES = 1 << 20
+KEY = ("step", "copy", "rank", "kind", "stage", "microbatch", "slice")
+"""Columns that say which action a row is."""
+
 LIMITS = {
     "step": 1 << 31, "copy": 1 << 14, "rank": MAX_RANKS, "kind": len(Kind), "stage": MAX_STAGES,
     "microbatch": 1 << 20, "slice": 1 << 10,
@@ -267,12 +270,6 @@ class Collected:
             found.append((step, copy, source, target, kind, stage, *unit, *row[2:]))
         found.sort(key=lambda row: row[:8])
         return table(Messages, found)
-
-
-KEY = ("step", "copy", "rank", "kind", "stage", "microbatch", "slice")
-"""Columns that say which action a row is."""
-
-assert set(WORK_KINDS) <= set(UNIT_KINDS) & set(COMPUTE_KINDS)
 
 
 def _parts(

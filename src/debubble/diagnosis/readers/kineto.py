@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import ALONE, Observed
@@ -35,8 +36,12 @@ NANOSECONDS = 1e-9
 UNITS = 1e-6
 """Seconds of the format's unit, a microsecond."""
 
+MAX_BESIDE = 4_000
+"""Steps up to which those of ranks with different numbers of them are put beside each other."""
+
 NO_RANK = "files that do not say their rank"
 NO_ACTIONS = "files in which nothing tells of a pipeline"
+REPEATED = "files of a rank and time of which there is another file"
 NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no durations"
 
 
@@ -69,6 +74,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     assumed = "1f1b" if microbatches else ""
     if not traces:
         raise FormatError(_nothing(where, files, left_out))
+    traces = {rank: _apart(each, left_out) for rank, each in traces.items()}
     stages = {rank: frozenset().union(*(t.stages for t in each)) for rank, each in traces.items()}
     groups = {rank: each[0].file.groups for rank, each in traces.items()}
     found = places(stages, groups, left_out)
@@ -175,26 +181,45 @@ def _numbered(traces: dict[int, list[RankTrace]]) -> dict[int, list[list[int]]]:
 
     Where ranks have different numbers of steps, those go together that lie beside each other.
     """
-    windows = {rank: sorted(each, key=_begin) for rank, each in traces.items()}
-    for rank, each in windows.items():
-        traces[rank][:] = each
-    flat = {rank: [n for trace in each for n in trace.numbers] for rank, each in windows.items()}
-    counts = {rank: sum(len(trace.steps) for trace in each) for rank, each in windows.items()}
+    flat = {rank: [n for trace in each for n in trace.numbers] for rank, each in traces.items()}
+    counts = {rank: sum(len(trace.steps) for trace in each) for rank, each in traces.items()}
     if all(len(set(flat[rank])) == counts[rank] for rank in flat):
-        return {rank: [trace.numbers for trace in each] for rank, each in windows.items()}
+        return {rank: [trace.numbers for trace in each] for rank, each in traces.items()}
     longest = max(counts, key=lambda rank: counts[rank])
-    middles = {
-        rank: [_middle(trace, step) for trace in each for step in trace.steps]
-        for rank, each in windows.items()
+    spans = {
+        rank: np.array([_span(trace, step) for trace in each for step in trace.steps])
+        for rank, each in traces.items()
     }
     found = {}
-    for rank, each in windows.items():
+    for rank, each in traces.items():
         numbers = list(range(counts[rank]))
-        if counts[rank] < counts[longest]:
-            distance = np.abs(np.subtract.outer(middles[rank], middles[longest]))
-            numbers = distance.argmin(axis=1).tolist()
+        if counts[rank] < counts[longest] <= MAX_BESIDE:
+            numbers = _beside(spans[rank], spans[longest])
         rows = iter(numbers)
         found[rank] = [[next(rows) for _ in trace.steps] for trace in each]
+    return found
+
+
+def _beside(mine: NDArray[np.float64], others: NDArray[np.float64]) -> list[int]:
+    """For each of some steps the other one with which it shares most time."""
+    end = np.minimum.outer(mine[:, 1], others[:, 1])
+    shared = end - np.maximum.outer(mine[:, 0], others[:, 0])
+    # Steps follow each other, whatever was cut off of one.
+    order = np.arange(len(mine))
+    numbers: list[int] = (np.maximum.accumulate(shared.argmax(axis=1) - order) + order).tolist()
+    return numbers
+
+
+def _apart(traces: Sequence[RankTrace], left_out: LeftOut) -> list[RankTrace]:
+    """The windows of a rank in order of time, without those that repeat a part of another."""
+    found: list[RankTrace] = []
+    end = -1
+    for trace in sorted(traces, key=_begin):
+        if _begin(trace) < end:
+            left_out[REPEATED] += 1
+            continue
+        found.append(trace)
+        end = trace.file.base + trace.steps[-1][0][-1].end
     return found
 
 
@@ -202,9 +227,9 @@ def _begin(trace: RankTrace) -> int:
     return trace.file.base + trace.steps[0][0][0].start
 
 
-def _middle(trace: RankTrace, step: Step) -> int:
-    computed = step[0]
-    return trace.file.base + (computed[0].start + computed[-1].end) // 2
+def _span(trace: RankTrace, step: Step) -> tuple[float, float]:
+    base, computed = trace.file.base, step[0]
+    return float(base + computed[0].start), float(base + computed[-1].end)
 
 
 def _nothing(where: str, files: Sequence[Path], left_out: LeftOut) -> str:

@@ -66,7 +66,7 @@ _MICROBATCH = re.compile(r"(Forward|Backward) (\d{1,7})", re.ASCII)
 
 
 @dataclass(eq=False)
-class Columns:
+class Rows:
     """Numbers of many events: rows of as many values each."""
 
     width: int
@@ -121,14 +121,14 @@ class KinetoFile:
     host: str = ""
     groups: Sequence[tuple[str, tuple[int, ...]]] = ()
     numbers: dict[str, int] = field(default_factory=dict)
-    ranges: Columns = field(default_factory=lambda: Columns(3))
-    steps: Columns = field(default_factory=lambda: Columns(3))
-    sends: Columns = field(default_factory=lambda: Columns(1))
-    receives: Columns = field(default_factory=lambda: Columns(1))
-    arrivals: Columns = field(default_factory=lambda: Columns(2))
-    launches: Columns = field(default_factory=lambda: Columns(3))
-    kernels: Columns = field(default_factory=lambda: Columns(5))
-    pauses: Columns = field(default_factory=lambda: Columns(3))
+    ranges: Rows = field(default_factory=lambda: Rows(3))
+    steps: Rows = field(default_factory=lambda: Rows(3))
+    sends: Rows = field(default_factory=lambda: Rows(1))
+    receives: Rows = field(default_factory=lambda: Rows(1))
+    arrivals: Rows = field(default_factory=lambda: Rows(2))
+    launches: Rows = field(default_factory=lambda: Rows(3))
+    kernels: Rows = field(default_factory=lambda: Rows(5))
+    pauses: Rows = field(default_factory=lambda: Rows(3))
     base: int = 0
 
     def _note(self, name: str, start: int, end: int) -> None:
@@ -160,7 +160,7 @@ class KinetoFile:
     def forget(self) -> None:
         """Drop all events, of which there may be millions."""
         for name in ("ranges", "steps", "sends", "receives", "arrivals", "launches", "kernels"):
-            setattr(self, name, Columns(getattr(self, name).width))
+            setattr(self, name, Rows(getattr(self, name).width))
 
 
 def recognises(head: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.diagnosis.readers.kineto_file import TOO_MANY, Columns, KinetoFile, Times, times
+from debubble.diagnosis.readers.kineto_file import TOO_MANY, KinetoFile, Rows, Times, times
 from debubble.diagnosis.readers.scan import Scan
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 def runs_of(path: Path, left_out: LeftOut) -> list[Run]:
     """The forwards and backwards of a file, in order of time."""
-    recorded, evaluated = Columns(3), Columns(3)
+    recorded, evaluated = Rows(3), Rows(3)
     for texts in Scan(path, left_out).events():
         for text in texts:
             if _OP.search(text) is None:
