@@ -214,6 +214,8 @@ def diagnose(observed: Observed) -> Diagnosis:
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out
+    if observed.missing:
+        left_out["ranks without a file"] = len(observed.missing)
     warm = run.warm
     if not warm.all():
         left_out["steps of a copy that are warm-up"] = int(np.count_nonzero(~warm))

@@ -188,7 +188,7 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
     "jitter": lambda one: (
         f"the times of {_on_rank(one)} are unsteady: the same work takes now longer, now shorter"
     ),
-    "order": lambda _: "actions run in another order than the schedule that it is nearest to",
+    "order": lambda _: "actions run in another order than the schedule that is nearest",
 }  # fmt: skip
 
 
@@ -215,7 +215,7 @@ _ADVICE = {
     "memory": "Use expandable segments, or leave the allocator more room",
     "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
     "jitter": "Look for other load on the host, for clocks and power limits that change",
-    "order": "Run the published order: debubble export writes it as a file",
+    "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
 }
 
 
