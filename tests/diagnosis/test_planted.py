@@ -9,6 +9,7 @@ import pytest
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
+from tests.diagnosis.made import Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED, Planted
 
 SEEDS = range(2)
@@ -69,3 +70,10 @@ def test_one_odd_step_is_no_fault_of_all() -> None:
     first = found.findings[0]
     assert first.cause == "garbage-collection"
     assert first.persistence == pytest.approx(1 / 8)
+
+
+def test_a_slow_link_of_one_copy() -> None:
+    """The only link of two ranks: other copies say what it should take."""
+    slow = Made(one_f_one_b(2, 8), copies=3, latency=lambda *_: 0.2e-3, late=(1, 5e-3))
+    first = diagnose(slow.observed()).findings[0]
+    assert (first.cause, first.where) == ("slow-link", {"link": [0, 1], "copy": 1})

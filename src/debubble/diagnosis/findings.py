@@ -149,6 +149,11 @@ def _worker(one: Candidate) -> str:
     )
 
 
+def _of_copy(one: Candidate) -> str:
+    copy = one.where.get("copy")
+    return "" if copy is None else f" of copy {copy}"
+
+
 def _link(one: Candidate) -> str:
     link = one.where.get("link")
     assert isinstance(link, list)
@@ -167,7 +172,8 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
         f"all ranks of copy {one.where['copy']} take {_times(one.size)} as long as the others"
     ),
     "slow-link": lambda one: (
-        f"messages between ranks {_link(one)} take {_times(one.size)} as long as between others"
+        f"messages between ranks {_link(one)}{_of_copy(one)} take {_times(one.size)} as long as "
+        "others"
     ),
     "head-of-line": lambda one: (
         f"messages between ranks {_link(one)} are queued behind others whose data is not there yet"
