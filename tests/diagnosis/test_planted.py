@@ -15,7 +15,7 @@ from tests.diagnosis.planted import PLANTED, Planted
 SEEDS = range(2)
 
 
-def is_named(planted: Planted, found: Diagnosis) -> None:
+def assert_named(planted: Planted, found: Diagnosis) -> None:
     if planted.cause is None:
         assert found.findings == ()
         return
@@ -30,7 +30,7 @@ def is_named(planted: Planted, found: Diagnosis) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_planted_fault_comes_first(name: str, seed: int) -> None:
-    is_named(PLANTED[name](seed), of_planted(name, seed))
+    assert_named(PLANTED[name](seed), of_planted(name, seed))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_without_messages_and_with_own_zeros(name: str) -> None:
     """A trace of computing alone, on clocks that begin when they like."""
     planted = PLANTED[name](3)
     made = replace(planted.made, arrivals=False, offset=(0, 3e-3, -5e-3, 1e-3))
-    is_named(planted, diagnose(made.observed()))
+    assert_named(planted, diagnose(made.observed()))
 
 
 def test_twins_of_public_runs() -> None:
