@@ -111,10 +111,10 @@ class Diagnosis:
         """How far replayed steps are off, as a share; the median of all."""
         return self.replay.error
 
-    @cached_property
+    @property
     def mode(self) -> tuple[P2PMode, float]:
         """The p2p mode in which the replay comes nearest, and how far that is off."""
-        return self.replay.mode()
+        return self.replay.mode
 
     @cached_property
     def bubble_ratio(self) -> float:
@@ -214,6 +214,8 @@ def diagnose(observed: Observed) -> Diagnosis:
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out
+    if observed.missing:
+        left_out["ranks without a file"] = len(observed.missing)
     warm = run.warm
     if not warm.all():
         left_out["steps of a copy that are warm-up"] = int(np.count_nonzero(~warm))

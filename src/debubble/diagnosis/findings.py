@@ -13,6 +13,7 @@ from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
 from debubble.diagnosis.candidates import Candidate, Causes, Where
 from debubble.diagnosis.replay import Replay
+from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
 """Share of a step that a fix has to gain to be worth a word."""
@@ -93,9 +94,10 @@ def find(
             lost = [rank.causes.get(one.cause, 0.0) / rank.step for rank in accounts]
             gain = float(np.mean(lost)) if lost else 0.0
             seconds = gain * float(run.step_times.mean())
-        least = LEAST_TRANSFER if one.cause == "transfer" else LEAST_GAIN
+        inherent = one.cause == "transfer" and not one.mode
+        least = LEAST_TRANSFER if inherent else LEAST_GAIN
         if gain < least:
-            beyond = max(beyond, gain if one.cause != "transfer" else 0.0)
+            beyond = max(beyond, 0.0 if inherent else gain)
             continue
         clean = float(run.slowest(causes.clean).sum())
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
@@ -118,6 +120,11 @@ def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
 
 
 def _text(one: Candidate) -> str:
+    if one.mode:
+        return (
+            f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
+            "begin sooner with transfers that occupy nobody"
+        )
     return _TEXTS[one.cause](one)
 
 
@@ -142,6 +149,11 @@ def _worker(one: Candidate) -> str:
     )
 
 
+def _of_copy(one: Candidate) -> str:
+    copy = one.where.get("copy")
+    return "" if copy is None else f" of copy {copy}"
+
+
 def _link(one: Candidate) -> str:
     link = one.where.get("link")
     assert isinstance(link, list)
@@ -160,7 +172,8 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
         f"all ranks of copy {one.where['copy']} take {_times(one.size)} as long as the others"
     ),
     "slow-link": lambda one: (
-        f"messages between ranks {_link(one)} take {_times(one.size)} as long as between others"
+        f"messages between ranks {_link(one)}{_of_copy(one)} take {_times(one.size)} as long as "
+        "others"
     ),
     "head-of-line": lambda one: (
         f"messages between ranks {_link(one)} are queued behind others whose data is not there yet"
@@ -181,11 +194,13 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
     "jitter": lambda one: (
         f"the times of {_on_rank(one)} are unsteady: the same work takes now longer, now shorter"
     ),
-    "order": lambda _: "actions run in another order than the schedule that it is nearest to",
+    "order": lambda _: "actions run in another order than the schedule that is nearest",
 }  # fmt: skip
 
 
 def _advice(one: Candidate) -> str:
+    if one.mode:
+        return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
     if one.cause == "slow-stage":
         share = 100 * (1 - 1 / one.size)
         return f"Give the stage about {share:.0f} % less work: another split of the layers"
@@ -206,7 +221,7 @@ _ADVICE = {
     "memory": "Use expandable segments, or leave the allocator more room",
     "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
     "jitter": "Look for other load on the host, for clocks and power limits that change",
-    "order": "Run the published order: debubble export writes it as a file",
+    "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
 }
 
 
