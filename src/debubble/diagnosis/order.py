@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program
 from debubble.core.errors import DebubbleError, FormatError, ScheduleError
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.kinds import FORWARD_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.names import Name, like_none, named
@@ -130,7 +130,7 @@ def _rows(observed: Observed) -> list[_Row]:
     row = actions.step.astype(np.int64) * observed.copies + actions.copy
     group = row * observed.ranks + actions.rank
     start = _begins_together(actions, group)
-    half = np.where(actions.kind == 0, 0, 1)
+    half = ~np.isin(actions.kind, FORWARD_KINDS)
     sort = works[np.lexsort((half[works], actions.end[works], start[works], group[works]))]
     bounds = np.searchsorted(group[sort], np.arange(observed.ranks * (int(row.max()) + 1) + 1))
     found = []

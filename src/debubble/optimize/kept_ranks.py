@@ -132,8 +132,8 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
     )
     classes: dict[tuple[int, int, float], int] = {}
     class_of = np.full(len(chains), -1)
-    for c, (kind, s) in enumerate(chains):
-        if kind == 1 and not problem.fused:
+    for c, (backward, s) in enumerate(chains):
+        if backward and not problem.fused:
             time, free = round(problem.times[2, s]), float(problem.freed[2, s])
             if time:
                 class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
