@@ -175,7 +175,7 @@ class Comparison:
     def headline(self) -> str:
         """The result in one sentence."""
         winner = max(self.rows, key=lambda row: row.wins, default=None)
-        if winner is None or winner.spread is None or len(self.rows) == 1:
+        if winner is None or winner.spread is None or len(self.rows) == 1 or self.unlike:
             return self._headline()
         return (
             f"{self._headline()}; under jitter {winner.name} is fastest in {percent(winner.wins)} "
@@ -338,7 +338,7 @@ class Comparison:
         if spreads:
             # Behind the makespan, and what it is of the best.
             after = 3 if len(self.rows) > 1 else 2
-            wins = [row.wins for row in self.rows]
+            wins = [row.wins for row in self.rows if len(self.rows) > 1 and not self.unlike]
             found[after:after] = spread_columns(spreads, wins, self.time_unit)
         return found
 

@@ -28,13 +28,13 @@ def spread_lines(spread: Spread, unit: str, width: int) -> list[str]:
 
 
 def spread_columns(spreads: Sequence[Spread], wins: Sequence[float], unit: str) -> list[Column]:
-    """Columns of a comparison under jitter."""
+    """Columns of a comparison under jitter; without shares of wins where no race is fair."""
     shown = [f"[{unit}]"] if unit else []
     found = [
         Column(("mean", "step", *shown), tuple(number(spread.mean) for spread in spreads)),
         Column(("p95", "step", *shown), tuple(number(spread.p95) for spread in spreads)),
     ]
-    if len(spreads) > 1:
+    if wins:
         found.append(Column(("wins",), tuple(map(percent, wins))))
     return found
 
