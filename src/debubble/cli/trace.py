@@ -173,7 +173,9 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     from debubble.core import hooks
     from debubble.diagnosis.report import report
 
-    timelines = [found.timeline, found.predicted]
+    # Of a rank that was not traced nobody knows when it did what.
+    timelines = [] if found.run.missing else [found.timeline]
+    timelines.append(found.predicted)
     timelines += [one.timeline for one in answers if one.timeline is not None]
     title = f"{found.name.text}: observed, and predicted at median times"
     text = f"<pre>{escape(report(found, 100))}</pre>"
