@@ -134,6 +134,7 @@ def test_the_page(run: Run, slow: Path, tmp_path: Path) -> None:
     assert run("trace", slow, "--html", path, "--schedule", "zb-h1").err == f"wrote {path}\n"
     page = path.read_text()
     assert "observed, and predicted at median times" in page
+    assert page.index("1f1b, observed") < page.index("1f1b, predicted")
     assert "slow-stage" in page
 
 
