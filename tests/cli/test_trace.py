@@ -134,7 +134,17 @@ def test_the_page(run: Run, slow: Path, tmp_path: Path) -> None:
     assert run("trace", slow, "--html", path, "--schedule", "zb-h1").err == f"wrote {path}\n"
     page = path.read_text()
     assert "observed, and predicted at median times" in page
+    assert page.index("1f1b, observed") < page.index("1f1b, predicted")
     assert "slow-stage" in page
+
+
+def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
+    made = Made(one_f_one_b(4, 8), copies=1, missing=((0, 2),))
+    folder = written(made, tmp_path / "traces")
+    result = run("trace", folder, "--html", tmp_path / "run.html")
+    assert result.code == 0
+    assert "not traced    rank 2: its times are those of its like" in result.out
+    assert "1 ranks of which nothing was traced" in result.out
 
 
 @pytest.mark.parametrize(

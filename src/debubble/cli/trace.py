@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from debubble.diagnosis.diagnose import Diagnosis
     from debubble.diagnosis.observed import Observed
     from debubble.diagnosis.what_if import WhatIf
+    from debubble.engine.timeline import Timeline
 
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
@@ -166,6 +168,13 @@ def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
         print(report(found, width, styled if in_color() else None))
 
 
+def _called(timeline: Timeline, word: str) -> Timeline:
+    """The same timeline with a word behind its schedule's name."""
+    schedule = timeline.schedule
+    named = replace(schedule, name=f"{schedule.name}, {word}")
+    return replace(timeline, graph=replace(timeline.graph, schedule=named))
+
+
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     """What was observed above what is predicted, on one axis, and the report."""
     from html import escape
@@ -173,7 +182,9 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     from debubble.core import hooks
     from debubble.diagnosis.report import report
 
-    timelines = [found.timeline, found.predicted]
+    # Of a rank that was not traced nobody knows when it did what.
+    timelines = [] if found.run.missing else [_called(found.timeline, "observed")]
+    timelines.append(_called(found.predicted, "predicted"))
     timelines += [one.timeline for one in answers if one.timeline is not None]
     title = f"{found.name.text}: observed, and predicted at median times"
     text = f"<pre>{escape(report(found, 100))}</pre>"
