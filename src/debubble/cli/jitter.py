@@ -17,7 +17,9 @@ JitterTimes = Annotated[
         "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
     ),
 ]
-Samples = Annotated[str | None, takes("N", "With --jitter, steps to simulate; 1,000 by default.")]
+Samples = Annotated[
+    str | None, takes("N", "With --jitter, steps to simulate; by default 1,000, or 10 a copy.")
+]
 Seed = Annotated[str | None, takes("N", "With --jitter, of the random numbers; 0 by default.")]
 Replicas = Annotated[
     str | None, takes("N", "Data-parallel copies; a step waits for the slowest of them.")
@@ -61,6 +63,8 @@ def read_jitter(
         given["seed"] = count("--seed", seed, 0, 999_999_999)
     if replicas is not None:
         given["replicas"] = count("--replicas", replicas, 1, MAX_REPLICAS)
+        # Fewer know little of the slowest copy.
+        given.setdefault("samples", min(max(1000, 10 * given["replicas"]), MAX_SAMPLES))
     return Jitter(_times(times), slow=_slow(slow or []), **given)
 
 
