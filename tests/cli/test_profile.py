@@ -23,7 +23,8 @@ def test_the_file_is_what_other_commands_take(run: Callable[..., Any], tmp_path:
         "profile", "--model", MODEL, "-p", 2, "-v", 2, "-m", 4, "--steps", 1, "-o", path
     )  # fmt: skip
     assert result.code == 0
-    assert result.err == f"wrote {path}; try: debubble optimize --costs {path}\n"
+    again = f"debubble optimize --costs {path} --layers costs"
+    assert result.err == f"wrote {path}; try: {again}\n"
     lines = result.out.splitlines()
     assert lines[0].split() == [
         "stage", "F", "ms", "I", "ms", "W", "ms", "B", "ms", "after", "F", "after", "I", "inputs",

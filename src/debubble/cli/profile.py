@@ -71,7 +71,8 @@ def profile(
     if output is not None:
         measured.save(output, name=name, **sizes)
         many = "" if microbatches is not None else " -m 8"
-        note(f"wrote {output}; try: debubble optimize --costs {output}{many}")
+        cut = " --layers costs" if "layers" in data else ""
+        note(f"wrote {output}; try: debubble optimize --costs {output}{many}{cut}")
 
 
 def _measured(

@@ -148,7 +148,7 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             # On one side of the gap every microbatch in it has its activation.
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
-            width += min(m, int(limits[rank_of[holder]] / stored) + 1) if stored > 0 else m
+            width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
     heads, tails, *_ = longest_paths(problem)
     return Kept(
         m, np.array(rank_of), _whole([problem.times[chain] for chain in chains]),

@@ -84,6 +84,11 @@ class StageMeasures:
             return self.time("B") if kind == "I" else 0.0
         return self.times[kind].median if kind in self.times else None
 
+    @property
+    def varies(self) -> float:
+        """Largest distance of the quartiles of a time, in milliseconds."""
+        return max((spread.upper - spread.lower for spread in self.times.values()), default=0.0)
+
     def share(self, name: str) -> float | None:
         """`kept_for_weight` or `recompute_kept` as a share of what F leaves."""
         if self.fused and name == "kept_for_weight":
@@ -170,11 +175,12 @@ def _layers(stages: Sequence[StageMeasures]) -> dict[str, Any]:
         if end == "embedding" and "I" in part:
             # Its I and W are one, but those of its layers are two.
             part["I"], part["W"] = 0.0, part["I"] + part["W"]
-        part = {kind: _short(max(0.0, time)) for kind, time in part.items()}
+        # What quartiles do not tell from nothing is no work of its own.
+        part = {kind: _short(time) if time > stage.varies else 0.0 for kind, time in part.items()}
         if stage.saved is not None:
-            rest = stage.saved - sum(layer.saved or 0 for layer in stage.layers)
-            part["activation"] = max(0, rest)
-        if len(stages) > 1 or end == "head":
+            left = stage.saved - sum(layer.saved or 0 for layer in stage.layers)
+            part["activation"] = max(0, left)
+        if any(part.values()) and (len(stages) > 1 or end == "head"):
             found[end] = part
     return found
 
