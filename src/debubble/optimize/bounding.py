@@ -79,6 +79,21 @@ def strongest(problem: Problem) -> list[int]:
     return ranks
 
 
+def strongest_rank_bound(easy: Problem, low: float, best: float, states: float) -> float:
+    """The bound by the strongest rank, as far as a number of states goes.
+
+    Parameters
+    ----------
+    easy
+        A problem with relaxed times.
+    low, best
+        A bound that is known, and a makespan that is reached.
+    states
+        States that may be looked at.
+    """
+    return kept_bound(easy, strongest(easy)[:1], low, best, Count(states), Stop())
+
+
 def reason(problem: Problem, low: float, bound: float) -> str:
     """A single rank that is the reason of a bound which an earlier search has proven, in words.
 

@@ -54,8 +54,11 @@ from debubble.optimize.stop import Stop
 Whole: TypeAlias = NDArray[np.int64]
 """Whole numbers."""
 
-MOST_STATES = 50_000
-"""States of one level; with more a target counts as one that can be met."""
+MOST_CELLS = 4_000_000
+"""States of one level times their columns; with more a target counts as one that can be met."""
+
+LEVEL_WORK = 20
+"""What a level takes besides its states, in states."""
 
 FIRST_STEPS = 16
 """Targets between the bound that is known and the makespan to beat, to begin with."""
@@ -186,6 +189,8 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
     for _ in range(chains * kept.microbatches):
         number = room + 1
         while number > room:
+            if room * kept.width > 4 * MOST_CELLS:
+                return None
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
@@ -201,8 +206,8 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
         order = np.lexsort((found[:, chains:].sum(axis=1), keys))
         best = np.empty(number, dtype=np.int64)
         states = found[best[: keep_best.compiled(found, order, keys, chains, best)]]
-        left.left -= len(states)
-        if len(states) > MOST_STATES or left.spent or stop():
+        left.left -= len(states) + LEVEL_WORK
+        if len(states) * kept.width > MOST_CELLS or left.spent or stop():
             return None
     return True
 

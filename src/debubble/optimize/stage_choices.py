@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
+from debubble.optimize.bounding import strongest_rank_bound
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cache import Entry
 from debubble.optimize.choices import (
@@ -57,6 +58,9 @@ DEEP = 2
 
 NODES = 64
 """Branch-and-bound nodes to bound per placement, for small problems."""
+
+NODE_STATES = 20_000
+"""States of the strongest rank that are looked at for the bound of one node."""
 
 NODE_WORK = 200_000
 """Nodes times actions, at most; at least one stage is decided."""
@@ -112,7 +116,10 @@ def bound_of_all(
         easy = relaxation(problem, decided, ways)
         if not fits(easy):
             return
-        bound = max(least, lower_bound(relaxed(easy)), known.get(_whole(decided), 0.0))
+        easy = relaxed(easy)
+        bound = max(least, lower_bound(easy), known.get(_whole(decided), 0.0))
+        if bound < best < float("inf"):
+            bound = strongest_rank_bound(easy, bound, best, NODE_STATES)
         if bound < best * (1 - TOLERANCE):
             heapq.heappush(open_sets, (bound, -next(number), decided))
 

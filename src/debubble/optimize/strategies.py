@@ -5,7 +5,7 @@ offers the incumbent orders, which the engine measures in the problem's own tran
 raise its bound. The quick ones come first: published schedules on the same placement, and the list
 scheduler. If they do not meet the lower bound,
 
-* bounds that keep one rank exactly are raised as far as they go;
+* the bound is raised by single ranks kept exactly, later by several;
 * small problems are annealed and then handed to the exact solver with the rest of the time;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Where there are many
@@ -109,14 +109,14 @@ LONGEST_WORK = 10.0
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to find orders for a problem.
+    """One way to find orders for a problem, or to raise its bound.
 
     Parameters
     ----------
     name
         What is said to have found the order.
     run
-        Offers orders to the incumbent of a problem. The problem it gets is the incumbent's without
+        Offers the incumbent orders or bounds. The problem it gets is the incumbent's without
         copies to the host, see :mod:`debubble.optimize.offload`.
     applies
         Whether it is of use for a problem.
