@@ -69,7 +69,7 @@ def plan(
             metavar="0-3", help="What replicas split: optimizer (1), gradients (2), weights (3)."
         ),
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16 or fp16.")] = "bf16",
+    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp8.")] = "bf16",
     framework: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Only what megatron, torchtitan or automodel can run."),

@@ -10,6 +10,9 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
+PRECISIONS = ("bf16", "fp16", "fp8")
+"""What a plan can be trained in."""
+
 RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from debubble.core.errors import did_you_mean
-from debubble.planner.ask import PRECISIONS, ask
-from debubble.planner.candidate import RECOMPUTES
+from debubble.planner.ask import ask
+from debubble.planner.candidate import PRECISIONS, RECOMPUTES
 from debubble.planner.degrees import ZEROS, Fixed, Group, groups
 from debubble.planner.flags import flags
 from debubble.planner.gpus import GPUS
