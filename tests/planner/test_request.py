@@ -110,8 +110,8 @@ def test_sequences_and_precisions_are_checked() -> None:
     with pytest.raises(db.ParameterError, match="the nearest that works is a sequence of 8192"):
         check(dense(), 64, 128, 8191, cp=2)
     cluster: Any = Gpus(8)
-    with pytest.raises(db.ParameterError, match=r"precision is 'fp8'; did you mean|known"):
-        check_request(dense(), cluster, Training(8, 64, precision="fp8"), Fixed())
+    with pytest.raises(db.ParameterError, match=r"precision is 'fp4'; (did you mean|known)"):
+        check_request(dense(), cluster, Training(8, 64, precision="fp4"), Fixed())
 
 
 def test_every_offer_of_a_number_works() -> None:
@@ -127,7 +127,7 @@ def test_every_offer_of_a_number_works() -> None:
 
 def test_gpus_without_products_in_8_bits_are_refused() -> None:
     check_precision("fp8", GPUS["h100"])
-    with pytest.raises(db.ParameterError, match="a100-80gb has no products in 8 bits; .* bf16, or"):
+    with pytest.raises(db.ParameterError, match=r"a100-80gb has no products in 8 bits; .* bf16"):
         check_precision("fp8", GPUS["a100-80gb"])
     with pytest.raises(db.ParameterError, match="precision is 'fp9'; did you mean 'fp8'"):
         check_precision("fp9", GPUS["h100"])
