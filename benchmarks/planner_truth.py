@@ -185,13 +185,23 @@ def memory(path: str) -> Iterator[str]:
         yield f"| {name} | {figures(found)} |"
 
 
-def out_of_memory(path: str) -> str:
-    """How many of the plans that ran out of memory are predicted to."""
-    verdicts = []
+def verdicts(path: str) -> Iterator[str]:
+    """Plans that ran, or ran out of memory, by what is predicted of them."""
+    groups = {
+        "ran, recompute published": [0, 0],
+        "ran, recompute not published": [0, 0],
+        "ran out of memory": [0, 0],
+    }
+    ran, silent, over = groups.values()
     for row, result in zip(read_rows(path), run_rows(path), strict=True):
-        if row["notes"].startswith("OOM") and result["memory"]:
-            verdicts.append(result["memory"] > read_row(row).cluster.memory)
-    return f"{sum(verdicts)} of {len(verdicts)}"
+        if result["memory"]:
+            fits = result["memory"] <= read_row(row).cluster.memory
+            said = "recompute none" not in result["assumed"]
+            group = over if row["notes"].startswith("OOM") else ran if said else silent
+            group[not fits] += 1
+    yield "| plans that | predicted to fit | predicted not to |\n|---|---|---|"
+    for name, (fit, large) in groups.items():
+        yield f"| {name} | {fit} | {large} |"
 
 
 def worst(rows: list[Judged], count: int) -> Iterator[str]:
@@ -354,7 +364,7 @@ def page(path: str) -> str:
         "sources": "\n".join(by_source(rows)),
         "worst": "\n".join(worst(rows, 15)),
         "memory": "\n".join(memory(path)),
-        "oom": out_of_memory(path),
+        "verdicts": "\n".join(verdicts(path)),
         "ranking": "\n".join(ranking(table)),
         "crosswise": "\n".join(crosswise(table)),
         "one_row": "\n".join(one_row(table)),

@@ -215,3 +215,16 @@ def test_pytorchs_tensor_parallelism_stores_gathered_inputs():
     assert whole.stored - split.stored == 4 * 4096 * 7 / 8
     assert whole.kept_for_weight - split.kept_for_weight == 4 * 4096 * 7 / 8
     assert whole.boundary == split.boundary
+
+
+def test_products_in_8_bits_store_their_inputs_in_8_bits():
+    model = read_model("llama-3.1-8b")
+    plan = Candidate(Degrees(), 1, 1, "1f1b", (32,))
+    wide, narrow, cast_again = (
+        layer_activation(model, model.layers[0], Training(1, 8192, **more), plan).stored / 8192
+        for more in ({}, {"precision": "fp8"}, {"precision": "fp8", "runtime": "torch"})
+    )
+    # Inputs of QKV, of the first and of the second matrix in a byte less; that of the projection
+    # is beside attention's output, which attention needs.
+    assert wide - narrow == 2 * 4096 + 14336 - 4096
+    assert cast_again == wide

@@ -66,6 +66,7 @@ GOOD: list[Case] = [
     case(dense(), dp=4, tp=2, zero=2),
     case(mixture(), tp=2, ep=8, dp=4, pp=2, recompute="selective"),
     case(dense(), "interleaved-1f1b", pp=4, chunks=2, recompute="full:3"),
+    case(dense(), tp=2, dp=2, pp=2, precision="fp8"),
     case(mixture(), "interleaved-overlap", ep=8, dp=8, pp=2, chunks=2, m=16),
     case(latent(), "interleaved-1f1b", ep=64, dp=64, pp=16, chunks=2, m=32),
     case(latent(), ep=8, tp=2, dp=8, pp=8, recompute="selective"),
@@ -165,7 +166,7 @@ def meant(made: dict[str, Any]) -> dict[str, Any]:
         "zero": zero if args[states] else 0, "group": made["group"],
         "sequence_parallel": bool(args["sequence_parallel"]),
         "overlap": args["overlap_moe_expert_parallel_comm"],
-        "precision": "fp16" if args["fp16"] else "bf16",
+        "precision": "fp16" if args["fp16"] else "fp8" if args["fp8"] else "bf16",
         "expert_tp": args["expert_tensor_parallel_size"],
         "gradient_bytes": 2 if args["grad_reduce_in_bf16"] else 4,
     }  # fmt: skip

@@ -12,6 +12,7 @@ from debubble.planner.memory import (
     FRAGMENTATION,
     MARGIN,
     activation_limits,
+    margin,
     memory_costs,
     memory_curves,
     memory_of,
@@ -325,3 +326,19 @@ def test_activations_of_deepseek_v3():
         read_model("deepseek-v3"), training, degrees, schedule="interleaved-1f1b", layers=layers
     )
     assert ranks[0].activations == pytest.approx(131.0e9, rel=0.03)
+
+
+def test_a_fused_loss_keeps_logits_in_16_bits():
+    one = replace(TRAINING, fused_loss=True)
+    plan, timeline, _ = planned(SMALL, TRAINING, Degrees(pp=4))
+    assert logits_bytes(SMALL, one, plan) == logits_bytes(SMALL, TRAINING, plan) / 3
+    curve = list(memory_curves(SMALL, one, plan, timeline))[-1]
+    values = set(curve.logits.round(3)) - {0.0}
+    assert values == {logits_bytes(SMALL, one, plan), logits_bytes(SMALL, one, plan) / 2}
+
+
+def test_deepspeeds_bucket_of_gradients_is_wider_in_bf16():
+    half, wide = (
+        margin(replace(BIGSCIENCE, precision=precision)) for precision in ("fp16", "bf16")
+    )
+    assert (half, wide) == (MARGIN + 2e9, MARGIN + 3e9)

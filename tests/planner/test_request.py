@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.planner.candidate import Training
+from debubble.planner.ask import ask
+from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.degrees import Fixed, candidates
+from debubble.planner.gpus import GPUS
 from debubble.planner.model import Model
-from debubble.planner.request import check_request
-from tests.planner.cases import Gpus, dense, latent, mixture
+from debubble.planner.plan import speed
+from debubble.planner.request import check_precision, check_request
+from tests.planner.cases import Gpus, dense, evaluate, latent, mixture
 
 
 def check(model: Model, gpus: int, batch: int, sequence: int = 8192, **fixed: Any) -> bool:
@@ -107,8 +110,8 @@ def test_sequences_and_precisions_are_checked() -> None:
     with pytest.raises(db.ParameterError, match="the nearest that works is a sequence of 8192"):
         check(dense(), 64, 128, 8191, cp=2)
     cluster: Any = Gpus(8)
-    with pytest.raises(db.ParameterError, match=r"precision is 'fp8'; did you mean|known"):
-        check_request(dense(), cluster, Training(8, 64, precision="fp8"), Fixed())
+    with pytest.raises(db.ParameterError, match=r"precision is 'fp4'; (did you mean|known)"):
+        check_request(dense(), cluster, Training(8, 64, precision="fp4"), Fixed())
 
 
 def test_every_offer_of_a_number_works() -> None:
@@ -120,3 +123,29 @@ def test_every_offer_of_a_number_works() -> None:
         [offer] = re.findall(rf"nearest that work[s are i]* {said} ([0-9]+)", str(caught.value))
         fixed = Fixed(**{name: int(offer)})
         assert next(candidates(dense(), cluster, Training(96, 8192), fixed), None)
+
+
+def test_gpus_without_products_in_8_bits_are_refused() -> None:
+    check_precision("fp8", GPUS["h100"])
+    with pytest.raises(db.ParameterError, match=r"a100-80gb has no products in 8 bits; .* bf16"):
+        check_precision("fp8", GPUS["a100-80gb"])
+    with pytest.raises(db.ParameterError, match="precision is 'fp9'; did you mean 'fp8'"):
+        check_precision("fp9", GPUS["h100"])
+    with pytest.raises(db.ParameterError, match="mi250x has no products"):
+        ask("llama-3.1-8b", "mi250x", 8, 8, 4096, precision="fp8")
+
+
+def test_fp8_is_faster_and_smaller_and_its_peak_is_its_own() -> None:
+    candidate = Candidate(Degrees(dp=8), 1, 1, "1f1b", (32,), zero=2)
+    questions = [
+        ask("llama-3.1-8b", "h100", 8, 8, 4096, precision=precision)
+        for precision in ("bf16", "fp8")
+    ]
+    wide, narrow = (evaluate(asked, candidate) for asked in questions)
+    assert narrow.step_time < wide.step_time
+    assert max(narrow.peaks) < max(wide.peaks)
+    slow, fast = (
+        speed(asked, plan.step_time).mfu["full"]
+        for asked, plan in zip(questions, (wide, narrow), strict=True)
+    )
+    assert fast / slow == pytest.approx(wide.step_time / narrow.step_time * 989 / 1979)

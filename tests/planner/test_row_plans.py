@@ -118,6 +118,20 @@ def test_unpublished_steps_are_none() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "level"),
+    [("", 1), ("1 (dist-opt)", 1), ("3 (FSDP)", 3), ("FSDP", 3),
+     ("FSDP: optimizer+grads sharded, weights kept after forward", 2)],
+)  # fmt: skip
+def test_levels_of_sharding(text: str, level: int) -> None:
+    assert read_row(ROW | {"zero": text}).candidate.zero == level
+
+
+def test_the_loss_of_llm_foundry_is_fused() -> None:
+    assert read_row(ROW | {"source": "mosaicml/llm-foundry scripts"}).training.fused_loss
+    assert not read_row(ROW).training.fused_loss
+
+
+@pytest.mark.parametrize(
     ("layers", "stages", "split"),
     [(8, 4, (2, 2, 2, 2)), (6, 4, (1, 2, 2, 1)), (30, 32, (0,) + (1,) * 30 + (0,)),
      (7, 4, (2, 2, 2, 1)), (3, 1, (3,))],

@@ -96,6 +96,45 @@ def test_what_is_wrong_is_said_beside_the_form(page):
     assert "1.236 B parameters" in page.inner_text("#plan .status")
 
 
+def test_a_measured_step_calibrates_and_why_not_is_answered(page):
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    small(page)
+    fill(page, cp=1, microbatch_size=1, why="schedule=1f1b pp=4")
+    page.select_option("#plan-zero", "1")
+    page.select_option("#plan-recompute", "none")
+    page.fill("#plan-measured", "iteration 9 | elapsed time per iteration (ms): 200.0 |")
+    page.click(".go")
+    page.wait_for_selector("#plan debubble-timeline[ready]")
+    text = page.inner_text(".plan-result")
+    assert ", measured; 9 of 10 such steps" in text
+    answers = page.locator(".plan-result .why").all_inner_texts()
+    assert len(answers) == 2
+    assert answers[0].startswith("schedule=1f1b: ")
+    assert " slower" in answers[0]
+    assert answers[1].startswith("pp=4: ")
+    assert "why=schedule" in page.url
+    # A log of a plan that is not said, and conditions that are none.
+    fill(page, microbatch_size="")
+    page.click(".go")
+    page.wait_for_selector(".status[data-how=bad]")
+    assert "says seconds, not how they came about" in page.inner_text("#plan .status")
+    assert page.locator("[data-field=plan-measured].wrong").count() == 1
+    page.set_input_files("#plan fieldset >> nth=2 >> input[type=file]", files=[{
+        "name": "steps.yaml", "mimeType": "text/plain",
+        "buffer": b"steps: [{pp: 2, microbatch_size: 1, seconds: 0.2}]",
+    }])  # fmt: skip
+    fill(page, why="")
+    page.click(".go")
+    page.wait_for_function(
+        "() => document.querySelector('.plan-result:not(.old)')?.innerText.includes(', measured')"
+    )
+    fill(page, why="x=3")
+    page.click(".go")
+    page.wait_for_selector(".status[data-how=bad]")
+    assert "give a key and a value" in page.inner_text("#plan .status")
+
+
 def test_a_faster_order_is_found_and_compared(page):
     page.fill("#memory", "3")
     page.wait_for_function(f"() => {HOST}.data.limit === 3")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +15,7 @@ from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError
 from debubble.interchange.files import write_text
 from debubble.interchange.text import read_number
 
@@ -69,7 +68,7 @@ def plan(
             metavar="0-3", help="What replicas split: optimizer (1), gradients (2), weights (3)."
         ),
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16 or fp16.")] = "bf16",
+    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp8.")] = "bf16",
     framework: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Only what megatron, torchtitan or automodel can run."),
@@ -120,6 +119,7 @@ def plan(
     from debubble.planner import report
     from debubble.planner.ask import whole
     from debubble.planner.degrees import groups
+    from debubble.planner.held import held, held_with, with_measured_steps
     from debubble.planner.more_gpus import enough_gpus, one_more_node
     from debubble.planner.request import check_request
     from debubble.planner.search import search
@@ -138,21 +138,21 @@ def plan(
         "microbatch_size": microbatch_size, "schedule": schedule, "recompute": recompute,
         "zero": zero, "layers": layers,
     }  # fmt: skip
-    fixed = _fixed(given, framework)
+    fixed = held(given, framework)
     check_request(asked.model, asked.cluster, asked.training, fixed)
     if calibrate is not None:
-        asked = _calibrated(asked, calibrate, fixed)
+        asked = with_measured_steps(asked, calibrate, fixed)
     if output is not None:
         _check_output(output)
-    others = [(text, _with(given, text, framework)) for text in why or []]
+    others = [(text, held_with(given, text, framework)) for text in why or []]
     count = whole("--top", top, 1000)
     how_many = 0 if optimize is None else whole("--optimize", optimize, 1000)
     limit = None if time_limit is None else _seconds(time_limit, how_many)
 
-    def found_with(held: Fixed, count: int) -> Found:
+    def found_with(fixed: Fixed, count: int) -> Found:
         with overwritten_line() as line:
-            candidates = groups(asked.model, asked.cluster, asked.training, held)
-            splits = None if held.layers else runnable(asked, held.framework)
+            candidates = groups(asked.model, asked.cluster, asked.training, fixed)
+            splits = None if fixed.layers else runnable(asked, fixed.framework)
             return search(asked, candidates, count, _Progress(line), splits)
 
     found = found_with(fixed, count)
@@ -168,7 +168,7 @@ def plan(
                 if best is None
                 else one_more_node(asked, fixed, best, _Progress(line))
             )
-    answers = [why_not(asked, best, text, partial(found_with, held, 1)) for text, held in others]
+    answers = [why_not(asked, best, text, partial(found_with, other, 1)) for text, other in others]
     if as_json:
         data = report.data(asked, found)
         print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
@@ -201,29 +201,6 @@ def _asked(
     )  # fmt: skip
 
 
-def _fixed(given: dict[str, str | None], framework: str | None) -> Fixed:
-    """What is held fixed."""
-    from debubble.planner.ask import whole
-    from debubble.planner.candidate import recomputed_layers
-    from debubble.planner.degrees import Fixed
-
-    held: dict[str, Any] = {"framework": framework}
-    for name, text in given.items():
-        flag = f"--{name.replace('_', '-')}"
-        if text is None:
-            continue
-        if name == "schedule":
-            held["schedules"] = tuple(part.strip() for part in text.split(","))
-        elif name == "layers":
-            held[name] = _counts(flag, text)
-        elif name == "recompute":
-            recomputed_layers(text)
-            held[name] = text
-        else:
-            held[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
-    return Fixed(**held)
-
-
 def _seconds(text: str, plans: int) -> float:
     """The time limit, which is one for looking for orders."""
     if not plans:
@@ -232,38 +209,6 @@ def _seconds(text: str, plans: int) -> float:
     if not 0 < found < float("inf"):
         raise ParameterError(f"--time-limit is '{text}'; it is a positive number of seconds")
     return found
-
-
-def _counts(flag: str, text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ParameterError(f"{flag} is '{text}'; give a number for every stage, such as 7,8,8,9")
-    return tuple(map(int, parts))
-
-
-def _with(given: dict[str, str | None], text: str, framework: str | None) -> Fixed:
-    """What is held fixed when one thing more is."""
-    key, equals, value = text.partition("=")
-    name = key.strip().replace("-", "_")
-    if not equals or name not in given:
-        hint = did_you_mean(name, list(given))
-        raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
-    return _fixed(given | {name: value.strip()}, framework)
-
-
-def _calibrated(asked: Asked, path: str, fixed: Fixed) -> Asked:
-    """The question with what was measured; logs and profiles are of the only plan that is left."""
-    from itertools import islice
-
-    from debubble.planner.calibration_files import calibrate_from
-    from debubble.planner.degrees import candidates
-
-    left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), 2))
-    factors = calibrate_from(
-        path, asked.factors, asked.model, asked.cluster, asked.training,
-        left[0] if len(left) == 1 else None,
-    )  # fmt: skip
-    return replace(asked, factors=factors)
 
 
 def _check_output(path: str) -> None:

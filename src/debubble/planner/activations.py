@@ -23,8 +23,9 @@ from debubble.planner.layer_bytes import (
 from debubble.planner.model import LatentAttention, Layer, Model
 from debubble.planner.state import padded_vocabulary
 
-LOGIT_BYTES = 12
-"""Bytes per logit while the head runs: in bf16, in fp32, and gradients on the way back."""
+LOGIT_BYTES, FUSED_LOGIT_BYTES = 12, 4
+"""Bytes per logit while the head runs: in bf16, in fp32, and gradients on the way back; or in bf16
+with gradients in bf16, where one kernel computes the loss."""
 
 EVERY_SECOND = "op"
 """torchtitan's selective recompute: outputs of attention and of every second product stay."""
@@ -179,12 +180,14 @@ def logits_bytes(model: Model, training: Training, candidate: Candidate) -> floa
     """Bytes of one microbatch's logits on one GPU, from the last stage's forward to its backward.
 
     4 of the 12 bytes per logit are its fp32 value; the others its bf16 value, the loss's
-    temporaries and gradients. Every layer of multi-token prediction has logits of its own.
+    temporaries and gradients. With a fused loss they are the bf16 value and its gradient. Every
+    layer of multi-token prediction has logits of its own.
     """
     degrees = candidate.degrees
     tokens = training.sequence * candidate.microbatch_size / degrees.cp
     vocabulary = padded_vocabulary(model, training, degrees.tp) / degrees.tp
-    return LOGIT_BYTES * tokens * vocabulary * (1 + model.mtp)
+    each = FUSED_LOGIT_BYTES if training.fused_loss else LOGIT_BYTES
+    return each * tokens * vocabulary * (1 + model.mtp)
 
 
 def _key(model: Model, training: Training, candidate: Candidate) -> _Key:

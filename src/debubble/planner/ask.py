@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.errors import ParameterError
 from debubble.core.units import factor
 from debubble.interchange.text import read_number
 from debubble.planner.calibrate import shipped_factors
@@ -13,8 +13,8 @@ from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.model import Model
 from debubble.planner.model_files import read_model
 from debubble.planner.plan import Asked
+from debubble.planner.request import check_precision
 
-PRECISIONS = ("bf16", "fp16")
 LARGEST = 10_000_000
 """Most GPUs, sequences or tokens that a plan is made for."""
 
@@ -40,7 +40,7 @@ def ask(
     gpus, batch, sequence
         Number of GPUs, sequences per step, tokens per sequence.
     precision
-        ``"bf16"`` or ``"fp16"``.
+        ``"bf16"``, ``"fp16"`` or ``"fp8"``.
     memory
         Memory of one GPU, such as ``"72GB"``; the default is all that it has.
     imbalance
@@ -51,11 +51,10 @@ def ask(
     DebubbleError
         When a value cannot be used; the message names it, the limit and what can.
     """
-    if precision not in PRECISIONS:
-        raise ParameterError(f"precision is '{precision}'; {did_you_mean(precision, PRECISIONS)}")
     if not 1 <= imbalance <= 1000:
         raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")
     found = find_gpu(gpu)
+    check_precision(precision, found)
     limit = found.memory if memory is None else read_bytes(memory)
     training = Training(batch, sequence, precision=precision, imbalance=imbalance)
     known = read_model(model) if isinstance(model, str) else model

@@ -19,7 +19,7 @@ from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.layer_times import layer_times
 from debubble.planner.model import Model
 from debubble.planner.row_plans import read_row, spread
-from debubble.planner.rows import read_rows
+from debubble.planner.rows import parse_rows
 
 MAX_BYTES = 16 << 20
 """Most bytes of a file."""
@@ -38,7 +38,7 @@ STEP_KEYS = (
 
 def calibrate_from(
     path: str, factors: Factors, model: Model, cluster: Cluster, training: Training,
-    candidate: Candidate | None = None,
+    candidate: Candidate | None = None, text: str | None = None,
 ) -> Factors:  # fmt: skip
     """Efficiencies that a file of measurements says.
 
@@ -58,15 +58,18 @@ def calibrate_from(
         What is planned.
     candidate
         How logs and profiles were run; not needed for the others.
+    text
+        The file's text, where it is not to be read.
 
     Raises
     ------
     FormatError, ParameterError
         With what is wrong in the file, or missing beside it.
     """
+    if text is None:
+        text = read_text(path, MAX_BYTES)
     if path.endswith(".csv"):
-        return _from_rows(path, factors)
-    text = read_text(path, MAX_BYTES)
+        return _from_rows(text, path, factors)
     if not path.endswith((".yaml", ".yml", ".json")):
         seconds = log_seconds(text, path, training.batch)
         run = _needed(candidate, path)
@@ -108,9 +111,9 @@ def _needed(candidate: Candidate | None, path: str) -> Candidate:
     return candidate
 
 
-def _from_rows(path: str, factors: Factors) -> Factors:
+def _from_rows(text: str, path: str, factors: Factors) -> Factors:
     found = False
-    for index, row in enumerate(read_rows(path)):
+    for index, row in enumerate(parse_rows(text, path)):
         try:
             plan = read_row(row)
         except ValueError as error:

@@ -10,6 +10,9 @@ from debubble.core.errors import ParameterError, did_you_mean
 
 RECOMPUTES = ("none", "selective", "full")
 """Ways to recompute every layer; ``"full:N"`` recomputes the first N layers of every stage."""
+PRECISIONS = ("bf16", "fp16", "fp8")
+"""What a plan can be trained in."""
+
 RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 
@@ -67,6 +70,8 @@ class Training:
         Whether elementwise operations are fused into their neighbours. Where they run one by one,
         gated parts store their activation function's output beside the product, and experts'
         outputs are stored before they are weighed.
+    fused_loss
+        Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does.
     imbalance
         Tokens of the busiest expert group over their mean, 1 for balanced experts.
     overlap_tp
@@ -87,6 +92,7 @@ class Training:
     runtime: str = "megatron"
     master_bytes: int = 4
     fused: bool = True
+    fused_loss: bool = False
     imbalance: float = 1.0
     overlap_tp: bool = True
     overlap_dp: bool = True

@@ -39,6 +39,7 @@ def automodel_lines(case: Case) -> list[str]:
         "step_scheduler:",
         f"  global_batch_size: {training.batch}",
         f"  local_batch_size: {local}",
+        *["fp8:", "  enabled: true"] * (training.precision == "fp8"),
         f"# sequences of {training.sequence} tokens: in the section of the dataset",
     ]
 

@@ -15,6 +15,14 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """What Megatron-FSDP calls the levels of ZeRO."""
 
 
+PRECISIONS = {
+    "bf16": ["--bf16"],
+    "fp16": ["--fp16"],
+    "fp8": ["--bf16", "--fp8-format hybrid", "--fp8-recipe tensorwise"],
+}
+"""Products in 8 bits scale each tensor by its largest value; all else is in bf16."""
+
+
 def megatron_lines(case: Case) -> list[str]:
     """The arguments that make Megatron-LM run a plan that breaks none of its rules."""
     own, d, training = case.candidate, case.degrees, case.training
@@ -40,7 +48,7 @@ def megatron_lines(case: Case) -> list[str]:
         f"--micro-batch-size {own.microbatch_size}",
         f"--global-batch-size {training.batch}",
         f"--seq-length {training.sequence}",
-        f"--{training.precision}",
+        *PRECISIONS[training.precision],
         *_state(case),
         *_recompute(case),
     ]

@@ -138,6 +138,11 @@ def _notes(case: Case) -> list[str]:
     notes = []
     if own.zero == 1:
         notes.append("# FSDP2 shards gradients, too: it has ZeRO 2 and 3, not 1")
+    if training.precision == "fp8":
+        notes += [
+            "# in the config, a Python function: model converters with the one of linear layers of",
+            "# torchtitan.components.quantization.float8",
+        ]
     if own.schedule in ("1f1b-overlap", "dualpipe-v", "interleaved-overlap"):
         notes.append("# pairs of forward and backward run one after the other")
     tokens = own.microbatch_size * training.sequence

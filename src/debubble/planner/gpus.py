@@ -5,6 +5,10 @@ those that Stas Bekman's *Machine Learning Engineering* collects (accelerators, 
 benchmarks); rates of attention kernels are cuDNN's on DeepSeek-V3's shape (arXiv 2603.07685,
 Table 9) and FlashAttention-2's (arXiv 2307.08691; 35 % of H100's peak, arXiv 2407.08608).
 Everything is decimal and, for links, one direction of one GPU.
+
+Memory is what a process has of it: a card of "80 GB" has 80 GiB, less what the driver and error
+correction keep. NVIDIA's are the capacities that PyTorch reports ("has a total capacity of 79.15
+GiB"; of B300 and GB300 the data sheet's). AMD's are the data sheets', as Primus counts them.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 TERA, GIGA = 1e12, 1e9
+GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Gpu:
     bf16, fp8, fp4
         Dense peak of matrix products in FLOP/s; 0 where it has none.
     memory
-        Bytes of memory.
+        Bytes of memory that a process can have.
     bandwidth
         Bytes per second of that memory.
     multiprocessors
@@ -93,16 +98,18 @@ def _gpu(
 
 
 _A100 = _gpu(
-    "a100-80gb", 312, 0, 80, 2.0, 108, 300, 25, 31, gemm=0.87, attention=(190 * TERA, 160 * TERA),
-    reduce=0.77, gather=0.77, exchange=0.7,
+    "a100-80gb", 312, 0, 79.15 * GIB / GIGA, 2.0, 108, 300, 25, 31, gemm=0.87,
+    attention=(190 * TERA, 160 * TERA), reduce=0.77, gather=0.77, exchange=0.7,
 )  # fmt: skip
-_H100 = _gpu("h100", 989, 1979, 80, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63)
+_H100 = _gpu(
+    "h100", 989, 1979, 79.15 * GIB / GIGA, 3.35, 132, 450, 50, 63, reduce=1.06, portable=0.63
+)
 _B200 = _gpu(
-    "b200", 2250, 4500, 180, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76, reduce=0.85,
-    gather=0.76, attention=(1324 * TERA, 1083 * TERA),
+    "b200", 2250, 4500, 178.35 * GIB / GIGA, 8.0, 148, 900, 50, 63, fp4=9000, gemm=0.78, gemm8=0.76,
+    reduce=0.85, gather=0.76, attention=(1324 * TERA, 1083 * TERA),
 )  # fmt: skip
 _GB200 = replace(
-    _B200, name="gb200", bf16=2500 * TERA, fp8=5000 * TERA, fp4=10000 * TERA, memory=186 * GIGA,
+    _B200, name="gb200", bf16=2500 * TERA, fp8=5000 * TERA, fp4=10000 * TERA, memory=184.31 * GIB,
     host=450 * GIGA, node=72, gemm=0.73, gemm8=0.72,
 )  # fmt: skip
 _MI300X = _gpu(
@@ -113,14 +120,14 @@ _MI300X = _gpu(
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        replace(_A100, name="a100-40gb", memory=40 * GIGA, bandwidth=1.555 * TERA),
+        replace(_A100, name="a100-40gb", memory=39.39 * GIB, bandwidth=1.555 * TERA),
         _A100,
         _H100,
         replace(
             _H100, name="h100-96gb-hbm2e", memory=96 * GIGA, bandwidth=2.4 * TERA, gemm=0.65,
             gemm8=0.58, source="500 W part of torchtitan's benchmarks; products scaled by power",
         ),
-        replace(_H100, name="h200", memory=141 * GIGA, bandwidth=4.8 * TERA, gemm8=0.735),
+        replace(_H100, name="h200", memory=139.8 * GIB, bandwidth=4.8 * TERA, gemm8=0.735),
         replace(
             _H100, name="h800", link=200 * GIGA, reduce=0.82,
             source="DeepSeek-V3, arXiv 2412.19437: 160 of 200 GB/s are reached",

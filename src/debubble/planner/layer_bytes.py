@@ -18,6 +18,10 @@ Latent attention has queries and keys of full width and its narrow vectors befor
 norms. A mixture of experts has, in place of the MLP, k routed copies of the token with 2h + 6f
 each, the router's logits in fp32, and shared experts.
 
+Products in 8 or 4 bits store their inputs so (Transformer Engine keeps what it has cast for the
+weight's gradient): those of QKV, of both matrices of the MLP, and of the projection behind
+attention, whose backward needs its output in 16 bits, too. PyTorch casts once more instead.
+
 A weight's gradient needs the layer's input and its output's gradient: both stay from I to W (Zero
 Bubble, arXiv 2401.10241, table 1: 32sbh of a classic layer).
 """
@@ -27,6 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from debubble.planner.candidate import Training
+from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.model import Attention, Experts, LatentAttention, Layer, Model
 
 RECOMPUTE_MODULES = (
@@ -57,6 +62,13 @@ class Parts:
         )
 
 
+def input_bytes(training: Training) -> float:
+    """Bytes of a number that is the stored input of a product."""
+    if training.runtime != "megatron":
+        return 2.0
+    return {"fp8": 1.0, "fp4": 0.5}.get(PRECISIONS.get(training.precision, ""), 2.0)
+
+
 def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dict[str, Parts]:
     """All that a layer stores per token, and what each module's recompute drops of it."""
     hidden, attention, mlp = model.hidden, layer.attention, layer.mlp
@@ -75,7 +87,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
         if attention.qk_norm:
             # Queries and keys before their norms.
             all_parts += Parts(split=2.0 * (query + both / 2))
-    all_parts += Parts(split=2.0 * (query + both + output))
+    inputs = input_bytes(training)
+    all_parts += Parts(split=2.0 * (query + both + output) + (inputs * output if inputs < 2 else 0))
     if training.flash:
         scores = 4.0 * attention.heads
     else:
@@ -83,11 +96,11 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
     found["core_attn"] = Parts(split=scores)
     all_parts += found["core_attn"]
     # Outputs of the first matrices, and what the last one multiplies.
-    factor = (6.0 if training.fused else 8.0) if mlp.gated else 4.0
+    factor = inputs + ((4.0 if training.fused else 6.0) if mlp.gated else 2.0)
     if isinstance(mlp, Experts):
         found["moe_act"] = Parts(routed=2.0 * mlp.top_k * mlp.width)
         found["shared_experts"] = Parts(split=factor * mlp.shared_width)
-        routed = mlp.top_k * (2.0 * hidden + factor * mlp.width)
+        routed = mlp.top_k * (inputs * hidden + factor * mlp.width)
         own = 4.0 * mlp.count + (0.0 if training.fused else 2.0 * mlp.top_k * hidden)
         found["moe"] = found["shared_experts"] + Parts(stream=own, routed=routed)
         all_parts += found["moe"]
@@ -146,7 +159,7 @@ def _linear_inputs(model: Model, training: Training) -> Parts:
     Megatron-LM stores them split over the sequence and gathers them once more in the backward;
     PyTorch's tensor parallelism stores what was gathered.
     """
-    size = 4.0 * model.hidden
+    size = 2 * input_bytes(training) * model.hidden
     return Parts(whole=size) if training.runtime == "torch" else Parts(stream=size)
 
 

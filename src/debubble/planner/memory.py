@@ -37,8 +37,8 @@ MARGIN = 2e9
 """Bytes of a GPU that no formula here itemises: the driver's context, buffers of the communication
 library, workspaces of kernels."""
 
-BUCKETS = {"deepspeed": 2e9}
-"""Bytes of a runtime's own buffers: DeepSpeed's two buckets have 5e8 numbers each by default."""
+BUCKET = 5e8
+"""Numbers in each of DeepSpeed's two buckets, one for gradients and one for weights."""
 
 FRAGMENTATION = 0.1
 """Share of what comes and goes that lies unused between tensors, as other planners take it, too."""
@@ -46,6 +46,9 @@ FRAGMENTATION = 0.1
 HELD_LOGITS = 1 / 3
 """Share of a microbatch's logits that stays between the head's forward and its backward: the fp32
 softmax, 4 of 12 bytes."""
+
+HELD_FUSED = 1 / 2
+"""The same with a fused loss: the logits in bf16, without their gradients."""
 
 
 class Gpus(Protocol):
@@ -194,7 +197,7 @@ def memory_curves(
             moments.heads,
             _activations(timeline, rank, moments, each, training.runtime),
             buffers(timeline, rank, moments, size, training.runtime),
-            _logits(schedule, moments, head),
+            _logits(schedule, moments, head, HELD_FUSED if training.fused_loss else HELD_LOGITS),
             rank_state(model, training, candidate, schedule, rank),
             margin(training),
         )
@@ -217,8 +220,14 @@ def activation_limits(
 
 
 def margin(training: Training) -> float:
-    """Bytes that no formula itemises, with the buckets in which a runtime sends gradients."""
-    return MARGIN + BUCKETS.get(training.runtime, 0.0)
+    """Bytes that no formula itemises, with the buckets in which DeepSpeed sends what is split.
+
+    Gradients are sent as they add up: in fp16, or, of bf16, in fp32.
+    """
+    if training.runtime != "deepspeed":
+        return MARGIN
+    gradients = 2 if training.precision == "fp16" else 4
+    return MARGIN + BUCKET * (gradients + 2)
 
 
 def memory_costs(model: Model, training: Training, candidate: Candidate) -> dict[str, Any]:
@@ -287,7 +296,7 @@ def _activations(
     return moments.held(*changes)
 
 
-def _logits(schedule: Schedule, moments: Moments, size: float) -> Floats:
+def _logits(schedule: Schedule, moments: Moments, size: float, share: float) -> Floats:
     """Logits where the head runs: all of them while it does, a share from forward to backward."""
     last = moments.stages == schedule.stages - 1
     if schedule.vocabulary:
@@ -295,7 +304,7 @@ def _logits(schedule: Schedule, moments: Moments, size: float) -> Floats:
         forward, backward = (moments.kinds == kind for kind in VOCABULARY_KINDS)
     else:
         forward, backward = moments.handing(1) & last, moments.handing(-1) & last
-    held = size * HELD_LOGITS
+    held = size * share
     return moments.held(
         (moments.starts[forward], size),
         (moments.stops[forward], held - size),

@@ -18,6 +18,7 @@ from debubble.planner.activations import logits_bytes
 from debubble.planner.calibrate import Factors, has_experts
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
+from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.flops import flops_per_token
 from debubble.planner.layer_times import layer_times
 from debubble.planner.memory import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
@@ -248,7 +249,7 @@ def speed(asked: Asked, step_time: float) -> Speed:
     gpus, tokens = asked.cluster.gpus, asked.training.tokens
     flops = flops_per_token(asked.model, asked.training.sequence)
     per_gpu = {name: count * tokens / step_time / gpus for name, count in flops.items()}
-    peak = asked.cluster.gpu.bf16
+    peak = asked.cluster.gpu.peak(PRECISIONS[asked.training.precision])
     return Speed(tokens / step_time, per_gpu, {name: rate / peak for name, rate in per_gpu.items()})
 
 

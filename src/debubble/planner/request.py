@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.candidate import (
+    PRECISIONS,
     RECOMPUTES,
     Candidate,
     Degrees,
@@ -19,6 +20,7 @@ from debubble.planner.candidate import (
     recomputed_layers,
 )
 from debubble.planner.degrees import ZEROS, Fixed, groups
+from debubble.planner.gpus import GPUS, Gpu
 from debubble.planner.model import Model
 from debubble.planner.orders import first_cut, plannable, why_not
 from debubble.planner.rules import DEGREES, STATE, Case, check_framework, divisors, rules_of
@@ -31,7 +33,6 @@ SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")
 """Degrees whose product is the number of GPUs."""
 
-PRECISIONS = ("bf16", "fp16")
 TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
 
@@ -44,7 +45,8 @@ def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fix
     ParameterError
         With the value, the limit and the nearest choice that works.
     """
-    _check_words(training, fixed)
+    _check_words(fixed)
+    check_precision(training.precision, cluster.gpu)
     _check_counts(training, fixed)
     asked = _Request(model, cluster, training, fixed)
     for check in (
@@ -54,7 +56,7 @@ def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fix
         check()
 
 
-def _check_words(training: Training, fixed: Fixed) -> None:
+def _check_words(fixed: Fixed) -> None:
     if fixed.framework is not None:
         check_framework(fixed.framework)
     for name in fixed.schedules or ():
@@ -64,12 +66,21 @@ def _check_words(training: Training, fixed: Fixed) -> None:
             raise ParameterError(f"'{entry.name}' is not for plans: {reason}; {hint}")
     if fixed.recompute is not None:
         recomputed_layers(fixed.recompute)
-    if training.precision not in PRECISIONS:
-        hint = did_you_mean(training.precision, PRECISIONS)
-        raise ParameterError(f"precision is '{training.precision}'; {hint}")
     if fixed.zero is not None and fixed.zero not in ZEROS:
         near = min(max(fixed.zero, ZEROS[0]), ZEROS[-1])
         raise ParameterError(f"zero is {fixed.zero}; it goes from 0 to 3; the nearest is {near}")
+
+
+def check_precision(precision: str, gpu: Gpu) -> None:
+    """Refuse a precision that is not known, or that a GPU has no products in."""
+    if precision not in PRECISIONS:
+        raise ParameterError(f"precision is '{precision}'; {did_you_mean(precision, PRECISIONS)}")
+    if precision == "fp8" and not gpu.fp8:
+        able = ", ".join(name for name, one in GPUS.items() if one.fp8)
+        raise ParameterError(
+            f"precision is 'fp8', and {gpu.name} has no products in 8 bits; the nearest that works "
+            f"is precision bf16, or one of {able}"
+        )
 
 
 def _check_counts(training: Training, fixed: Fixed) -> None:

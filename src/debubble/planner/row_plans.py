@@ -37,6 +37,9 @@ NETWORKS = {"bigscience": 6.25e9}
 """Network per GPU in bytes per second where a source's cluster differs from the usual one of its
 GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 
+FUSED_LOSSES = ("llm-foundry",)
+"""Sources whose loss is one kernel by default (``loss_fn: fused_crossentropy``)."""
+
 FLASH_YEAR = 2023
 """First year of sources whose attention stores no scores, where they train in bf16."""
 
@@ -156,6 +159,7 @@ def _training(row: Mapping[str, str], batch: int, sequence: int, candidate: Cand
         overlap_dp=modern or candidate.zero >= 3,
         overlap_p2p=modern or "1f1b" not in candidate.schedule,
         fused=not half and year >= FLASH_YEAR, runtime=_runtime(row),
+        fused_loss=any(name in source for name in FUSED_LOSSES),
     )  # fmt: skip
 
 
@@ -212,7 +216,12 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def _zero(text: str) -> int:
-    """The stage that a row's text begins with, 3 for FSDP, 1 where it says nothing."""
+    """The stage that a row's text begins with, 1 where it says nothing.
+
+    FSDP alone splits all, or gradients and optimizer states where weights are kept.
+    """
+    if text.startswith("FSDP"):
+        return 2 if "weights kept" in text else 3
     if match := re.match(r"\s*([0-3])", text):
         return int(match[1])
     return 1

@@ -64,7 +64,12 @@ def run_rows(path: str, factors: Factors | None = None) -> list[dict[str, Any]]:
 
 def read_rows(path: str) -> list[dict[str, str]]:
     """The rows of a CSV file as dictionaries of text."""
-    reader = csv.DictReader(io.StringIO(read_text(path, MAX_BYTES)))
+    return parse_rows(read_text(path, MAX_BYTES), path)
+
+
+def parse_rows(text: str, path: str) -> list[dict[str, str]]:
+    """The rows in the text of a CSV file."""
+    reader = csv.DictReader(io.StringIO(text))
     names = reader.fieldnames or []
     missing = [name for name in NEEDED if name not in names]
     if missing:

@@ -57,6 +57,7 @@ MAX_GPUS = 1 << 16
 MAX_BATCH = 1 << 16
 MAX_SEQUENCE = 1 << 22
 MAX_LAYERS = 512
+MAX_MEASURED = 1 << 20
 MAX_MODEL = 1 << 20
 """Characters of a model's file."""
 

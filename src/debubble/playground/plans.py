@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from debubble.core.errors import did_you_mean
-from debubble.planner.ask import PRECISIONS, ask
-from debubble.planner.candidate import RECOMPUTES
+from debubble.core.errors import DebubbleError, did_you_mean
+from debubble.planner.ask import ask
+from debubble.planner.candidate import PRECISIONS, RECOMPUTES
 from debubble.planner.degrees import ZEROS, Fixed, Group, groups
 from debubble.planner.flags import flags
 from debubble.planner.gpus import GPUS
+from debubble.planner.held import held, held_with, with_measured_steps
 from debubble.planner.model import Model
 from debubble.planner.model_files import parse_model, read_model, shipped_models
 from debubble.planner.orders import plannable
@@ -27,6 +29,7 @@ from debubble.planner.report import (
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found, search
+from debubble.planner.why import why_not, why_text
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
@@ -40,6 +43,9 @@ from debubble.view.timeline_data import encode
 
 TOP = 10
 """Plans in the table."""
+
+MOST_WHY = 4
+"""Conditions of one question, each of which is a search of its own."""
 
 TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many here"
 
@@ -66,12 +72,16 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         _model(question), question.gpu, question.gpus, question.batch, question.sequence,
         precision=question.precision, memory=question.memory, imbalance=question.imbalance,
     )  # fmt: skip
-    named = () if question.schedule is None else (question.schedule,)
-    fixed = Fixed(
-        **{name: getattr(question, name) for name in (*SIZES, "recompute", "zero", "framework")},
-        schedules=named or None,
-    )
+    values = {name: getattr(question, name) for name in (*SIZES, "schedule", "recompute", "zero")}
+    given = {name: None if value is None else str(value) for name, value in values.items()}
+    fixed = held(given, question.framework)
     check_request(asked.model, asked.cluster, asked.training, fixed)
+    if question.measured is not None:
+        asked = _measured(asked, question.measured, fixed)
+    conditions = question.why.replace(",", " ").split()
+    if len(conditions) > MOST_WHY:
+        raise RefusedError(f"why has {len(conditions)} conditions; the limit is {MOST_WHY}", "why")
+    others = [(text, held_with(given, text, question.framework)) for text in conditions]
 
     def tell(found: Found) -> None:
         best = found.plans[0].step_time if found.plans else None
@@ -81,14 +91,35 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         if running.over():
             raise KeyboardInterrupt
 
+    def found_with(fixed: Fixed, count: int, long: list[int]) -> Found:
+        short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
+        return search(asked, short, count, tell)
+
     long: list[int] = []
-    short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
-    found = search(asked, short, TOP, tell)
+    found = found_with(fixed, TOP, long)
     if sum(long) and not found.considered:
         raise RefusedError(f"all {sum(long):,} plans {TOO_LONG}; use a smaller batch", "batch")
     if sum(long):
         found.leave_out(TOO_LONG, sum(long))
-    return _answer(asked, found)
+    best = found.plans[0] if found.plans else None
+    answers = [
+        why_not(asked, best, text, partial(found_with, other, 1, [])) for text, other in others
+    ]
+    return _answer(asked, found) | {"why": [why_text(answer) for answer in answers]}
+
+
+def _measured(asked: Asked, file: File, fixed: Fixed) -> Asked:
+    """The question with the efficiency that a measured step says."""
+    if len(file.text) > limits.MAX_MEASURED:
+        raise RefusedError(
+            f"what was measured has {len(file.text):,} characters; the limit is "
+            f"{limits.MAX_MEASURED:,}",
+            "measured",
+        )
+    try:
+        return with_measured_steps(asked, file.name, fixed, file.text)
+    except DebubbleError as error:
+        raise RefusedError(str(error), "measured") from None
 
 
 def _model(question: Question) -> Model:

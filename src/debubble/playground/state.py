@@ -131,6 +131,9 @@ def cost_named(message: str) -> str:
 Degree = Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
 
 
+RECOMPUTE = r"^(none|selective|full(:[1-9][0-9]{0,3})?)$"
+
+
 class Question(Strict):
     """What is to be planned; degrees and the like are held fixed where they are given."""
 
@@ -140,7 +143,7 @@ class Question(Strict):
     gpus: Degree
     batch: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)]
     sequence: Annotated[int, Field(ge=1, le=limits.MAX_SEQUENCE)]
-    precision: Literal["bf16", "fp16"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     memory: Annotated[str, Field(max_length=40)] | None = None
     imbalance: Annotated[float, Field(ge=1, le=1000)] = 1.0
     framework: Name | None = None
@@ -152,8 +155,10 @@ class Question(Strict):
     chunks: Chunks | None = None
     microbatch_size: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)] | None = None
     schedule: Name | None = None
-    recompute: Literal["none", "selective", "full"] | None = None
+    recompute: Annotated[str, Field(pattern=RECOMPUTE)] | None = None
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
+    measured: File | None = None
+    why: Annotated[str, Field(max_length=200)] = ""
 
 
 class Look(Strict):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from debubble.core.errors import ParameterError
-from debubble.planner.ask import LARGEST, PRECISIONS, ask
-from debubble.planner.candidate import recomputed_layers
+from debubble.planner.ask import LARGEST, ask
+from debubble.planner.candidate import PRECISIONS, recomputed_layers
 from debubble.planner.cluster import find_gpu
 from debubble.planner.degrees import ZEROS, Fixed, groups
 from debubble.planner.model_files import ENDINGS, read_model

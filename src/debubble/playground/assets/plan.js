@@ -7,9 +7,11 @@ const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", se
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Memory of one GPU, such as 72GB; empty: all that it has",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
+  why: "The best plan with this, and why it is not the best: pp=16, or several such as pp=16 schedule=1f1b",
   tp: "Tensor-parallel degree", cp: "Context-parallel degree", ep: "Expert-parallel degree", dp: "Replicas", pp: "Pipeline ranks", chunks: "Stages per rank",
 };
-const WORDS = { gpu: "GPU", gpus: "GPUs", sequence: "sequence", zero: "ZeRO", microbatch_size: "microbatch size" };
+const LOG = "elapsed time per iteration (ms): 4700.0";
+const WORDS = { why: "why not…?", gpu: "GPU", gpus: "GPUs", sequence: "sequence", zero: "ZeRO", microbatch_size: "microbatch size" };
 const NUMBERS = ["gpus", "batch", "sequence", "imbalance", "zero"];
 const FROM_FILE = "";
 
@@ -41,7 +43,16 @@ class Planner {
     this.text = text;
     const file = make("input", { type: "file", accept: ".json,.yaml,.yml" });
     file.addEventListener("change", () => { this.take([...file.files]); file.value = ""; });
-    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero"];
+    this.measured = make("textarea", { id: id("measured"), rows: 2, spellcheck: "false", placeholder: LOG });
+    this.measuredName = "";
+    this.measured.addEventListener("input", () => { this.measuredName = ""; });
+    const log = make("input", { type: "file" });
+    log.addEventListener("change", async () => {
+      const [picked] = log.files;
+      if (picked) { this.measured.value = await picked.text(); this.measuredName = picked.name; }
+      log.value = "";
+    });
+    this.names = ["model", "gpu", "gpus", "batch", "sequence", "precision", "framework", "memory", "imbalance", ...lists.sizes, "schedule", "recompute", "zero", "why"];
     this.form = make("form", { "aria-label": "What to plan", novalidate: true },
       make("fieldset", {}, make("legend", {}, "Training"),
         field("model", choice([...lists.models, [FROM_FILE, "from a config.json"]])),
@@ -51,7 +62,13 @@ class Planner {
         field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
       make("fieldset", {}, make("legend", {}, "Held fixed"),
         ...lists.sizes.map((name) => field(name, count("free"))),
-        field("schedule", choice(lists.schedules, "free")), field("recompute", choice(lists.recomputes, "free")), field("zero", choice(lists.zeros, "free"))));
+        field("schedule", choice(lists.schedules, "free")), field("recompute", choice(lists.recomputes, "free")), field("zero", choice(lists.zeros, "free"))),
+      make("fieldset", {}, make("legend", {}, "Compare and calibrate"),
+        field("why", make("input", { placeholder: "pp=16" })),
+        make("div", { "data-field": id("measured") },
+          make("label", { for: id("measured"), title: "A line of Megatron's log, of the plan whose degrees are held fixed; or YAML: steps, with degrees and seconds" }, "Measured step"),
+          this.measured,
+          make("label", { class: "upload", title: "A log of Megatron, YAML with steps, a cost file of debubble profile, or a CSV" }, "Open log or steps", log))));
     this.go = make("button", { type: "submit", class: "go" }, "Plan");
     this.status = make("p", { class: "status", role: "status" }, "Choose a model and GPUs.");
     this.result = make("div", { class: "plan-result", hidden: true });
@@ -114,6 +131,8 @@ class Planner {
       if (!this.text.value.trim()) throw { field: "model", message: "open or paste a config.json" };
       asked.file = { name: this.text.value.trim().startsWith("{") ? "config.json" : "model.yaml", text: this.text.value };
     }
+    const measured = this.measured.value.trim();
+    if (measured) asked.measured = { name: this.measuredName.slice(-80) || (measured.startsWith("steps") ? "steps.yaml" : "log line"), text: this.measured.value };
     return asked;
   }
 
@@ -143,10 +162,10 @@ class Planner {
     this.status.dataset.how = how;
   }
 
-  async answer({ paragraphs, left_out: left, interrupted, plans, memory, front, flags, timelines, other_tab: other }) {
+  async answer({ paragraphs, left_out: left, interrupted, plans, memory, front, flags, timelines, other_tab: other, why }) {
     const [question, ...others] = paragraphs;
     this.say(question, "");
-    const parts = [...others.map((text) => make("p", {}, text)), ...(interrupted ? [make("p", { class: "problem" }, "Ended early: other plans may be better.")] : [])];
+    const parts = [...others.map((text) => make("p", {}, text)), ...(interrupted ? [make("p", { class: "problem" }, "Ended early: other plans may be better.")] : []), ...why.map((text) => make("p", { class: "why" }, text))];
     this.result.classList.remove("old");
     this.result.hidden = false;
     if (!plans) { this.result.replaceChildren(...parts, make("p", { class: "note" }, left)); return; }

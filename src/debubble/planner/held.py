@@ -1,0 +1,84 @@
+"""What is held fixed and what was measured, from texts: options, or fields of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from debubble.core.errors import ParameterError, did_you_mean
+from debubble.planner.ask import whole
+from debubble.planner.calibration_files import calibrate_from
+from debubble.planner.candidate import recomputed_layers
+from debubble.planner.degrees import Fixed, candidates
+from debubble.planner.plan import Asked
+
+Texts = Mapping[str, str | None]
+"""Options by name, such as ``tp`` or ``schedule``; None where nothing is given."""
+
+
+def held(given: Texts, framework: str | None) -> Fixed:
+    """What is held fixed.
+
+    Raises
+    ------
+    ParameterError
+        With the option and its value, when that is no number, list or word of it.
+    """
+    found: dict[str, Any] = {"framework": framework}
+    for name, text in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if text is None:
+            continue
+        if name == "schedule":
+            found["schedules"] = tuple(part.strip() for part in text.split(","))
+        elif name == "layers":
+            found[name] = _counts(flag, text)
+        elif name == "recompute":
+            try:
+                recomputed_layers(text)
+            except ParameterError as error:
+                raise ParameterError(f"--{error}") from None
+            found[name] = text
+        else:
+            found[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
+    return Fixed(**found)
+
+
+def held_with(given: Texts, text: str, framework: str | None) -> Fixed:
+    """What is held fixed when one thing more is, such as ``"pp=16"``."""
+    key, equals, value = text.partition("=")
+    name = key.strip().replace("-", "_")
+    if not equals or name not in given:
+        hint = did_you_mean(name, list(given))
+        raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")
+    return held({**given, name: value.strip()}, framework)
+
+
+def with_measured_steps(asked: Asked, path: str, fixed: Fixed, text: str | None = None) -> Asked:
+    """The question with what was measured; logs and profiles are of the only plan that is left.
+
+    Parameters
+    ----------
+    asked, fixed
+        The question, and what is held.
+    path
+        A file of :func:`~debubble.planner.calibration_files.calibrate_from`; its ending says what
+        it is.
+    text
+        Its text, where it is not to be read.
+    """
+    left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), 2))
+    factors = calibrate_from(
+        path, asked.factors, asked.model, asked.cluster, asked.training,
+        left[0] if len(left) == 1 else None, text,
+    )  # fmt: skip
+    return replace(asked, factors=factors)
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ParameterError(f"{flag} is '{text}'; give a number for every stage, such as 7,8,8,9")
+    return tuple(map(int, parts))
