@@ -13,6 +13,7 @@ from debubble.diagnosis.gains import Slowdown
 from debubble.diagnosis.replay import Replay, reordered
 from debubble.diagnosis.run import Run, Times
 from debubble.diagnosis.transfers import MOMENT
+from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0
 """A link is slow from so many times the median of the others on."""
@@ -36,6 +37,8 @@ class Candidate:
         How many times as long things take; NaN where that says nothing.
     by_kind
         The same for every kind of action.
+    mode
+        The p2p mode that costs it; None where that is not what costs it.
     """
 
     cause: str
@@ -44,6 +47,7 @@ class Candidate:
     alone: Times
     size: float
     by_kind: dict[str, float] = field(default_factory=dict)
+    mode: P2PMode | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +112,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
     found = [of_fault(fault) for fault in faults]
     found += [of_delays("slow-link", {"link": link}, np.minimum(added, slow_link), size)
               for link, added, size in slow]  # fmt: skip
+    if not transfers.told.any():
+        found += _by_mode(replay, lengths(clean_times, clean_delays))
     if behind.any():
         found.append(of_delays("head-of-line", _most_behind(run, behind), behind, np.nan))
     rest = np.maximum(delays - slow_link - behind, 0.0)
@@ -122,6 +128,24 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         mine = excess.get(fault.cause, np.zeros_like(times))
         excess[fault.cause] = mine + np.maximum(fault.excess, 0.0)
     return Causes(tuple(found), clean, excess, slow_link)
+
+
+def _by_mode(replay: Replay, clean: Times) -> Iterator[Candidate]:
+    """What the p2p mode costs, where a trace tells of no message and another mode fits clearly."""
+    mode, off = replay.mode
+    if mode == "overlapped" or off > FITS:
+        return
+    now, free = replay.lengths_in(mode), replay.lengths_in("overlapped")
+    if now is None or free is None:
+        return
+    base = replay.lengths()
+    cause = "head-of-line" if MODE[mode].queued else "transfer"
+    share = free / now
+    yield Candidate(cause, {}, base * share, clean / share, np.nan, mode=mode)
+
+
+FITS = 0.005
+"""Mean distance of starts, as a share of the step, up to which a p2p mode is taken for granted."""
 
 
 def _slow_links(replay: Replay) -> Iterator[tuple[list[int], Times, float]]:

@@ -111,10 +111,10 @@ class Diagnosis:
         """How far replayed steps are off, as a share; the median of all."""
         return self.replay.error
 
-    @cached_property
+    @property
     def mode(self) -> tuple[P2PMode, float]:
         """The p2p mode in which the replay comes nearest, and how far that is off."""
-        return self.replay.mode()
+        return self.replay.mode
 
     @cached_property
     def bubble_ratio(self) -> float:

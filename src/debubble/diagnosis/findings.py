@@ -13,6 +13,7 @@ from debubble.core.units import counted
 from debubble.diagnosis.account import RankAccount
 from debubble.diagnosis.candidates import Candidate, Causes, Where
 from debubble.diagnosis.replay import Replay
+from debubble.engine.modes import MODE
 
 LEAST_GAIN = 0.02
 """Share of a step that a fix has to gain to be worth a word."""
@@ -93,9 +94,10 @@ def find(
             lost = [rank.causes.get(one.cause, 0.0) / rank.step for rank in accounts]
             gain = float(np.mean(lost)) if lost else 0.0
             seconds = gain * float(run.step_times.mean())
-        least = LEAST_TRANSFER if one.cause == "transfer" else LEAST_GAIN
+        inherent = one.cause == "transfer" and not one.mode
+        least = LEAST_TRANSFER if inherent else LEAST_GAIN
         if gain < least:
-            beyond = max(beyond, gain if one.cause != "transfer" else 0.0)
+            beyond = max(beyond, 0.0 if inherent else gain)
             continue
         clean = float(run.slowest(causes.clean).sum())
         alone = float(run.slowest(one.alone).sum()) / clean - 1 if clean else 0.0
@@ -118,6 +120,11 @@ def _persistence(replay: Replay, one: Candidate, base: np.ndarray) -> float:
 
 
 def _text(one: Candidate) -> str:
+    if one.mode:
+        return (
+            f"actions begin as if the p2p mode were {one.mode} ({MODE[one.mode].title}), and would "
+            "begin sooner with transfers that occupy nobody"
+        )
     return _TEXTS[one.cause](one)
 
 
@@ -186,6 +193,8 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
 
 
 def _advice(one: Candidate) -> str:
+    if one.mode:
+        return "Overlap transfers with computing (Megatron: --overlap-p2p-communication)"
     if one.cause == "slow-stage":
         share = 100 * (1 - 1 / one.size)
         return f"Give the stage about {share:.0f} % less work: another split of the layers"

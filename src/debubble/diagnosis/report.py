@@ -134,10 +134,8 @@ def _facts(found: Diagnosis, width: int) -> Iterator[str]:
     )  # fmt: skip
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
-    fits = f"; p2p mode {mode} fits best" + (
-        f", {100 * error:.2f} % off" if mode != "overlapped" else ""
-    )
-    rows.append(("replay", f"{100 * found.replay_error:.2f} % off{fits}"))
+    fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
     rows.append(("read as", ", ".join(f"{key}: {value}" for key, value

@@ -10,7 +10,7 @@ import numpy as np
 from debubble.core.actions import stages_of
 from debubble.core.costs import Costs
 from debubble.core.kinds import Kind
-from debubble.diagnosis.replay import Replay, link_matrix
+from debubble.diagnosis.replay import Replay, as_matrix
 from debubble.diagnosis.run import PAIR, Run, Times
 from debubble.interchange.cost_files import costs_data
 
@@ -113,7 +113,7 @@ def costs_of(replay: Replay) -> Costs:
     used = typical[~np.isnan(typical)]
     if len(used) and used.max() > ALIKE * used.min():
         values["p2p"] = [[_short(v * MILLISECONDS) for v in row]
-                         for row in link_matrix(run, replay.transfers)]  # fmt: skip
+                         for row in as_matrix(typical)]  # fmt: skip
     elif len(used):
         values["p2p"] = _short(float(np.median(used)) * MILLISECONDS)
     # What a kind costs where it runs only within overlapped groups is half of one of them.

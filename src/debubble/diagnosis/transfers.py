@@ -41,6 +41,8 @@ class Transfers:
     typical
         Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
         nothing goes over.
+    quickest
+        What the quickest messages of every directed link take, in the same way.
     behind
         Part of `delay` in which it was queued behind another message.
     """
@@ -49,6 +51,7 @@ class Transfers:
     seen: NDArray[np.bool_]
     told: NDArray[np.bool_]
     typical: Times
+    quickest: Times
     behind: Times
 
     def usual(self, run: Run) -> Times:
@@ -66,9 +69,10 @@ def transfers_of(run: Run) -> Transfers:
         in_wait = told & (there > busy_until + MOMENT) & (made >= busy_until - MOMENT)
     delay = np.where(in_wait, np.maximum(there - made, 0.0), np.nan)
     sample = delay if told.any() else _from_starts(run, busy_until)
+    quickest = _typical(run, sample, QUICK)
     if told.any():
         # Where messages are queued, most of those that somebody waits for may be held up.
-        least = np.where(receives, _typical(run, sample, QUICK)[run.link], 0.0)
+        least = np.where(receives, quickest[run.link], 0.0)
         queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
         sample = np.where(queued, np.nan, sample)
     typical = _typical(run, sample, 0.5)
@@ -80,7 +84,7 @@ def transfers_of(run: Run) -> Transfers:
     seen = ~np.isnan(delay)
     delay = np.where(seen, delay, usual)
     behind = _behind(run, delay, seen, usual, there)
-    return Transfers(delay, seen, told, typical, behind)
+    return Transfers(delay, seen, told, typical, quickest, behind)
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:

@@ -1,0 +1,105 @@
+"""Replays, p2p modes, and messages, against simulations and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import debubble as db
+from debubble.diagnosis.candidates import FITS
+from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.observed import Actions, Observed
+from debubble.diagnosis.replay import reordered
+from debubble.engine.modes import P2PMode
+from tests.diagnosis.diagnosed import of_planted, plain
+from tests.diagnosis.made import Made, one_f_one_b
+
+
+def simulated(name: str, mode: P2PMode) -> Diagnosis:
+    """A trace without messages of a schedule in a p2p mode: 10 ms, 20 ms, messages 3 ms."""
+    schedule = db.make(name, ranks=4, microbatches=8)
+    table = db.simulate(schedule, db.Costs(F=10, B=20, p2p=3), mode).actions()
+    kinds = {kind.name: int(kind) for kind in db.Kind}
+    rows = Actions.of(
+        step=np.zeros(len(table)), copy=np.zeros(len(table)), rank=table.rank, stage=table.stage,
+        kind=[kinds[kind] for kind in table.kind], microbatch=table.microbatch,
+        start=table.start / 1e3, end=table.end / 1e3,
+    )  # fmt: skip
+    return diagnose(Observed("made", 4, 1, (0,), rows))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1"])
+@pytest.mark.parametrize("mode", ["overlapped", "blocking", "pair"])
+def test_the_p2p_mode_is_recovered(name: str, mode: P2PMode) -> None:
+    found = simulated(name, mode)
+    named, off = found.mode
+    assert named == mode
+    assert off <= FITS
+
+
+def test_a_queued_mode_is_head_of_line() -> None:
+    """What it costs is what a simulation without queues takes less."""
+    found = simulated("interleaved-1f1b", "pair")
+    first = found.findings[0]
+    assert first.cause == "head-of-line"
+    assert "pair" in first.text
+    schedule, costs = (
+        db.make("interleaved-1f1b", ranks=4, microbatches=8),
+        db.Costs(F=10, B=20, p2p=3),
+    )
+    queued, free = (db.simulate(schedule, costs, mode) for mode in ("pair", "overlapped"))
+    assert first.gain == pytest.approx(1 - free.makespan / queued.makespan, abs=1e-6)
+
+
+def test_a_replay_is_the_run() -> None:
+    for name in ("nothing", "slow link", "jitter", "early receive"):
+        found = of_planted(name, 0)
+        assert found.replay.replayed == pytest.approx(found.run.step_times, rel=1e-4)
+
+
+def test_other_orders_of_some_steps_are_replayed_as_they_ran() -> None:
+    """Two copies whose orders differ."""
+    programs = one_f_one_b(4, 8)
+    other = [list(cells) for cells in programs]
+    other[2][2], other[2][3] = other[2][3], other[2][2]
+    one = Made(programs, copies=1, steps=4).observed()
+    two = Made(other, copies=1, steps=4).observed()
+    rows = {
+        name: np.concatenate([getattr(one.actions, name), getattr(two.actions, name)])
+        for name in ("step", "rank", "kind", "stage", "microbatch", "start", "end", "issued")
+    }
+    copy = np.repeat([0, 1], [len(one.actions), len(two.actions)])
+    found = diagnose(replace(one, actions=Actions.of(copy=copy, **rows), copies=2))
+    assert len(found.run.orders) == 2
+    assert set(zip(found.run.copy.tolist(), found.run.order.tolist(), strict=True)) == {
+        (0, 0), (1, 1)
+    }  # fmt: skip
+    assert found.replay_error < 0.01
+    as_1f1b = reordered(
+        found.run, found.replay.times, found.replay.transfers.delay, found.run.orders[0]
+    )
+    assert as_1f1b[found.run.copy == 0] == pytest.approx(
+        found.replay.lengths(found.replay.times)[found.run.copy == 0]
+    )
+
+
+def test_messages_that_nobody_waited_for_are_typical() -> None:
+    transfers = plain(latency=lambda *_: 2e-3).replay.transfers
+    used = ~np.isnan(transfers.typical)
+    assert transfers.typical[used] == pytest.approx(2e-3)
+    assert transfers.seen.any()
+    assert transfers.delay[transfers.delay > 0] == pytest.approx(2e-3)
+    assert not transfers.behind.any()
+
+
+def test_messages_behind_others() -> None:
+    found = of_planted("early receive", 0)
+    behind = found.replay.transfers.behind
+    late = behind > 1e-3
+    assert late.any()
+    # Of ranks that post too early.
+    sources = found.run.rank[found.run.source[np.flatnonzero(late.any(axis=0))]]
+    assert set(sources.tolist()) <= {1, 2, 3}
+    assert (behind <= found.replay.transfers.delay).all()
