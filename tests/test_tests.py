@@ -17,6 +17,8 @@ ASSERTING = {
     "raises", "warns", "assert_allclose", "assert_array_equal", "assert_close",
     "assert_explained",  # engine/test_explain.py
     "assert_as_alone",  # torch/test_train_examples.py
+    "assert_closed",  # diagnosis/test_account.py
+    "assert_named",  # diagnosis/test_planted.py
     "in_ranks",  # torch/world.py: what ranks assert fails the test
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py

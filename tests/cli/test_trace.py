@@ -119,12 +119,31 @@ def test_what_if(run: Run, slow: Path) -> None:
     assert result.data["what_if"][0]["gain"] > 0
 
 
+def test_an_order_to_run(run: Run, slow: Path, tmp_path: Path) -> None:
+    path = tmp_path / "order.csv"
+    assert run("trace", slow, "--order-out", path, "--schedule", "zb-h1").err.startswith("wrote ")
+    assert db.load(path).rows() == db.make("zb-h1", ranks=4, microbatches=8).rows()
+    folder = written(PLANTED["swapped order"](0).made, tmp_path / "traces")
+    assert run("trace", folder, "--order-out", path).code == 0
+    assert db.load(path).rows() == db.make("1f1b", ranks=4, microbatches=8).rows()
+    assert run("check", path).code == 0
+
+
 def test_the_page(run: Run, slow: Path, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     assert run("trace", slow, "--html", path, "--schedule", "zb-h1").err == f"wrote {path}\n"
     page = path.read_text()
     assert "observed, and predicted at median times" in page
     assert "slow-stage" in page
+
+
+def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
+    made = Made(one_f_one_b(4, 8), copies=1, missing=((0, 2),))
+    folder = written(made, tmp_path / "traces")
+    result = run("trace", folder, "--html", tmp_path / "run.html")
+    assert result.code == 0
+    assert "not traced    rank 2: its times are those of its like" in result.out
+    assert "1 ranks of which nothing was traced" in result.out
 
 
 @pytest.mark.parametrize(
@@ -150,6 +169,7 @@ def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> N
         (["-v", "2"], "-v is for --schedule"),
         (["--costs-out", "x.csv"], "--costs-out 'x.csv': a cost file is written as"),
         (["--html", "x.png"], "--html 'x.png': a page ends in .html"),
+        (["--order-out", "x.txt"], "--order-out 'x.txt': a schedule ends in .csv or .json"),
     ],
 )
 def test_what_is_refused(refused: Run, slow: Path, words: list[str], message: str) -> None:

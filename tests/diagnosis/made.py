@@ -75,6 +75,8 @@ class Made:
         Time that the host is late with an action.
     latency
         Time of a message from rank to rank, of (source, target).
+    late
+        A copy, and the time that each of its messages takes in addition.
     early
         Ranks that post the receive of the input after next before they send a result, on one queue.
     offset, drift
@@ -101,6 +103,7 @@ class Made:
     pause: Planting = lambda *_: 0.0
     gap: Planting = lambda *_: 0.0
     latency: Callable[[int, int], float] = lambda *_: 0.2e-3
+    late: tuple[int, float] = (-1, 0.0)
     early: tuple[int, ...] = ()
     offset: Sequence[float] = ()
     drift: Sequence[float] = ()
@@ -283,7 +286,8 @@ class _Step:
 
     def _go(self, gives: Key, rank: int, target: int, leaves: float) -> None:
         leaves = max(leaves, self.link_free.get((rank, target), 0.0))
-        self.there[gives] = leaves + self.made.latency(rank, target)
+        copy, more = self.made.late
+        self.there[gives] = leaves + self.made.latency(rank, target) + more * (copy == self.copy)
         self.link_free[rank, target] = self.there[gives]
 
     def _received(self, rank: int, gives: Key, there: float) -> None:

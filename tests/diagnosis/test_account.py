@@ -15,7 +15,7 @@ from tests.diagnosis.planted import PLANTED
 EXACT = {"noise": 0.0, "steps": 1, "copies": 1}
 
 
-def closes(found: Diagnosis) -> None:
+def assert_closed(found: Diagnosis) -> None:
     assert [one.rank for one in found.accounts] == list(range(found.schedule.ranks))
     for one in found.accounts:
         assert set(one.causes) <= set(CAUSES)
@@ -27,7 +27,7 @@ def closes(found: Diagnosis) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PLANTED if name != "missing rank"])
 def test_every_account_is_closed(name: str) -> None:
-    closes(of_planted(name, 0))
+    assert_closed(of_planted(name, 0))
 
 
 def test_ranks_without_a_file_have_no_account() -> None:
@@ -76,7 +76,7 @@ def test_a_pause_between_actions_is_no_launch_gap() -> None:
     ids=["ST", "interleaved", "AR"],
 )
 def test_twins_of_public_runs_close(made: Made) -> None:
-    closes(diagnose(made.observed()))
+    assert_closed(diagnose(made.observed()))
 
 
 def test_long_runs_are_sampled() -> None:

@@ -47,6 +47,17 @@ def test_intervals_hold_the_truth(seed: int, arrivals: bool) -> None:
     assert np.abs(clocks.offsets - np.array(OFFSET)).max() < 0.3e-3
 
 
+def test_ranks_of_one_host_have_one_clock() -> None:
+    """Two hosts of two ranks: only between them is anything corrected."""
+    observed = made(offset=(0.0, 0.0, 5e-3, 5e-3)).observed()
+    observed = replace(observed, hosts=("a", "a", "b", "b") * 2)
+    clocks = clocks_of(observed)
+    assert not clocks.offsets[:, :2].any()
+    assert (clocks.offsets[:, 2] == clocks.offsets[:, 3]).all()
+    assert clocks.offsets[:, 2] == pytest.approx(5e-3, abs=0.3e-3)
+    assert clocks.warnings == ()
+
+
 def test_clocks_that_run_apart() -> None:
     """Longer steps: over seconds a drift shows more than the width of an interval."""
     slow = {"F": 1.0, "B": 2.0}

@@ -9,12 +9,13 @@ import pytest
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
+from tests.diagnosis.made import Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED, Planted
 
 SEEDS = range(2)
 
 
-def is_named(planted: Planted, found: Diagnosis) -> None:
+def assert_named(planted: Planted, found: Diagnosis) -> None:
     if planted.cause is None:
         assert found.findings == ()
         return
@@ -29,7 +30,7 @@ def is_named(planted: Planted, found: Diagnosis) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_planted_fault_comes_first(name: str, seed: int) -> None:
-    is_named(PLANTED[name](seed), of_planted(name, seed))
+    assert_named(PLANTED[name](seed), of_planted(name, seed))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_without_messages_and_with_own_zeros(name: str) -> None:
     """A trace of computing alone, on clocks that begin when they like."""
     planted = PLANTED[name](3)
     made = replace(planted.made, arrivals=False, offset=(0, 3e-3, -5e-3, 1e-3))
-    is_named(planted, diagnose(made.observed()))
+    assert_named(planted, diagnose(made.observed()))
 
 
 def test_twins_of_public_runs() -> None:
@@ -69,3 +70,10 @@ def test_one_odd_step_is_no_fault_of_all() -> None:
     first = found.findings[0]
     assert first.cause == "garbage-collection"
     assert first.persistence == pytest.approx(1 / 8)
+
+
+def test_a_slow_link_of_one_copy() -> None:
+    """The only link of two ranks: other copies say what it should take."""
+    slow = Made(one_f_one_b(2, 8), copies=3, latency=lambda *_: 0.2e-3, late=(1, 5e-3))
+    first = diagnose(slow.observed()).findings[0]
+    assert (first.cause, first.where) == ("slow-link", {"link": [0, 1], "copy": 1})

@@ -16,7 +16,7 @@ from tests.torch.world import in_ranks as in_ranks  # marks the tests
 M = 4
 
 
-def is_sound(found: Diagnosis) -> None:
+def assert_sound(found: Diagnosis) -> None:
     """Clocks of one host are one, and the account of every rank is closed."""
     assert all(one.low <= 0 <= one.high for one in found.clocks.intervals)
     assert not found.clocks.offsets.any()
@@ -41,7 +41,7 @@ def is_sound(found: Diagnosis) -> None:
 def test_the_order_is_recovered(tmp_path: Path, name: str, order: str) -> None:
     trace(tmp_path, name, M, steps=3)
     found = read_trace(tmp_path)
-    is_sound(found)
+    assert_sound(found)
     from debubble.interchange.files import resolve
 
     if order.startswith("torch:"):

@@ -22,6 +22,7 @@ from debubble.cli.output import (
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from debubble.core.schedule import Schedule
     from debubble.diagnosis.diagnose import Diagnosis
     from debubble.diagnosis.observed import Observed
     from debubble.diagnosis.what_if import WhatIf
@@ -44,6 +45,10 @@ def trace(
     ] = None,
     costs_out: Annotated[
         str | None, takes("FILE", "Write the costs for other commands: .yaml or .json.")
+    ] = None,
+    order_out: Annotated[
+        str | None,
+        takes("FILE", "Write the order to run: that of --schedule, or what ran: .csv or .json."),
     ] = None,
     html: Annotated[
         str | None, takes("FILE", "Write a page: what was observed above what is predicted.")
@@ -68,10 +73,11 @@ def trace(
     wanted = [Change.parse(part) for text in changes or [] for part in text.split()]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
-    _check_files(costs_out, html)
+    _check_files(costs_out, order_out, html)
     observed = read(path)
     if has_only_costs(observed):
-        needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if}
+        needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
+                 "--order-out": order_out}  # fmt: skip
         _costs_only(observed, needs, costs_out, as_json)
         return
     found = diagnose(observed)
@@ -88,6 +94,9 @@ def trace(
     else:
         _print(found, answers)
     _save_costs(found.cost_file(), costs_out)
+    if order_out is not None:
+        _order(found, answers).save(order_out)
+        note(f"wrote {order_out}; try: debubble check {order_out}")
     if html is not None:
         _save_page(found, answers, html)
         note(f"wrote {html}")
@@ -121,8 +130,23 @@ def _save_costs(data: dict[str, Any], path: str | None) -> None:
         note(f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}")
 
 
-def _check_files(costs_out: str | None, html: str | None) -> None:
+def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
+    """The order that a file is to have: of the schedule that was asked about, else what ran.
+
+    Where what ran is not quite a registered schedule, the registered one.
+    """
+    for one in answers:
+        if one.timeline is not None:
+            return one.timeline.schedule
+    return found.name.nearest or found.schedule
+
+
+def _check_files(costs_out: str | None, order_out: str | None, html: str | None) -> None:
     """Refuse files that could not be written, before anything is read."""
+    if order_out is not None:
+        if not order_out.lower().endswith((".csv", ".json")):
+            raise ParameterError(f"--order-out '{order_out}': a schedule ends in .csv or .json")
+        check_writable(order_out)
     if costs_out is not None:
         check_cost_file("--costs-out", costs_out)
         check_writable(costs_out)
@@ -149,7 +173,9 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     from debubble.core import hooks
     from debubble.diagnosis.report import report
 
-    timelines = [found.timeline, found.predicted]
+    # Of a rank that was not traced nobody knows when it did what.
+    timelines = [] if found.run.missing else [found.timeline]
+    timelines.append(found.predicted)
     timelines += [one.timeline for one in answers if one.timeline is not None]
     title = f"{found.name.text}: observed, and predicted at median times"
     text = f"<pre>{escape(report(found, 100))}</pre>"

@@ -110,8 +110,8 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         )  # fmt: skip
 
     found = [of_fault(fault) for fault in faults]
-    found += [of_delays("slow-link", {"link": link}, np.minimum(added, slow_link), size)
-              for link, added, size in slow]  # fmt: skip
+    found += [of_delays("slow-link", where, np.minimum(added, slow_link), size)
+              for where, added, size in slow]  # fmt: skip
     if not transfers.told.any():
         found += _by_mode(replay, lengths(clean_times, clean_delays))
     if behind.any():
@@ -148,27 +148,40 @@ FITS = 0.005
 """Mean distance of starts, as a share of the step, up to which a p2p mode is taken for granted."""
 
 
-def _slow_links(replay: Replay) -> Iterator[tuple[list[int], Times, float]]:
-    """Pairs of ranks between which messages take longer than between others."""
-    run, typical = replay.run, replay.transfers.typical
+def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
+    """Pairs of ranks between which messages take longer than between others, or in other copies."""
+    run, by_copy = replay.run, replay.transfers.by_copy
     ranks = run.schedule.ranks
     pairs: dict[tuple[int, int], list[int]] = {}
     for link in np.unique(run.link[run.link >= 0]).tolist():
         source, target = divmod(link, ranks)
         pairs.setdefault((min(source, target), max(source, target)), []).append(link)
-    means = {pair: float(np.mean(typical[links])) for pair, links in pairs.items()}
-    for pair, mine in means.items():
-        others = [mean for other, mean in means.items() if other != pair]
-        usual = float(np.median(others)) if others else np.inf
-        if mine <= SLOW_LINK * usual + MOMENT:
-            continue
-        added = np.zeros_like(replay.transfers.delay)
-        for link in pairs[pair]:
-            column = run.link == link
-            # Both directions: clocks may have shifted time from one to the other.
-            share = max(float(typical[link]) - usual, 0.0)
-            added[:, column] = np.minimum(replay.transfers.delay[:, column], share)
-        yield list(pair), added, mine / max(usual, MOMENT)
+    if not pairs:
+        return
+    # Both directions together: clocks may have shifted time from one to the other.
+    means = np.stack([by_copy[:, links].mean(axis=1) for links in pairs.values()], axis=1)
+    for place, (pair, links) in enumerate(pairs.items()):
+        others = np.delete(means, place, axis=1)
+        slow = []
+        for copy in range(len(means)):
+            like = others if others.size else np.delete(means[:, place], copy)
+            usual = float(np.median(like)) if like.size else np.inf
+            if means[copy, place] > SLOW_LINK * usual + MOMENT:
+                slow.append((copy, usual))
+        everywhere = len(slow) == len(means)
+        groups = [slow] if everywhere and slow else [[one] for one in slow]
+        for group in groups:
+            added = np.zeros_like(replay.transfers.delay)
+            for copy, usual in group:
+                rows = np.flatnonzero(run.copy == copy)
+                for link in links:
+                    cells = np.ix_(rows, np.flatnonzero(run.link == link))
+                    share = max(float(by_copy[copy, link]) - usual, 0.0)
+                    added[cells] = np.minimum(replay.transfers.delay[cells], share)
+            where: Where = {"link": list(pair)}
+            where |= {} if everywhere else {"copy": group[0][0]}
+            size = means[group[0][0], place] / max(group[0][1], MOMENT)
+            yield where, added, float(size)
 
 
 def _most_behind(run: Run, behind: Times) -> Where:

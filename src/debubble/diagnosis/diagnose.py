@@ -144,7 +144,7 @@ class Diagnosis:
         start = (run.start[row, column] - run.begin[row]) * 1e3
         end = (run.end[row, column] - run.begin[row]) * 1e3
         if np.isnan(start).any():
-            raise FormatError("a rank has no file: there is no timeline of all ranks")
+            raise FormatError("nothing was traced of a rank: there is no timeline of all ranks")
         return recorded(run.orders[number], start, end, Costs(time_unit="ms"))
 
     @cached_property
@@ -214,6 +214,8 @@ def diagnose(observed: Observed) -> Diagnosis:
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out
+    if run.missing:
+        left_out["ranks of which nothing was traced"] = len(run.missing)
     warm = run.warm
     if not warm.all():
         left_out["steps of a copy that are warm-up"] = int(np.count_nonzero(~warm))

@@ -149,6 +149,11 @@ def _worker(one: Candidate) -> str:
     )
 
 
+def _of_copy(one: Candidate) -> str:
+    copy = one.where.get("copy")
+    return "" if copy is None else f" of copy {copy}"
+
+
 def _link(one: Candidate) -> str:
     link = one.where.get("link")
     assert isinstance(link, list)
@@ -167,7 +172,8 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
         f"all ranks of copy {one.where['copy']} take {_times(one.size)} as long as the others"
     ),
     "slow-link": lambda one: (
-        f"messages between ranks {_link(one)} take {_times(one.size)} as long as between others"
+        f"messages between ranks {_link(one)}{_of_copy(one)} take {_times(one.size)} as long as "
+        "others"
     ),
     "head-of-line": lambda one: (
         f"messages between ranks {_link(one)} are queued behind others whose data is not there yet"
@@ -188,7 +194,7 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
     "jitter": lambda one: (
         f"the times of {_on_rank(one)} are unsteady: the same work takes now longer, now shorter"
     ),
-    "order": lambda _: "actions run in another order than the schedule that it is nearest to",
+    "order": lambda _: "actions run in another order than the schedule that is nearest",
 }  # fmt: skip
 
 
@@ -215,7 +221,7 @@ _ADVICE = {
     "memory": "Use expandable segments, or leave the allocator more room",
     "sequence-length": "Balance the tokens of microbatches, within a batch and over copies",
     "jitter": "Look for other load on the host, for clocks and power limits that change",
-    "order": "Run the published order: debubble export writes it as a file",
+    "order": "Run the order of that schedule: debubble trace --order-out order.csv writes it",
 }
 
 

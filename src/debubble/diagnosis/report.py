@@ -143,9 +143,9 @@ def _facts(found: Diagnosis, width: int) -> Iterator[str]:
     rows[-1] = ("read as", f"{found.observed.format}; {rows[-1][1]}")
     if found.observed.order_assumed:
         rows.append(("order", f"assumed to be {found.observed.order_assumed}: the trace has none"))
-    if found.observed.missing:
-        names = sorted({rank for _, rank in found.observed.missing})
-        rows.append(("no file of", f"rank {ranges(names)}: its times are those of its like"))
+    if found.run.missing:
+        names = sorted({rank for _, rank in found.run.missing})
+        rows.append(("not traced", f"rank {ranges(names)}: its times are those of its like"))
     left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))

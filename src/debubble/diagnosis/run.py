@@ -140,6 +140,15 @@ class Run:
         """Whether there is a file of the rank: shape ``(rows, actions)``."""
         return ~np.isnan(self.start)
 
+    @cached_property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """Ranks of which nothing was observed, as (copy, rank)."""
+        unknown = ~self.known
+        rows, columns = np.nonzero(unknown)
+        gone = {(int(self.copy[r]), int(self.rank[c])) for r, c in
+                zip(rows.tolist(), columns.tolist(), strict=True)}  # fmt: skip
+        return tuple(sorted(gone))
+
     def column(self, order: int) -> Indices:
         """The column of every action of an order."""
         mine, base = self.orders[order].actions & NO_PAIR, self.schedule.actions & NO_PAIR

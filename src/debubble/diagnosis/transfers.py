@@ -41,6 +41,8 @@ class Transfers:
     typical
         Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
         nothing goes over.
+    by_copy
+        The same of every copy, shape ``(copies, ranks * ranks)``.
     quickest
         What the quickest messages of every directed link take, in the same way.
     behind
@@ -51,12 +53,13 @@ class Transfers:
     seen: NDArray[np.bool_]
     told: NDArray[np.bool_]
     typical: Times
+    by_copy: Times
     quickest: Times
     behind: Times
 
     def usual(self, run: Run) -> Times:
         """What the link of every action typically takes, 0 where it receives nothing."""
-        return np.where(run.link >= 0, self.typical[run.link], 0.0)
+        return _of_links(run, self.by_copy)
 
 
 def transfers_of(run: Run) -> Transfers:
@@ -72,11 +75,11 @@ def transfers_of(run: Run) -> Transfers:
     quickest = _typical(run, sample, QUICK)
     if told.any():
         # Where messages are queued, most of those that somebody waits for may be held up.
-        least = np.where(receives, quickest[run.link], 0.0)
+        least = _of_links(run, quickest)
         queued = _behind(run, np.nan_to_num(sample), in_wait, least, there) > 0
         sample = np.where(queued, np.nan, sample)
     typical = _typical(run, sample, 0.5)
-    usual = np.where(receives, typical[run.link], 0.0)
+    usual = _of_links(run, typical)
     with np.errstate(invalid="ignore"):
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
         held_up = told & ~in_wait & (there > busy_until + LATE * usual + MOMENT) & (made < there)
@@ -84,7 +87,9 @@ def transfers_of(run: Run) -> Transfers:
     seen = ~np.isnan(delay)
     delay = np.where(seen, delay, usual)
     behind = _behind(run, delay, seen, usual, there)
-    return Transfers(delay, seen, told, typical, quickest, behind)
+    return Transfers(
+        delay, seen, told, np.median(typical, axis=0), typical, quickest.min(axis=0), behind
+    )
 
 
 def _from_starts(run: Run, busy_until: Times) -> Times:
@@ -96,19 +101,29 @@ def _from_starts(run: Run, busy_until: Times) -> Times:
 
 
 def _typical(run: Run, sample: Times, share: float) -> Times:
-    """A quantile of every link; of all of them for a link of which nothing is known."""
-    ranks = run.schedule.ranks
-    typical = np.full(ranks * ranks, np.nan)
+    """A quantile of every link of every copy, shape ``(copies, ranks * ranks)``.
+
+    Of all copies for a link that is not known in one, of all links for one known in none.
+    """
+    ranks, copies = run.schedule.ranks, int(run.copy.max()) + 1
+    typical = np.full((copies, ranks * ranks), np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         overall = float(np.nanquantile(sample, share)) if sample.size else np.nan
         for link in np.unique(run.link[run.link >= 0]).tolist():
-            typical[link] = np.nanquantile(sample[:, run.link == link], share)
-    used = np.unique(run.link[run.link >= 0])
-    typical[used] = np.where(
-        np.isnan(typical[used]), 0.0 if np.isnan(overall) else overall, typical[used]
-    )
+            mine = sample[:, run.link == link]
+            every = np.nanquantile(mine, share)
+            for copy in range(copies):
+                here = mine[run.copy == copy]
+                own = np.nanquantile(here, share) if here.size else np.nan
+                known = (value for value in (own, every, overall, 0.0) if not np.isnan(value))
+                typical[copy, link] = next(known)
     return typical
+
+
+def _of_links(run: Run, typical: Times) -> Times:
+    """Times of links for every action of every row, 0 where it receives nothing."""
+    return np.where(run.link >= 0, typical[run.copy[:, None], run.link[None, :]], 0.0)
 
 
 def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there: Times) -> Times:
@@ -135,9 +150,9 @@ def _behind(run: Run, delay: Times, seen: NDArray[np.bool_], usual: Times, there
                 ahead |= (taker == target) & (posted < run.posted[row, at])
                 ahead |= (giver == source) & (taker != target) & (left < sent)
                 # Its data was made later, and may have been there when this message was.
-                ahead &= (made > ready) & (made + usual[others] <= was_there + MOMENT)
-                ahead &= arrived > ready + usual[at]
+                ahead &= (made > ready) & (made + usual[row, others] <= was_there + MOMENT)
+                ahead &= arrived > ready + usual[row, at]
             if ahead.any():
                 until = min(float(arrived[ahead].max()), was_there)
-                behind[row, at] = min(max(until - ready, 0.0), delay[row, at] - usual[at])
+                behind[row, at] = min(max(until - ready, 0.0), delay[row, at] - usual[row, at])
     return behind
