@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -167,19 +168,13 @@ def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
 
 
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
-    """What was observed above what is predicted, on one axis, and the report."""
-    from html import escape
+    """What was observed above what is predicted, on one axis, and the findings."""
+    from debubble.view.trace_page import trace_page
 
-    from debubble.core import hooks
-    from debubble.diagnosis.report import report
-
-    # Of a rank that was not traced nobody knows when it did what.
-    timelines = [] if found.run.missing else [found.timeline]
-    timelines.append(found.predicted)
-    timelines += [one.timeline for one in answers if one.timeline is not None]
-    title = f"{found.name.text}: observed, and predicted at median times"
-    text = f"<pre>{escape(report(found, 100))}</pre>"
-    hooks.save_timelines(timelines, path, title=title, table_html=text)
+    try:
+        Path(path).write_text(trace_page(found, answers), encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 _CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*([0-9.]+)\s*(%|ms)?", re.ASCII)
