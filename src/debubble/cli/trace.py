@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from debubble.diagnosis.diagnose import Diagnosis
     from debubble.diagnosis.observed import Observed
     from debubble.diagnosis.what_if import WhatIf
-    from debubble.engine.timeline import Timeline
 
 FAILED = 1
 """Exit code where a condition of ``--fail-if`` holds."""
@@ -168,27 +167,14 @@ def _print(found: Diagnosis, answers: list[WhatIf]) -> None:
         print(report(found, width, styled if in_color() else None))
 
 
-def _called(timeline: Timeline, word: str) -> Timeline:
-    """The same timeline with a word behind its schedule's name."""
-    schedule = timeline.schedule
-    named = replace(schedule, name=f"{schedule.name}, {word}")
-    return replace(timeline, graph=replace(timeline.graph, schedule=named))
-
-
 def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
-    """What was observed above what is predicted, on one axis, and the report."""
-    from html import escape
+    """What was observed above what is predicted, on one axis, and the findings."""
+    from debubble.view.trace_page import trace_page
 
-    from debubble.core import hooks
-    from debubble.diagnosis.report import report
-
-    # Of a rank that was not traced nobody knows when it did what.
-    timelines = [] if found.run.missing else [_called(found.timeline, "observed")]
-    timelines.append(_called(found.predicted, "predicted"))
-    timelines += [one.timeline for one in answers if one.timeline is not None]
-    title = f"{found.name.text}: observed, and predicted at median times"
-    text = f"<pre>{escape(report(found, 100))}</pre>"
-    hooks.save_timelines(timelines, path, title=title, table_html=text)
+    try:
+        Path(path).write_text(trace_page(found, answers), encoding="utf-8")
+    except OSError as error:
+        raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
 _CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*([0-9.]+)\s*(%|ms)?", re.ASCII)

@@ -99,12 +99,11 @@ def account(
         slowest = int(longest[place[row]])
         extra = float(run.length[slowest] - run.length[row])
         late = worst.get(int(run.copy[slowest]), "drain")
-        pieces = _pieces(replay, row, excess, slow_link)
-        for rank in pieces:
+        for rank, line in causes_over_time(replay, row, excess, slow_link).items():
             total = totals.setdefault(rank, dict.fromkeys((COMPUTE, *CAUSES), 0.0))
             seen[rank] = seen.get(rank, 0) + 1
-            for cause, length in _resolved(pieces, rank):
-                total[cause] += length
+            for start, end, cause in line:
+                total[cause] += end - start
             total[late] += extra
     found = []
     for rank, total in sorted(totals.items()):
@@ -113,6 +112,27 @@ def account(
         causes = {cause: length for cause, length in means.items() if length > 0}
         found.append(RankAccount(rank, compute, causes, compute + sum(causes.values())))
     return tuple(found)
+
+
+def causes_over_time(
+    replay: Replay, row: int, excess: Mapping[str, Times], slow_link: Times
+) -> dict[int, list[tuple[float, float, str]]]:
+    """The time line of every rank with a file in one row, in pieces with a cause each.
+
+    Parameters
+    ----------
+    replay, excess, slow_link
+        As for :func:`account`.
+    row
+        A row of the run.
+
+    Returns
+    -------
+    dict
+        By rank (start, end, cause) of every piece, also of plain computing, in no order.
+    """
+    pieces = _pieces(replay, row, excess, slow_link)
+    return {rank: list(_resolved(pieces, rank)) for rank in pieces}
 
 
 def _chosen(rows: int, actions: int) -> np.ndarray:
@@ -202,22 +222,22 @@ def _host(
     yield (start, end, cause, -1)
 
 
-def _resolved(pieces: Mapping[int, list[Piece]], rank: int) -> Iterator[tuple[str, float]]:
-    """Causes of a rank's time and their lengths."""
+def _resolved(pieces: Mapping[int, list[Piece]], rank: int) -> Iterator[tuple[float, float, str]]:
+    """Start, end and cause of every piece of a rank's time."""
     line = pieces[rank]
     works = [piece for piece in line if piece[2] == COMPUTE]
     first, last = works[0][0], works[-1][1]
     starts = {other: [piece[0] for piece in lines] for other, lines in pieces.items()}
     for start, end, cause, of in line:
         if cause:
-            yield cause, end - start
+            yield start, end, cause
             continue
         plain = "fill" if end <= first else "drain" if start >= last else "peer"
         stack = [(start, end, of, len(pieces))]
         while stack:
             low, high, other, depth = stack.pop()
             if other not in pieces or not depth:
-                yield plain, high - low
+                yield low, high, plain
                 continue
             theirs = pieces[other]
             at = max(bisect_right(starts[other], low) - 1, 0)
@@ -227,12 +247,12 @@ def _resolved(pieces: Mapping[int, list[Piece]], rank: int) -> Iterator[tuple[st
                 begin, over = max(begin, covered), min(over, high)
                 if over > begin:
                     if begin > covered:
-                        yield plain, begin - covered
+                        yield covered, begin, plain
                     if why:
-                        yield (plain if why == COMPUTE else why), over - begin
+                        yield begin, over, (plain if why == COMPUTE else why)
                     else:
                         stack.append((begin, over, whom, depth - 1))
                     covered = over
                 at += 1
             if high > covered:
-                yield plain, high - covered
+                yield covered, high, plain

@@ -23,6 +23,9 @@ LISTED_LINES = 3
 LEAST_SHARE = 5e-4
 """Share of a step from which a cause has a column."""
 
+NOT_QUITE = "not quite"
+ACCOUNT_TITLE = "Where the time of a mean step went, in ms"
+
 Style = Callable[[str, str], str]
 
 
@@ -32,22 +35,21 @@ def report(found: Diagnosis, width: int, style: Style | None = None) -> str:
     lines = [*_head(found, width, paint), ""]
     lines += [*_findings(found, width, paint), ""]
     lines += [*_account(found, width, paint), ""]
-    lines += list(_facts(found, width))
+    lines += definitions([(name, "", text) for name, text in facts(found)], width)
     return "\n".join(lines)
 
 
-def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+def sentences(found: Diagnosis) -> Iterator[str]:
+    """What ran, and how long a step takes."""
     schedule, run = found.schedule, found.run
     copies = found.observed.copies
     sizes = [counted(schedule.ranks, "rank")]
     sizes += [f"{copies} copies"] if copies > 1 else []
     sizes += [counted(schedule.stages, "stage"), counted(schedule.microbatches, "microbatch"),
               counted(len(run.step_times), "step")]  # fmt: skip
-    first, *rest = wrap(f"{found.name.text}: {', '.join(sizes)}", width)
-    yield paint(first, "head")
-    yield from rest
+    yield f"{found.name.text}: {', '.join(sizes)}"
     if found.name.differences:
-        yield from wrap(f"not quite {found.name.text}: {found.name.differences[0]}", width, 2)
+        yield f"{NOT_QUITE} {found.name.text}: {found.name.differences[0]}"
     elif found.name.text == "custom":
         yield "no registered schedule, nor near one"
     times = run.step_times * 1e3
@@ -59,19 +61,25 @@ def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     )
     if not np.isnan(run.start).any():
         text += f", {100 * found.predicted.bubble_ratio:.1f} % by the schedule at median times"
-    yield from wrap(text, width)
+    yield text
+
+
+def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+    name, *others = sentences(found)
+    first, *rest = wrap(name, width)
+    yield paint(first, "head")
+    yield from rest
+    for text in others:
+        yield from wrap(text, width, 2 if text.startswith(NOT_QUITE) else 0)
 
 
 def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     if found.replay_error > TRUSTED:
-        yield from wrap(
-            f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
-            f"{100 * TRUSTED:.0f} %", width,
-        )  # fmt: skip
+        yield from wrap(untrusted(found), width)
     if not found.findings:
         yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
     for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
-        for line in wrap(f"{place}  {one.cause}: {_gain(one)}", width, 3):
+        for line in wrap(f"{place}  {one.cause}: {gain_text(one)}", width, 3):
             yield paint(line, "head")
         yield from (f"   {line}" for line in wrap(f"{one.text}. {one.advice}.", width - 3))
     more = len(found.findings) - LISTED_FINDINGS
@@ -84,7 +92,16 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
         yield from wrap(f"{text}; --schedule {others[0].text} says more", width, 2)
 
 
-def _gain(one: Finding) -> str:
+def untrusted(found: Diagnosis) -> str:
+    """Why no gains are told."""
+    return (
+        f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
+        f"{100 * TRUSTED:.0f} %"
+    )
+
+
+def gain_text(one: Finding) -> str:
+    """What there is to gain, in how much of the run."""
     there = "everywhere" if one.persistence > 0.99 else f"in {100 * one.persistence:.0f} %"
     there += "" if one.persistence > 0.99 else " of steps and copies"
     if one.gain is None:
@@ -92,12 +109,12 @@ def _gain(one: Finding) -> str:
     return f"{100 * one.gain:.1f} % to gain, {number(one.seconds * 1e3, 3)} ms a step, {there}"
 
 
-def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
-    """A line for every rank, a column for every cause."""
+def account_columns(found: Diagnosis, most: int) -> list[Column]:
+    """A line for every rank, or for so many, and a column for every cause; milliseconds."""
     accounts = found.accounts
     chosen = accounts
-    if len(accounts) > LISTED_RANKS:
-        at = np.unique(np.linspace(0, len(accounts) - 1, LISTED_RANKS).astype(int))
+    if len(accounts) > most:
+        at = np.unique(np.linspace(0, len(accounts) - 1, most).astype(int))
         chosen = tuple(accounts[index] for index in at.tolist())
     least = LEAST_SHARE * max(one.step for one in accounts)
     causes = [
@@ -112,20 +129,25 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     for cause in causes:
         cells = tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen)
         columns.append(Column(tuple(cause.split("-")), cells, rank=1 + order.index(cause)))
+    return columns
+
+
+def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
+    columns = account_columns(found, LISTED_RANKS)
     blocks, left_out = text_table(columns, width)
-    yield paint("Where the time of a mean step went, in ms", "head")
+    yield paint(ACCOUNT_TITLE, "head")
     yield from (line for block in blocks for line in block)
     if left_out:
         yield from wrap(f"without {', '.join(left_out)}, for which there is no room", width, 2)
-    if len(chosen) < len(accounts):
-        yield f"{len(chosen)} of {len(accounts)} ranks; --json has all"
+    if len(found.accounts) > LISTED_RANKS:
+        yield f"{len(columns[0].cells)} of {len(found.accounts)} ranks; --json has all"
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f}" if seconds > 0 else "–"
 
 
-def _facts(found: Diagnosis, width: int) -> Iterator[str]:
+def facts(found: Diagnosis) -> list[tuple[str, str]]:
     """How sure all that is, and what it was read from."""
     slow = found.slowdown
     share = "" if slow.last_stage is None else f"; an ideal last stage saves {slow.last_stage:.0%}"
@@ -149,7 +171,7 @@ def _facts(found: Diagnosis, width: int) -> Iterator[str]:
     left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))
-    yield from definitions([(name, "", text) for name, text in rows], width)
+    return rows
 
 
 def _few(texts: Sequence[str]) -> list[str]:

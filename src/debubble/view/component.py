@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
 
 PARTS = (
-    "shared", "payload", "model", "waits", "theme", "strip", "glyphs", "painter", "view", "input",
-    "output", "vector", "element", "overlay", "panel",
+    "shared", "payload", "model", "waits", "theme", "strip", "glyphs", "marks", "painter", "view",
+    "input", "output", "vector", "element", "overlay", "panel",
 )  # fmt: skip
 
 TAG = "debubble-timeline"
@@ -35,7 +36,7 @@ def script() -> str:
     return f'(() => {{\n"use strict";\nconst STYLE = {style};\n\n{parts}}})();\n'
 
 
-def element(payload: dict[str, Any], *, fallback: str = "", attributes: str = "") -> str:
+def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str = "") -> str:
     """The component's element with its data inside, for a page that has the script.
 
     Parameters

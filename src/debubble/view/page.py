@@ -53,6 +53,8 @@ def page(
     *,
     title: str | None = None,
     table_html: str = "",
+    above_html: str = "",
+    payload: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> str:
     """A self-contained HTML page with the timelines on one time axis, to zoom and search in.
@@ -66,6 +68,11 @@ def page(
     table_html
         A table as HTML, put in as it is; the default has one row of results per timeline. Escape
         what users wrote in it with :func:`html.escape`.
+    above_html
+        HTML between the heading and the timelines, in the same way.
+    payload
+        The timelines as :func:`debubble.view.timeline_data.encode` has them, where something was
+        added to them.
     **options
         Fields of :class:`debubble.view.options.FigureOptions` that pages have.
     """
@@ -85,7 +92,10 @@ def page(
         version=html.escape(debubble.__version__),
         title=html.escape(heading),
         style=_asset("page.css").template,
-        timeline=_timeline(timelines, "page keys", f"<noscript>{static}</noscript>", **options),
+        above=f"{above_html}\n" if above_html else "",
+        timeline=_timeline(
+            timelines, "page keys", f"<noscript>{static}</noscript>", payload, **options
+        ),
         script=component.script(),
         table=table_html or table(timelines, options.get("limit")),
         conventions="\n".join(lines),
@@ -130,6 +140,7 @@ def _timeline(
     timelines: Sequence[Timeline],
     host: str,
     fallback: str,
+    payload: Mapping[str, Any] | None = None,
     *,
     memory: bool = True,
     critical: bool = False,
@@ -143,7 +154,7 @@ def _timeline(
     """The component with its data; options as for the figure, layers the reader can switch."""
     shown = {"bubbles": True, "memory": memory, "critical": critical, "normalise": normalise}
     layers = ",".join(name for name, on in shown.items() if on)
-    payload = encode(
+    payload = payload or encode(
         timelines, limit=limit, time_unit=time_unit, palette=palette_of(palette),
         numbers_from=numbers_from,
     )  # fmt: skip

@@ -73,6 +73,11 @@ class DebubbleTimeline extends HTMLElement {
   #ownPage() {
     this.wanted = location.hash.slice(1);
     this.addEventListener("timeline-view", () => history.replaceState(null, "", `#${this.state}`));
+    // Text beside the timeline may lead to where something happens: schedule, rank, start, end.
+    document.addEventListener("click", (event) => {
+      const place = event.target.closest?.("[data-reveal]")?.dataset.reveal;
+      if (place && this.view) this.reveal(...place.split(" ").map(Number));
+    });
     addEventListener("hashchange", () => { this.state = location.hash.slice(1); });
   }
 
@@ -285,10 +290,11 @@ class DebubbleTimeline extends HTMLElement {
     });
     if (!this.layers.bubbles) items.push({ color: theme.idle, text: "idle" });
     else causes.forEach((cause, index) => {
-      const shares = runs.map((run) => run.idle[index].reduce((a, b) => a + b, 0) / (run.makespan * run.ranks || 1));
+      const shares = runs.map((run) => (run.marks ? run.marks.like(index) : run.idle[index].reduce((a, b) => a + b, 0)) / (run.makespan * run.ranks || 1));
       if (shares.every((share) => share < 1e-9)) return;
       items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${runs.length === 1 ? percent(shares[0]) : `(${shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ")})`}` });
     });
+    if (this.layers.bubbles) items.push(...markLegend(runs, theme));
     const longest = Math.max(...runs.map((run) => run.iterations));
     for (let k = 0; longest > 1 && k < Math.min(longest, theme.iterations.length); k++) {
       items.push({ color: theme.iterations[k], text: `line below: iteration ${k}${longest > k + 3 ? `, ${k + 3}, …` : ""}` });
@@ -303,10 +309,10 @@ class DebubbleTimeline extends HTMLElement {
   }
 
   drawLegend() {
-    const chips = this.legend().map(({ color, kind, cause, text }) => {
+    const chips = this.legend().map(({ color, kind, cause, hatched, text }) => {
       if (!color) return make("span", {}, text);
-      const swatch = make("i", cause != null ? { class: `cause c${cause}` } : {});
-      swatch.style.backgroundColor = cause != null ? this.theme.causes[cause][0] : color;
+      const swatch = make("i", cause != null ? { class: `cause c${cause}` } : hatched ? { class: "hatched" } : {});
+      swatch.style.backgroundColor = cause != null ? this.theme.causes[cause][0] : hatched ? this.theme.idle : color;
       if (cause != null) swatch.style.setProperty("--tone", this.theme.causes[cause][1]);
       if (kind?.edge) swatch.style.boxShadow = `inset 0 ${kind.edge === "top" ? "" : "-"}3px ${kind.stripe}`;
       return make("span", {}, swatch, text);

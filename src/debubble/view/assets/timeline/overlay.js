@@ -33,7 +33,8 @@ Object.assign(DebubbleTimeline.prototype, {
       const x = Math.min(this.pointer.x + 6, view.left + view.plot - 60), y = Math.max(12, this.pointer.y - view.scroll - 8);
       context.font = '600 11px system-ui, "DejaVu Sans", sans-serif';
       context.textAlign = "left";
-      const label = hovered?.bar != null ? `${hovered.panel.run.actionName(hovered.bar)} at ${text}` : text;
+      const mark = hovered?.bar == null && hovered?.mark;
+      const label = hovered?.bar != null ? `${hovered.panel.run.actionName(hovered.bar)} at ${text}` : mark ? `${mark.look.title}: ${this.time(mark.end - mark.start)}` : text;
       const wide = context.measureText(label).width + 8;
       const left = Math.min(x, view.left + view.plot + view.right - wide);
       context.fillStyle = palette.ink;

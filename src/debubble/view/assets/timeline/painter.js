@@ -44,6 +44,9 @@ class Painter {
    */
   open(run, span, box, layers) {
     Object.assign(this, { run, span, box, layers });
+    // Marks are causes of idle time in place of those that follow from the schedule.
+    this.bubbles = layers.bubbles && !run.marks;
+    this.beside = run.marks || run.differs ? new MarkPainter(this) : null;
     const { scale } = this, columns = span.right - span.left;
     this.columns = columns;
     if (this.strip?.line.length !== columns) {
@@ -56,7 +59,7 @@ class Painter {
     this.half = Math.ceil(box.bar / 2);
     this.unit = box.memory / (Math.max(run.fullest, ...[layers.limit ?? 0].flat()) || 1);
     this.band = run.iterations > 1 && box.bar >= 10 * scale ? Math.round(2.5 * scale) : 0;
-    const gaps = [DATA, MEMORY, P2P].map((cause) => (layers.bubbles ? this.causes[cause][1] : this.plain[0]));
+    const gaps = [DATA, MEMORY, P2P].map((cause) => (this.bubbles ? this.causes[cause][1] : this.plain[0]));
     if (this.tones.length < run.width) {
       this.before = new Float64Array(run.width);
       this.after = new Float64Array(run.width);
@@ -78,6 +81,10 @@ class Painter {
     else this.#near(i, low, high);
     strip.copy(pixels, width, height, span.left, y, this.paper);
     this.#patterns(y);
+    if (this.beside && layers.bubbles) {
+      this.beside.row(rank, y);
+      if (crowd < 1 && run.differs) this.beside.differences(Math.max(i, low), Math.min(last + 1, high - 1), y);
+    }
     if (crowd < 1 && run.stepped) this.#steps(Math.max(i, low), last, y);
     if (crowd < 1 && layers.labels && box.bar >= 11 * this.scale) this.#labels(Math.max(i, low), last, y);
     y += box.bar + this.scale;
@@ -92,7 +99,7 @@ class Painter {
   #fromAfar({ time, sums, memory, critical, first }, rank) {
     const { run, columns, strip, tones, before, levels, mark, box: { bar }, span: { from, perPixel, coarse } } = this;
     const { width, used } = run, begin = first[rank], end = first[rank + 1] - 1, count = used.length;
-    const [fill, drain] = this.layers.bubbles ? [this.causes[FILL][0], this.causes[DRAIN][0]] : this.plain;
+    const [fill, drain] = this.bubbles ? [this.causes[FILL][0], this.causes[DRAIN][0]] : this.plain;
     const wide = coarse * perPixel, tall = bar / wide, { makespan } = run, unit = this.unit;
     let b = firstOf(begin + 1, end, (k) => time[k] > from) - 1, share = b >= end ? 0 : Math.max(0, from - time[b]) / (time[b + 1] - time[b]);
     for (let u = 0; u < count; u++) {
@@ -181,7 +188,7 @@ class Painter {
     this.until = i + 1 < high ? Infinity : run.makespan;
     if (i < low) return high > low ? FILL : DRAIN;
     if (i + 1 >= high) return DRAIN;
-    if (!this.layers.bubbles) return DATA;
+    if (!this.bubbles) return DATA;
     const cause = run.causeAt(i + 1, time, this.ended);
     if (cause === DATA) this.until = this.ended + gapBuffer[0];
     else if (cause === MEMORY) this.until = this.ended + gapBuffer[0] + gapBuffer[1];
@@ -193,7 +200,7 @@ class Painter {
     const { run, strip } = this;
     if (cause === 255) return;
     if (cause === -1) { this.#bar(x, past, i); return; }
-    if (!this.layers.bubbles) { strip.put(0, x, past, this.plain[0]); return; }
+    if (!this.bubbles) { strip.put(0, x, past, this.plain[0]); return; }
     // Where there is no room for a pattern its stronger tone stands for it.
     const narrow = i >= low && i + 1 < high && run.start[i + 1] - this.ended < 6 * this.span.perPixel;
     strip.put(0, x, past, this.causes[cause][narrow ? 1 : 0]);
@@ -231,7 +238,7 @@ class Painter {
   #shares(x, i, low, high) {
     const { run, strip, tones, mark, levels, unit, columns, before, after, box: { bar }, span: { from, perPixel, coarse } } = this;
     const { used, sums, width, start, style, classOf, halfOf, durationOf, level, critical } = run, count = used.length, tall = bar / (coarse * perPixel);
-    const rest = this.layers.bubbles ? this.causes[DRAIN][0] : this.plain[0];
+    const rest = this.bubbles ? this.causes[DRAIN][0] : this.plain[0];
     run.sumsAt(i, low, high, from + x * perPixel, before);
     while (x < columns) {
       const begin = from + x * perPixel, end = begin + coarse * perPixel, past = Math.min(columns, x + coarse);

@@ -194,16 +194,21 @@ Object.assign(DebubbleTimeline.prototype, {
       ["start", this.time(run.start[i])], ["end", this.time(run.end(i))], ["duration", this.time(run.duration(i))],
       ["slack", `${this.time(run.slack(i))}${run.critical[i] ? ", on the critical path" : ""}`],
       ["idle before", waited || "no"],
+      run.marks && ["of it lost", this.marksWithin(run, rank, run.start[i], run.end(i)) || "nothing"],
+      this.differenceOf(run, i),
       ["waits for", listed(run.waitsFor(i))], ["waited for by", listed(run.waitedForBy(i))],
       ["memory", `${this.amount(run.level[i])} while it runs`],
     ]);
   },
 
   gapText() {
-    const { panel, rank, cause, before, from } = this.gap, { run } = panel;
+    const { panel, rank, cause, before, from, mark } = this.gap, { run } = panel;
     const until = before >= 0 ? run.start[before] : run.makespan;
-    return this.fields(`Idle on rank ${rank}: ${CAUSE_TITLES[this.data.causes[cause]]}`, [
+    const why = mark ? `${mark.look.title}, ${this.time(mark.end - mark.start)}` : CAUSE_TITLES[this.data.causes[cause]];
+    return this.fields(`Idle on rank ${rank}: ${why}`, [
       ["from", this.time(from)], ["to", this.time(until)], ["idle", this.time(until - from)],
+      run.marks && ["causes", this.marksWithin(run, rank, from, until)],
+      before >= 0 && this.differenceOf(run, before),
       before >= 0 && ["until", this.link(panel.index, before)],
     ]);
   },
@@ -215,7 +220,37 @@ Object.assign(DebubbleTimeline.prototype, {
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
       ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", found.causes.map(share).join(", ") || "never"],
       ["peak activation", this.amount(found.memory)],
+      run.marks && ["causes", this.marksWithin(run, first, from, to, last)],
     ]);
+  },
+
+  /** Causes that marks tell of a stretch on ranks, the longest first. */
+  marksWithin(run, first, from, to, last = first) {
+    const sums = new Map();
+    for (let rank = first; rank <= last; rank++) run.marks.within(rank, from, to, sums);
+    const least = 1e-5 * (to - from);
+    return [...sums].filter(([, time]) => time > least).sort((a, b) => b[1] - a[1]).map(([look, time]) => `${look.title} ${this.time(time)}`).join(", ");
+  },
+
+  /** How an action differs from the same one of another run. */
+  differenceOf(run, i) {
+    if (!run.differs) return null;
+    const { late, longer, from } = run.differs, told = (value, more, fewer) => `${this.time(Math.abs(value))} ${value < 0 ? fewer : more}`;
+    return [`than ${from}`, `${told(late[i], "later", "earlier")}, ${told(longer[i], "longer", "shorter")}`];
+  },
+
+  /** Bring a stretch of a rank into view, and mark it. */
+  reveal(index, rank, from, to) {
+    const { view } = this, panel = view.panels[index], { run } = panel;
+    const [begin, end] = [view.axis(run, from), view.axis(run, to)], middle = (begin + end) / 2, span = Math.max(5 * (end - begin), view.total / 20);
+    view.show(middle - span / 2, middle + span / 2);
+    const y = panel.y + rank * view.rows.pitch, { scroll } = this.parts;
+    if (y < scroll.scrollTop || y + view.rows.pitch > scroll.scrollTop + this.tall) scroll.scrollTop = y - this.tall / 2;
+    view.selected = this.gap = null;
+    this.area = { panel, from, to, first: rank, last: rank };
+    this.showDetails();
+    this.changed();
+    this.scrollIntoView({ block: "nearest", behavior: "smooth" });
   },
 });
 

@@ -8,7 +8,9 @@ async function decode(payload) {
   const runs = [];
   for (const meta of payload.timelines) {
     const columns = unpack(meta, await inflate(bytesOf(meta.data)));
-    runs.push(new Run(meta, columns, payload));
+    const run = new Run(meta, columns, payload);
+    await decodeMarks(run, meta, payload);
+    runs.push(run);
   }
   const { kinds, causes, limit, time_unit: unit } = payload;
   const memory = { unit: payload.memory_unit, size: payload.memory_size };

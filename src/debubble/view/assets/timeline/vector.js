@@ -50,7 +50,11 @@ class VectorRow {
   /** Idle time by cause; from afar the shares of columns tell of what is between bars. */
   idle(far) {
     const { run, view, theme, low, high, into } = this, { bar } = view.rows;
-    if (!view.layers.bubbles) { this.span(into.ground, 0, run.makespan, 0, bar, theme.idle); return; }
+    if (!view.layers.bubbles || run.marks) {
+      this.span(into.ground, 0, run.makespan, 0, bar, theme.idle);
+      if (view.layers.bubbles) this.marks(far);
+      return;
+    }
     if (low === high) { this.span(into.ground, 0, run.makespan, 0, bar, theme.causes[DRAIN][0]); return; }
     this.span(into.ground, 0, run.start[low], 0, bar, theme.causes[FILL][0]);
     this.span(into.ground, run.end(high - 1), run.makespan, 0, bar, theme.causes[DRAIN][0]);
@@ -81,6 +85,28 @@ class VectorRow {
     for (let k = Math.ceil((x0 + slant * y0) / across) * across; k < x1 + slant * y1; k += across) {
       const a0 = slant ? Math.max(x0, k - y1) : k, a1 = slant ? Math.min(x1, k - y0) : k;
       Shapes.put(into.hatch.lines, dark, slant ? [a0, k - a0, a1, k - a1] : [k, y0, k, y1]);
+    }
+  }
+
+  /** Marks under the bars, those of actions and differences over them. */
+  marks(far) {
+    const { run, rank, into, theme, from, to, view: { rows: { bar } } } = this, { marks } = run;
+    for (let k = marks.after(rank, from); k < marks.offsets[rank + 1] && marks.start[k] < to; k++) {
+      const { like, color } = marks.looks[marks.look[k]], tall = marks.over[k] ? FOOT * bar : bar;
+      if (like != null && !marks.over[k] && like > DRAIN) this.waits(marks.start[k], marks.end[k], like);
+      else this.span(marks.over[k] ? into.over : into.ground, marks.start[k], marks.end[k], bar - tall, tall, like == null ? color : theme.causes[like][1]);
+    }
+    if (far || !run.differs) return;
+    const first = Math.max(this.low, run.at(rank, from));
+    for (let i = first; i < this.high && run.start[i] <= to; i++) run.differs.around(i, (start, end) => this.hatched(start, end));
+  }
+
+  /** Slanted lines over a stretch. */
+  hatched(start, end) {
+    const { into, theme, y, view: { rows: { bar } } } = this, x0 = this.x(start), x1 = this.x(end), y1 = y + bar;
+    for (let k = Math.ceil((x0 + y) / HATCH) * HATCH; k < x1 + y1; k += HATCH) {
+      const a = Math.max(x0, k - y1), b = Math.min(x1, k - y);
+      if (b > a) Shapes.put(into.over.lines, theme.ink, [a, k - a, b, k - b]);
     }
   }
 
@@ -120,7 +146,7 @@ class VectorRow {
       for (const c of run.used) {
         const tall = ((after[c] - before[c]) / per) * bar, idle = c - run.idleClass;
         if (tall > 0.02) {
-          const color = idle < 0 ? run.kinds[run.classes[c]].color : view.layers.bubbles ? theme.causes[[DATA, MEMORY, P2P][idle]][1] : theme.idle;
+          const color = idle < 0 ? run.kinds[run.classes[c]].color : view.layers.bubbles && !run.marks ? theme.causes[[DATA, MEMORY, P2P][idle]][1] : theme.idle;
           Shapes.put(into.bars.rects, color, [view.left + x, this.y + y, Math.min(wide, view.plot - x), tall]);
           y += tall;
         }

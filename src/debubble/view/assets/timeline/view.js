@@ -88,7 +88,7 @@ class View {
       const inUpper = y - panel.y - rank * this.rows.pitch < this.rows.bar / 2;
       if (half === LOWER && inUpper) state.bar--;
     }
-    return { panel, rank, time, ...state };
+    return { panel, rank, time, mark: run.marks?.at(rank, time) ?? null, ...state };
   }
 
   /** Draw the rows that can be seen; returns the milliseconds it took. */

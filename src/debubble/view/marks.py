@@ -1,0 +1,125 @@
+"""What a timeline may have beside its actions: marks on ranks, and differences from another one.
+
+The component draws marks where a rank is idle, in place of the causes that follow from the
+schedule, and at the foot of actions where one lies over an action; what is longer than in the other
+timeline it shades. It knows no names: all of them come with the data.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from debubble.engine.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Look:
+    """A name that marks have, and how they look.
+
+    Parameters
+    ----------
+    title
+        The name, for the legend.
+    color
+        ``#rrggbb``, light or dark; not used by marks that look like a cause of idle time.
+    like
+        One of :data:`debubble.analysis.bubbles.CAUSES` that they look like, and are counted with.
+    """
+
+    title: str
+    color: str = "#808080"
+    like: str | None = None
+
+
+Mark = tuple[float, float, str]
+"""Start, end and key of the look of a mark."""
+
+
+def add_marks(
+    payload: dict[str, Any],
+    index: int,
+    marks: Mapping[int, Iterable[Mark]],
+    looks: Mapping[str, Look],
+) -> None:
+    """Give a timeline marks.
+
+    Parameters
+    ----------
+    payload
+        From :func:`debubble.view.timeline_data.encode`.
+    index
+        Which of its timelines; one of a payload can have marks.
+    marks
+        Of every rank that has some, none over another, in the timeline's time.
+    looks
+        Of every key; those that no mark has are left out.
+    """
+    meta = payload["timelines"][index]
+    lines = [joined(marks.get(rank, ())) for rank in range(meta["ranks"])]
+    keys = {key for line in lines for _, _, key in line}
+    used = {key: place for place, key in enumerate(key for key in looks if key in keys)}
+    rows = [(start, end, used[key]) for line in lines for start, end, key in line]
+    start, end, look = (np.array([row[at] for row in rows]) for at in range(3))
+    payload["marks"] = [
+        {"title": looks[key].title, "color": looks[key].color, "like": looks[key].like}
+        for key in used
+    ]
+    meta["marks"] = {
+        "counts": [len(line) for line in lines],
+        "data": _packed(start.astype("<f4"), end.astype("<f4"), look.astype("<u1")),
+    }
+
+
+def joined(marks: Iterable[Mark]) -> list[Mark]:
+    """Marks in order of time, with those made one that touch each other and look alike."""
+    found: list[Mark] = []
+    for start, end, key in sorted(marks):
+        if found and found[-1][2] == key and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]), key)
+        elif end > start:
+            found.append((start, end, key))
+    return found
+
+
+def add_differences(
+    payload: dict[str, Any],
+    index: int,
+    timelines: Sequence[Timeline],
+    other: int,
+    least: float,
+) -> None:
+    """Have a timeline compared with another one of the same schedule.
+
+    Parameters
+    ----------
+    payload
+        From :func:`debubble.view.timeline_data.encode`, of `timelines`.
+    index, other
+        Which timeline, and with which it is compared.
+    timelines
+        The timelines.
+    least
+        Time from which on a difference is shaded.
+    """
+    mine, theirs = timelines[index], timelines[other]
+    assert np.array_equal(mine.schedule.actions, theirs.schedule.actions)
+    late = mine.start - theirs.start
+    longer = mine.duration - theirs.duration
+    payload["timelines"][index]["differs"] = {
+        "from": payload["timelines"][other]["name"],
+        "least": least,
+        "data": _packed(late.astype("<f4"), longer.astype("<f4")),
+    }
+
+
+def _packed(*columns: np.ndarray[Any, Any]) -> str:
+    """Columns as the component reads them: one after the other, deflated, as text."""
+    raw = b"".join(column.tobytes() for column in columns)
+    packed = zlib.compressobj(wbits=-15)
+    return base64.b64encode(packed.compress(raw) + packed.flush()).decode()

@@ -1,0 +1,208 @@
+"""A diagnosis to be looked at: what was observed above what is predicted, and the findings.
+
+The browser page and the playground show the same, from the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from debubble.core.costs import Costs
+from debubble.core.schedule import Schedule
+from debubble.core.units import counted
+from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
+from debubble.diagnosis.diagnose import Diagnosis
+from debubble.diagnosis.findings import TRUSTED, Finding, nothing
+from debubble.diagnosis.report import (
+    ACCOUNT_TITLE,
+    LISTED_LINES,
+    account_columns,
+    facts,
+    gain_text,
+    sentences,
+    untrusted,
+    what_if_text,
+)
+from debubble.diagnosis.what_if import WhatIf, faster
+from debubble.engine.recorded import recorded
+from debubble.engine.timeline import Timeline, simulate
+from debubble.view.marks import Look, Mark, add_differences, add_marks, joined
+from debubble.view.timeline_data import encode
+
+OBSERVED, PREDICTED = "observed", "predicted"
+"""What the timelines are called."""
+
+DIFFERENT = 0.1
+"""Differences are shaded from this share of the median time of an action on."""
+
+LOOKS = {
+    "fill": Look("fill", like="fill"),
+    "drain": Look("drain", like="drain"),
+    "peer": Look("peer", like="data"),
+    "transfer": Look("transfer", like="p2p"),
+    "memory": Look("memory", like="memory"),
+    "slow-stage": Look("slow-stage", "#d81b7a"),
+    "slow-worker": Look("slow-worker", "#9c27d9"),
+    "slow-copy": Look("slow-copy", "#5f5bd6"),
+    "slow-link": Look("slow-link", "#00897b"),
+    "head-of-line": Look("head-of-line", "#43a027"),
+    "launch-gap": Look("launch-gap", "#f57c00"),
+    "garbage-collection": Look("garbage-collection", "#827717"),
+    "sequence-length": Look("sequence-length", "#6d8f9e"),
+    "jitter": Look("jitter", "#c9a227"),
+    "order": Look("order", "#5d4037"),
+}  # fmt: skip
+"""How causes look; those of a flawless run look like the same idle time of a simulation."""
+
+assert set(LOOKS) == set(CAUSES)
+
+MOST_RANKS = 512
+"""Ranks that have a line in the account."""
+
+ONE_LINE = 1 << 20
+"""Width at which nothing is wrapped."""
+
+Lines = dict[int, list[Mark]]
+"""Marks of every rank."""
+
+
+def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, Any]:
+    """A diagnosis as plain data for a page.
+
+    Parameters
+    ----------
+    found
+        The diagnosis.
+    answers
+        What was asked beside; a schedule that was simulated is shown below.
+
+    Returns
+    -------
+    dict
+        ``title``; ``said``, sentences; ``findings``, each with ``cause``, ``gain``, ``text`` and
+        ``place``, which is ``[timeline, rank, start, end]`` where it is to be seen, or None;
+        ``notes``, more sentences; ``account``, with ``title`` and ``columns`` of ``title`` and
+        ``cells``; ``facts``, of a name and a text each; ``timelines``, for the component.
+    """
+    timelines = trace_timelines(found, answers)
+    payload = encode(timelines, time_unit="ms")
+    lines: Lines = {}
+    predicted = 0
+    if timelines[0].measured:
+        predicted = 1
+        lines = _lines(found)
+        add_marks(payload, 0, lines, LOOKS)
+        least = DIFFERENT * float(np.median(timelines[0].duration))
+        add_differences(payload, 0, timelines, predicted, least)
+        payload["timelines"][0]["setting"] = _which_step(found)
+    payload["timelines"][predicted]["setting"] = _at_which_costs(found)
+    title, *said = sentences(found)
+    for one in answers:
+        said += what_if_text(one, ONE_LINE)
+    return {
+        "title": title,
+        "said": said,
+        "findings": [
+            {
+                "cause": one.cause,
+                "gain": gain_text(one),
+                "text": f"{one.text}. {one.advice}.",
+                "place": _place(found, lines, one),
+            }
+            for one in found.findings
+        ],
+        "notes": list(_notes(found)),
+        "account": {
+            "title": ACCOUNT_TITLE,
+            "columns": [
+                {"title": column.title, "cells": list(column.cells)}
+                for column in account_columns(found, MOST_RANKS)
+            ],
+        },
+        "facts": [list(row) for row in facts(found)],
+        "timelines": payload,
+    }
+
+
+def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Timeline]:
+    """Observed, predicted, and what was asked beside; without a rank's file only the others."""
+    timelines = []
+    order = found.schedule
+    if not np.isnan(found.run.start[found.shown]).any():
+        seen = found.timeline
+        order = seen.schedule
+        named = _named(order, OBSERVED)
+        timelines.append(recorded(named, seen.start, seen.end, Costs(time_unit="ms")))
+    timelines.append(simulate(_named(order, PREDICTED), found.costs))
+    return timelines + [one.timeline for one in answers if one.timeline is not None]
+
+
+def _named(schedule: Schedule, name: str) -> Schedule:
+    return replace(schedule, name=name)
+
+
+def _lines(found: Diagnosis) -> Lines:
+    """Causes of lost time of every rank in the step that is shown, in milliseconds of it."""
+    row = found.shown
+    begin = float(found.run.begin[row])
+    pieces = causes_over_time(found.replay, row, found.causes.excess, found.causes.slow_link)
+    return {
+        rank: joined(
+            ((start - begin) * 1e3, (end - begin) * 1e3, cause)
+            for start, end, cause in line
+            if cause != COMPUTE
+        )
+        for rank, line in pieces.items()
+    }
+
+
+def _which_step(found: Diagnosis) -> str:
+    run, row = found.run, found.shown
+    copies = found.observed.copies
+    step = f"step {run.steps[run.step[row]]}" + (f" of copy {run.copy[row]}" if copies > 1 else "")
+    several = len(run.step_times) > 1
+    return f"{step}, of median length" if several else step
+
+
+def _at_which_costs(found: Diagnosis) -> str:
+    steps = counted(len(found.run.step_times), "step")
+    return f"the same order at the median times of {steps}"
+
+
+def _place(found: Diagnosis, lines: Lines, one: Finding) -> list[float] | None:
+    """Where a finding costs most at once: timeline, rank, start and end."""
+    copy = one.where.get("copy")
+    if copy is not None and copy != found.run.copy[found.shown]:
+        return None
+    rank, link = one.where.get("rank"), one.where.get("link")
+    ranks: Iterable[int] = link if isinstance(link, list) else lines
+    if isinstance(rank, int):
+        ranks = (rank,)
+    marks = [
+        (start - end, rank, start, end)
+        for rank in ranks
+        for start, end, cause in lines.get(rank, ())
+        if cause == one.cause
+    ]
+    if not marks:
+        return None
+    _, rank, start, end = min(marks)
+    return [0, rank, start, end]
+
+
+def _notes(found: Diagnosis) -> Iterable[str]:
+    """What is said below the findings."""
+    if found.replay_error > TRUSTED:
+        yield untrusted(found)
+    if not found.findings:
+        yield nothing(found.beyond, len(found.run.step_times))
+    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    if others:
+        names = ", ".join(f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES])
+        yield f"Other schedules at these times: {names}"
+    if np.isnan(found.run.start[found.shown]).any():
+        yield "nothing was traced of a rank: what was observed cannot be drawn"
