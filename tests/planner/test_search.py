@@ -124,7 +124,7 @@ def test_no_rank_stays_below_the_bound_on_memory() -> None:
 
 
 def test_fewest_layers_are_recomputed_where_all_are_too_slow_and_none_do_not_fit() -> None:
-    asked = ask("llama-3.1-8b", "a100-40gb", 8, 32, 8192)
+    asked = ask("llama-3.1-8b", "a100-40gb", 8, 32, 8192, memory="40GB")
 
     def best(recompute: str | None) -> Found:
         fixed = Fixed(tp=2, pp=4, schedules=("1f1b",), recompute=recompute)
