@@ -24,8 +24,8 @@ from debubble.optimize.stop import Stop
 STATES = 1_000_000
 """States of the strongest rank that are looked at, times the effort; about two seconds."""
 
-MORE_STATES = 200_000
-"""The same of all other ranks, and of all sets of several, whose states take longer."""
+OTHER_STATES, SEVERAL_STATES = 200_000, 1_000_000
+"""The same of all other ranks together, and of all sets of several."""
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
@@ -39,13 +39,13 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
     first, *others = single_ranks(easy)
     _keep(easy, [first], incumbent, STATES, until)
-    _keep(easy, others, incumbent, MORE_STATES, until)
+    _keep(easy, others, incumbent, OTHER_STATES, until)
 
 
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
-    _keep(easy, several_ranks(easy), incumbent, MORE_STATES, until)
+    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, until)
 
 
 def _keep(
@@ -58,6 +58,9 @@ def _keep(
         bound = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
         if bound > incumbent.bound:
             incumbent.prove(bound, in_words(easy, ranks, bound))
+        elif len(ranks) > 1:
+            # One more rank hardly helps where the last one has not, and takes much longer.
+            return
 
 
 def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
