@@ -1,9 +1,9 @@
 """Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
 
-Which ranks: the one that has memory taken the longest, before and after which most has to be done,
-is the strongest by itself, at even times the one at the turn of a V. Then the others one by one,
-and the strongest two, three and more together; if these are all ranks, nothing is relaxed but the
-modes of transfers.
+Which ranks: the one that is busy, or has memory taken, the longest, with what comes before and
+after, is the strongest by itself; at even times the one at the turn of a V. Then the others one by
+one, and the strongest two, three and more together; if these are all ranks, nothing is relaxed but
+the modes of transfers.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they have memory taken and what has to be done before and after."""
+    """Ranks by how long they are busy or have memory taken, with what comes before and after."""
     heads, tails, *_ = longest_paths(problem)
-    spans = areas(problem, heads, tails) + TOLERANCE * np.arange(problem.ranks)
+    first = np.full(problem.ranks, np.inf)
+    np.minimum.at(first, problem.homes, heads[0, :, 0])
+    spans = np.maximum(areas(problem, heads, tails), first + problem.work * problem.microbatches)
+    spans += TOLERANCE * np.arange(problem.ranks)
     ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
     return ranks
 
