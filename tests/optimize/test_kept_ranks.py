@@ -91,6 +91,12 @@ def test_other_modes_only_raise_bounds(mode: Any) -> None:
     assert bound_by(replace(asked, mode=mode), 3) >= bound_by(asked, 3)
 
 
+def test_memory_without_a_limit() -> None:
+    asked = problem(2, 4, np.inf, F=5, I=6, W=4)
+    enough = problem(2, 4, 4, F=5, I=6, W=4)
+    assert lower_bound(asked) <= bound_by(asked, 0, 1) == bound_by(enough, 0, 1)
+
+
 def test_too_many_states_prove_nothing() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
     kept = keep(rounded(asked, factor_for(all_times(asked), 321)), [2, 3])

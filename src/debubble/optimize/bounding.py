@@ -1,9 +1,9 @@
 """Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
 
-Which ranks: the one that has memory taken the longest, before and after which most has to be done,
-is the strongest by itself, at even times the one at the turn of a V. Then the others one by one,
-and the strongest two, three and more together; if these are all ranks, nothing is relaxed but the
-modes of transfers.
+Which ranks: the one that is busy, or has memory taken, the longest, with what comes before and
+after, is the strongest by itself; at even times the one at the turn of a V. Then the others one by
+one, and the strongest two, three and more together; if these are all ranks, nothing is relaxed but
+the modes of transfers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from debubble.optimize.stop import Stop
 STATES = 1_000_000
 """States of the strongest rank that are looked at, times the effort; about two seconds."""
 
-MORE_STATES = 200_000
-"""The same of all other ranks, and of all sets of several, whose states take longer."""
+OTHER_STATES, SEVERAL_STATES = 200_000, 1_000_000
+"""The same of all other ranks together, and of all sets of several."""
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
@@ -39,13 +39,13 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     easy, until = relaxed(problem), Stop(ONE_RANK_SHARE * stop.left, stop)
     first, *others = single_ranks(easy)
     _keep(easy, [first], incumbent, STATES, until)
-    _keep(easy, others, incumbent, MORE_STATES, until)
+    _keep(easy, others, incumbent, OTHER_STATES, until)
 
 
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
-    _keep(easy, several_ranks(easy), incumbent, MORE_STATES, until)
+    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, until)
 
 
 def _keep(
@@ -58,6 +58,9 @@ def _keep(
         bound = kept_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
         if bound > incumbent.bound:
             incumbent.prove(bound, in_words(easy, ranks, bound))
+        elif len(ranks) > 1:
+            # One more rank hardly helps where the last one has not, and takes much longer.
+            return
 
 
 def single_ranks(problem: Problem) -> list[tuple[int, ...]]:
@@ -72,9 +75,12 @@ def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they have memory taken and what has to be done before and after."""
+    """Ranks by how long they are busy or have memory taken, with what comes before and after."""
     heads, tails, *_ = longest_paths(problem)
-    spans = areas(problem, heads, tails) + TOLERANCE * np.arange(problem.ranks)
+    first = np.full(problem.ranks, np.inf)
+    np.minimum.at(first, problem.homes, heads[0, :, 0])
+    spans = np.maximum(areas(problem, heads, tails), first + problem.work * problem.microbatches)
+    spans += TOLERANCE * np.arange(problem.ranks)
     ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
     return ranks
 

@@ -57,10 +57,10 @@ Whole: TypeAlias = NDArray[np.int64]
 MOST_CELLS = 4_000_000
 """States of one level times their columns; with more a target counts as one that can be met."""
 
-LEVEL_WORK = 20
-"""What a level takes besides its states, in states."""
+COLUMNS, LEVEL_WORK = 32, 20
+"""Columns of what counts as one state, and what a level takes besides its states."""
 
-FIRST_STEPS = 16
+FIRST_STEPS = 64
 """Targets between the bound that is known and the makespan to beat, to begin with."""
 
 PRECISION = 2e-4
@@ -206,7 +206,7 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
         order = np.lexsort((found[:, chains:].sum(axis=1), keys))
         best = np.empty(number, dtype=np.int64)
         states = found[best[: keep_best.compiled(found, order, keys, chains, best)]]
-        left.left -= len(states) + LEVEL_WORK
+        left.left -= len(states) * max(1.0, kept.width / COLUMNS) + LEVEL_WORK
         if len(states) * kept.width > MOST_CELLS or left.spent or stop():
             return None
     return True
