@@ -33,7 +33,7 @@ from debubble.view import component
 
 SCRIPTS = (
     "main", "dom", "server", "state", "controls", "link", "picker", "files", "answer", "plot",
-    "cards", "plan", "faster"
+    "cards", "plan", "faster", "trace"
 )  # fmt: skip
 ASSETS = {
     "/": ("index.html", "text/html"),
@@ -60,6 +60,7 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
         Route("/api/planner", answering(service.planner)),
         Route("/api/plan", answering(service.plan), methods=["POST"]),
         Route("/api/optimize", answering(service.optimize), methods=["POST"]),
+        Route(limits.TRACE, answering(service.trace), methods=["POST"]),
         Route("/api/search", answering(service.search), methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_served}), hosts)
@@ -170,6 +171,17 @@ class Service:
             request, State, lambda state, running: _encoded(faster(state, running))
         )
 
+    async def trace(self, request: Request) -> Response:
+        """A diagnosis of traces, to be asked after."""
+        body = await _body(request, "application/octet-stream", limits.READING_TRACE)
+
+        def find(running: Search) -> bytes:
+            from debubble.playground import traces
+
+            return traces.trace(body, running)
+
+        return self._started(request, find)
+
     async def search(self, request: Request) -> Response:
         """How far a search is, or its answer."""
         look: Look = read(Look, await _body(request))
@@ -183,8 +195,11 @@ class Service:
         self, request: Request, model: Any, find: Callable[[Any, Search], bytes]
     ) -> Response:
         value = read(model, await _body(request))
+        return self._started(request, partial(find, value))
+
+    def _started(self, request: Request, work: Callable[[Search], bytes]) -> Response:
         client = request.client.host if request.client else ""
-        name = self.searches.start(client, partial(find, value))
+        name = self.searches.start(client, work)
         return Response(_encoded({"search": name}), media_type="application/json")
 
     async def _json(
@@ -221,17 +236,19 @@ class Service:
             self.waiting -= 1
 
 
-async def _body(request: Request) -> bytes:
+async def _body(
+    request: Request, wanted: str = "application/json", seconds: float = limits.READING
+) -> bytes:
     """The bytes of a request; one that a form of another page could send is refused."""
     kind = request.headers.get("content-type", "").partition(";")[0]
-    if kind.strip().lower() != "application/json":
-        raise RefusedError("send application/json", status=415)
+    if kind.strip().lower() != wanted:
+        raise RefusedError(f"send {wanted}", status=415)
     try:
-        async with asyncio.timeout(limits.READING):
+        async with asyncio.timeout(seconds):
             return await request.body()
     except TimeoutError:
         raise RefusedError(
-            f"the request took more than {limits.READING:g} s to arrive; send it again", status=408
+            f"the request took more than {seconds:g} s to arrive; send it again", status=408
         ) from None
 
 

@@ -17,6 +17,23 @@ MAX_BODY = 12 << 20
 MAX_FILE = 8 << 20
 """Characters of an uploaded file, unpacked."""
 
+TRACE = "/api/trace"
+"""Address that takes traces, which are larger than all else."""
+
+MAX_TRACE = 48 << 20
+"""Bytes of a request with traces."""
+
+MAX_TRACE_FILES = 2048
+MAX_FOLDERS = 6
+MAX_TRACE_UNPACKED = 512 << 20
+"""Bytes of all traces of a request, unpacked."""
+
+MAX_TRACED = 400_000
+"""Actions of a trace that are diagnosed."""
+
+READING_TRACE = 60.0
+"""Seconds in which a request with traces has to arrive."""
+
 MAX_HELD = 96 << 20
 """Bytes of all requests that are being read or answered."""
 
@@ -139,7 +156,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *extra]
             await send(message)
 
-        refusal = self._refusal(headers)
+        most = MAX_TRACE if scope["path"] == TRACE else MAX_BODY
+        refusal = self._refusal(headers, most)
         if refusal is not None:
             status, text = refusal
             await _answer(guarded, status, text)
@@ -152,8 +170,8 @@ class Guard:
             size = len(message.get("body", b""))
             taken += size
             self.held += size
-            if taken > MAX_BODY:
-                raise RefusedError(f"the request has more than {MAX_BODY:,} bytes", status=413)
+            if taken > most:
+                raise RefusedError(f"the request has more than {most:,} bytes", status=413)
             if self.held > MAX_HELD:
                 raise RefusedError("too many large requests at once; try again", status=503)
             return message
@@ -163,7 +181,7 @@ class Guard:
         finally:
             self.held -= taken
 
-    def _refusal(self, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refusal(self, headers: dict[str, str], most: int) -> tuple[int, str] | None:
         name = _name(headers.get("host", ""))
         if name not in self.hosts and not _is_address(name):
             return 421, "this server answers under its own name only"
@@ -171,8 +189,8 @@ class Guard:
         if origin is not None and _authority(origin) != headers["host"]:
             return 403, "requests of other pages are not answered"
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > MAX_BODY:
-            return 413, f"the request has more than {MAX_BODY:,} bytes"
+        if not length.isdigit() or int(length) > most:
+            return 413, f"the request has more than {most:,} bytes"
         return None
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from debubble.core.costs import Costs
-from debubble.core.schedule import Schedule
 from debubble.core.units import counted
 from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
 from debubble.diagnosis.diagnose import Diagnosis
@@ -28,7 +26,6 @@ from debubble.diagnosis.report import (
     what_if_text,
 )
 from debubble.diagnosis.what_if import WhatIf, faster
-from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline, simulate
 from debubble.view.marks import Look, Mark, add_differences, add_marks, joined
 from debubble.view.timeline_data import encode
@@ -130,19 +127,18 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
 
 def trace_timelines(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> list[Timeline]:
     """Observed, predicted, and what was asked beside; without a rank's file only the others."""
-    timelines = []
-    order = found.schedule
-    if not np.isnan(found.run.start[found.shown]).any():
-        seen = found.timeline
-        order = seen.schedule
-        named = _named(order, OBSERVED)
-        timelines.append(recorded(named, seen.start, seen.end, Costs(time_unit="ms")))
-    timelines.append(simulate(_named(order, PREDICTED), found.costs))
-    return timelines + [one.timeline for one in answers if one.timeline is not None]
+    # Of a rank of which nothing was traced nobody knows when it did what.
+    seen = [found.timeline] if found.run.known[found.shown].all() else []
+    order = seen[0].schedule if seen else found.schedule
+    predicted = simulate(order, found.costs)
+    named = [_called(timeline, OBSERVED) for timeline in seen] + [_called(predicted, PREDICTED)]
+    return named + [one.timeline for one in answers if one.timeline is not None]
 
 
-def _named(schedule: Schedule, name: str) -> Schedule:
-    return replace(schedule, name=name)
+def _called(timeline: Timeline, name: str) -> Timeline:
+    """The same timeline under another name."""
+    schedule = replace(timeline.schedule, name=name)
+    return replace(timeline, graph=replace(timeline.graph, schedule=schedule))
 
 
 def _lines(found: Diagnosis) -> Lines:
@@ -204,5 +200,5 @@ def _notes(found: Diagnosis) -> Iterable[str]:
     if others:
         names = ", ".join(f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES])
         yield f"Other schedules at these times: {names}"
-    if np.isnan(found.run.start[found.shown]).any():
+    if not found.run.known[found.shown].all():
         yield "nothing was traced of a rank: what was observed cannot be drawn"

@@ -6,6 +6,15 @@ export { make, number, tickSpacing };
 
 export const $ = (id) => document.getElementById(id);
 
+/** Show one of the pages, and press its tab. */
+export function showTab(name) {
+  document.body.dataset.tab = name;
+  for (const [tab, frame] of [["schedules", "bench"], ["plan", "plan"], ["trace", "trace"]]) {
+    $(frame).hidden = tab !== name;
+    $(`${tab}-tab`).setAttribute("aria-pressed", tab === name);
+  }
+}
+
 export function svg(tag, attributes, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);

@@ -4,7 +4,7 @@ import { $, make, size } from "./dom.js";
 import { gunzip } from "./link.js";
 import { form } from "./state.js";
 
-const MOST = 8 << 20;
+const MOST = 8 << 20, MOST_DROPPED = 20000;
 
 /** The name and the text of a file, unpacked when it is a gzip file. */
 async function textOf(file) {
@@ -32,15 +32,34 @@ export async function open(picked, post) {
   return found;
 }
 
+/** Files that are dropped, {path, file} each, those in folders too, and whether there was a folder. */
+async function dropped({ items, files }) {
+  // The list of what is dropped is empty after the first wait.
+  const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [];
+  if (!entries.some((entry) => entry.isDirectory)) return [[...files].map((file) => ({ path: file.name, file })), false];
+  async function walk(entry, path) {
+    if (found.length > MOST_DROPPED) return;
+    if (entry.isFile) { found.push({ path, file: await new Promise((done, failed) => { entry.file(done, failed); }) }); return; }
+    const reader = entry.createReader();
+    for (;;) {
+      const some = await new Promise((done, failed) => { reader.readEntries(done, failed); });
+      if (!some.length) return;
+      for (const one of some) await walk(one, `${path}/${one.name}`);
+    }
+  }
+  for (const entry of entries) await walk(entry, entry.name);
+  return [found, true];
+}
+
 /** Take files that are dropped anywhere. */
 export function listenForDrops(take) {
   addEventListener("dragover", (event) => { if (event.dataTransfer?.types.includes("Files")) { event.preventDefault(); document.body.classList.add("dropping"); } });
   addEventListener("dragleave", (event) => { if (!event.relatedTarget) document.body.classList.remove("dropping"); });
-  addEventListener("drop", (event) => {
+  addEventListener("drop", async (event) => {
     document.body.classList.remove("dropping");
     if (!event.dataTransfer?.files.length) return;
     event.preventDefault();
-    take([...event.dataTransfer.files]);
+    await take(...await dropped(event.dataTransfer));
   });
 }
 

@@ -1,6 +1,6 @@
 // Every change of the form is sent to the server; what comes back is shown, and the state goes into the address.
 
-import { $, make, size } from "./dom.js";
+import { $, make, showTab, size } from "./dom.js";
 import { clearProblems, showProblems, showTable } from "./answer.js";
 import { showCards } from "./cards.js";
 import { followNeeds, makeControls } from "./controls.js";
@@ -88,7 +88,7 @@ const use = (field, value) => { $(field).value = value; follow(); ask(); };
 
 // ---- the address
 
-function remember() { if (!plan?.shown) history.replaceState(null, "", address(timeline.state)); }
+function remember() { if (document.body.dataset.tab === "schedules") history.replaceState(null, "", address(timeline.state)); }
 
 async function changedFiles() {
   picker.show();
@@ -169,9 +169,10 @@ function listen() {
   for (const id of Object.keys(defaults())) $(id).addEventListener("input", () => { follow(); ask(); });
   document.querySelectorAll('input[name="basis"]').forEach((box) => box.addEventListener("change", ask));
   $("upload").addEventListener("change", async () => { const picked = [...$("upload").files]; if (picked.length) await take(picked); $("upload").value = ""; });
-  listenForDrops((picked) => (plan?.shown ? plan.take(picked) : take(picked)));
-  $("schedules-tab").addEventListener("click", async () => { if (!plan?.shown) return; plan.show(false); if (!timeline.view) await back(""); else remember(); });
+  listenForDrops(drop);
+  $("schedules-tab").addEventListener("click", async () => { if (document.body.dataset.tab === "schedules") return; showSchedules(); if (!timeline.view) await back(""); else remember(); });
   $("plan-tab").addEventListener("click", () => showPlan());
+  $("trace-tab").addEventListener("click", () => showTrace());
   $("faster").addEventListener("click", async () => (await import("./faster.js")).find(request, changedFiles));
   $("copy").addEventListener("click", copy);
   timeline.addEventListener("timeline-view", remember);
@@ -180,7 +181,8 @@ function listen() {
 
 async function back(hash = location.hash) {
   if (hash.startsWith("#plan")) { await showPlan(hash); return; }
-  plan?.show(false);
+  if (hash.startsWith("#trace")) { await showTrace(); return; }
+  showSchedules();
   const view = await restore(hash);
   follow();
   picker.show();
@@ -188,9 +190,30 @@ async function back(hash = location.hash) {
   ask();
 }
 
-// ---- the other page, which is loaded when it is first looked at
+// ---- the other pages, which are loaded when they are first looked at
 
-let plan = null;
+let plan = null, trace = null;
+
+function showSchedules() {
+  plan?.show(false);
+  showTab("schedules");
+}
+
+/** What is dropped goes to the page that is shown; a folder has traces. */
+async function drop(picked, folder) {
+  if (folder || document.body.dataset.tab === "trace") await (await showTrace()).take(picked);
+  else if (plan?.shown) await plan.take(picked.map(({ file }) => file));
+  else await take(picked.map(({ file }) => file));
+}
+
+async function showTrace() {
+  plan?.show(false);
+  trace ??= (await import("./trace.js")).makeTrace();
+  showTab("trace");
+  history.replaceState(null, "", "#trace");
+  applyTheme();
+  return trace;
+}
 
 async function showPlan(hash) {
   plan ??= await (await import("./plan.js")).makePlan(compare);
@@ -200,7 +223,7 @@ async function showPlan(hash) {
 
 /** A plan's schedule with its sizes and costs, beside the others. */
 async function compare({ name, costs, fields }) {
-  plan.show(false);
+  showSchedules();
   await restore("#s=");
   form.costs = costs;
   choose(name);

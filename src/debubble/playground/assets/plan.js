@@ -1,6 +1,6 @@
 // From a model and a number of GPUs to a plan: its inputs, how far the search is, and the answer.
 
-import { $, make, number } from "./dom.js";
+import { $, make, number, showTab } from "./dom.js";
 import { search } from "./server.js";
 
 const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", sequence: "8192", precision: "bf16" };
@@ -81,12 +81,8 @@ class Planner {
 
   show(shown, hash = null) {
     this.shown = shown;
-    document.body.dataset.tab = shown ? "plan" : "schedules";
-    $("bench").hidden = shown;
-    $("plan").hidden = !shown;
-    $("plan-tab").setAttribute("aria-pressed", shown);
-    $("schedules-tab").setAttribute("aria-pressed", !shown);
     if (!shown) return;
+    showTab("plan");
     if (hash !== null) this.fill(hash);
     this.follow();
   }

@@ -2,11 +2,12 @@
 
 const EVERY = 300; // milliseconds between looks at a search
 
-/** What the server answers, or the file it makes; throws {message, field, nearest} for anything else. */
+/** What the server answers to a value, or to bytes, or the file it makes; throws {message, field, nearest} for anything else. */
 export async function post(path, value, isFile = false) {
   let response;
   try {
-    response = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+    const raw = value instanceof Blob;
+    response = await fetch(path, { method: "POST", headers: { "content-type": raw ? "application/octet-stream" : "application/json" }, body: raw ? value : JSON.stringify(value) });
   } catch {
     throw { message: "The server does not answer; is debubble serve still running?" };
   }

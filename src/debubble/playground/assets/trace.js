@@ -1,0 +1,98 @@
+// Traces of a run: a folder or some files are sent to the server, which says where the time went.
+
+import { $, make, size } from "./dom.js";
+import { search } from "./server.js";
+
+const MOST = 48 << 20, MOST_FILES = 2048;
+
+/** Make the page, once. */
+export function makeTrace() { return new Trace(); }
+
+class Trace {
+  constructor() {
+    this.running = null;
+    const pick = (title, hint, attributes) => {
+      const input = make("input", { type: "file", multiple: true, "aria-label": title, ...attributes });
+      input.addEventListener("change", async () => {
+        const picked = [...input.files].map((file) => ({ path: file.webkitRelativePath || file.name, file }));
+        input.value = "";
+        if (picked.length) await this.take(picked);
+      });
+      return make("label", { class: "upload", title: hint }, title, input);
+    };
+    const form = make("form", { "aria-label": "Traces" }, make("fieldset", {}, make("legend", {}, "Traces of a run"),
+      pick("Open a folder", "With the traces of all ranks", { id: "trace-folder", webkitdirectory: true }),
+      pick("Open files", "The traces of all ranks, or one file with all of them", { id: "trace-files" }),
+      make("p", { class: "note" }, `Or drop them on the page. Kineto (torch.profiler), Primus, NDTimeline, pipeline timers, Nsight Systems as sqlite, debubble run --trace, or a table. Packed at most ${size(MOST)}; debubble trace on the command line takes any size.`)));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    this.status = make("p", { class: "status", role: "status" }, "Open the traces of a run to see where its time went.");
+    this.result = make("div", { class: "trace-result", hidden: true });
+    $("trace").replaceChildren(form, make("main", {}, this.status, this.result));
+  }
+
+  say(text, how) {
+    this.status.textContent = text;
+    this.status.dataset.how = how;
+  }
+
+  /** Send files, {path, file} each, and show what they tell. */
+  async take(picked) {
+    if (this.running) { this.say("The traces before are still being read; wait a moment.", "bad"); return; }
+    this.running = true;
+    this.result.classList.add("old");
+    try {
+      this.say("Packing…", "busy");
+      const body = await pack(picked.filter(({ path }) => !path.split("/").some((name) => name.startsWith("."))));
+      this.say(`Sending ${size(body.size)}…`, "busy");
+      const { answer } = search("/api/trace", body, ({ seconds, doing = "waiting" }) => this.say(`${seconds.toFixed(0)} s: ${doing}`, "busy"));
+      await this.show(await answer);
+    } catch (problem) {
+      if (!problem.message) throw problem;
+      this.say(problem.message, "bad");
+    } finally { this.running = null; }
+  }
+
+  async show({ title, said, findings, notes, account, facts, timelines }) {
+    this.say(title, "");
+    const timeline = make("debubble-timeline", { keys: true, layers: "bubbles", "data-theme": document.documentElement.dataset.theme });
+    const items = findings.map(({ cause, gain, text, place }) => make("li", {}, make("b", {}, `${cause}: ${gain}`),
+      ...(place ? [make("button", { type: "button", onclick: () => timeline.reveal(...place) }, "show")] : []), make("br"), text));
+    const cells = account.columns[0].cells.map((_, row) => make("tr", {}, ...account.columns.map((column) => make("td", {}, column.cells[row]))));
+    this.result.replaceChildren(...said.map((text) => make("p", {}, text)),
+      ...(items.length ? [make("ol", {}, ...items)] : []), ...notes.map((text) => make("p", {}, text)), timeline,
+      make("h2", {}, account.title),
+      make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, make("tr", {}, ...account.columns.map((column) => make("th", { scope: "col" }, column.title)))), make("tbody", {}, ...cells))),
+      make("dl", {}, ...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)])));
+    this.result.classList.remove("old");
+    this.result.hidden = false;
+    await timeline.load(timelines);
+  }
+}
+
+/** Files as one body: the length of their list, the list, and their bytes, packed where they are not. */
+async function pack(picked) {
+  if (!picked.length) throw new Error("There is no file in this folder.");
+  if (picked.length > MOST_FILES) throw new Error(`${picked.length.toLocaleString("en")} files; the limit here is ${MOST_FILES.toLocaleString("en")}. Open the folder of one run's traces, or use debubble trace.`);
+  const parts = [], contents = [];
+  let whole = 0;
+  for (const { path, file } of picked) {
+    const content = await packed(file);
+    whole += content.size;
+    if (whole > MOST) throw new Error(`The files have more than ${size(MOST)} packed, the limit here. Open fewer steps or ranks, or use debubble trace.`);
+    parts.push({ path, size: content.size });
+    contents.push(content);
+  }
+  const list = new TextEncoder().encode(JSON.stringify({ parts })), head = new DataView(new ArrayBuffer(4));
+  head.setUint32(0, list.length, true);
+  return new Blob([head.buffer, list, ...contents]);
+}
+
+/** The bytes of a file: text is packed on the way, and the readers unpack it. */
+async function packed(file) {
+  try {
+    const start = new Uint8Array(await file.slice(0, 6).arrayBuffer());
+    // Packed already, or a database, which has to be as it is.
+    if ((start[0] === 0x1f && start[1] === 0x8b) || new TextDecoder().decode(start) === "SQLite") return file;
+    return await new Response(file.stream().pipeThrough(new CompressionStream("gzip"))).blob();
+  } catch { throw new Error(`${file.name} cannot be read.`); }
+}

@@ -1,0 +1,135 @@
+"""Traces of a run that the page sends: their files in a folder of their own, and what they tell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from debubble.core.errors import DebubbleError
+from debubble.playground import limits
+from debubble.playground.limits import RefusedError
+from debubble.playground.searches import Search
+from debubble.playground.state import Strict, read
+
+HEAD = 4
+"""Bytes that say how long the list of files is, which stands before the files."""
+
+_PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]{1,120}")
+"""Part of a file's path: no folder above, nothing that a file system takes for something else."""
+
+
+class Part(Strict):
+    """A file that is sent: its path from the folder that was opened, and its bytes."""
+
+    path: Annotated[str, Field(min_length=1, max_length=600)]
+    size: Annotated[int, Field(ge=0, le=limits.MAX_TRACE)]
+
+
+class Parts(Strict):
+    """All files that are sent."""
+
+    parts: Annotated[list[Part], Field(min_length=1, max_length=limits.MAX_TRACE_FILES)]
+
+
+def parts_of(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
+    """Path and content of every file of a request.
+
+    Raises
+    ------
+    RefusedError
+        When it is not as the page sends it, or a path leads elsewhere.
+    """
+    at = HEAD + int.from_bytes(body[:HEAD], "little")
+    if not HEAD < at <= min(len(body), limits.MAX_BODY):
+        raise RefusedError("these are no files as this page sends them")
+    listed: Parts = read(Parts, body[HEAD:at])
+    if sum(part.size for part in listed.parts) != len(body) - at:
+        raise RefusedError("the files did not arrive as a whole; send them again")
+    found: dict[tuple[str, ...], bytes] = {}
+    for part in listed.parts:
+        names = tuple(part.path.split("/"))
+        if not all(_PART.fullmatch(name) for name in names) or len(names) > limits.MAX_FOLDERS:
+            raise RefusedError(
+                f"'{part.path[:80]}' is no path of a file in at most {limits.MAX_FOLDERS - 1} "
+                "folders; rename it, or open a folder further inside"
+            )
+        if names in found:
+            raise RefusedError(f"'{part.path[:80]}' is there twice; open one folder")
+        found[names] = body[at : at + part.size]
+        at += part.size
+    return list(found.items())
+
+
+def trace(body: bytes, running: Search) -> bytes:
+    """What :func:`debubble.view.trace_view.trace_view` says of the traces in a request, as JSON.
+
+    Raises
+    ------
+    DebubbleError
+        When nothing can be read, or there is too much of it.
+    """
+    parts = parts_of(body)
+    with TemporaryDirectory(prefix="debubble-trace-") as name:
+        folder = Path(name)
+        try:
+            for names, content in parts:
+                path = folder.joinpath(*names)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        except OSError as error:
+            raise RefusedError(f"the files cannot be kept: {error.strerror or error}") from None
+        tops = {names[0] for names, _ in parts}
+        root = folder / tops.pop() if len(tops) == 1 else folder
+        try:
+            view = _view(root, [folder.joinpath(*names) for names, _ in parts], running)
+        except DebubbleError as error:
+            # Nobody asked where the server keeps them.
+            text = str(error).replace(f"{folder}/", "").replace(str(folder), "these files")
+            raise RefusedError(text) from None
+    return json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
+    from debubble.diagnosis.costs_only import has_only_costs
+    from debubble.diagnosis.diagnose import diagnose
+    from debubble.diagnosis.readers.folder import read as read_folder
+    from debubble.view.trace_view import trace_view
+
+    running.progress = {"doing": "reading"}
+    _check_unpacked(files)
+    observed = read_folder(root)
+    if has_only_costs(observed):
+        raise RefusedError(
+            f"{observed.format} has sums of times, which say nothing of causes; 'debubble trace' "
+            "makes costs of them"
+        )
+    size = len(observed.actions)
+    if size > limits.MAX_TRACED or observed.ranks > limits.MAX_RANKS:
+        raise RefusedError(
+            f"{size:,} actions on {observed.ranks:,} ranks; the limits here are "
+            f"{limits.MAX_TRACED:,} and {limits.MAX_RANKS}; open fewer steps, or use 'debubble "
+            "trace --html'"
+        )
+    running.progress = {"doing": f"replaying {size:,} actions"}
+    return trace_view(diagnose(observed))
+
+
+def _check_unpacked(files: list[Path]) -> None:
+    """Refuse packed files that are far larger when unpacked, before anything reads them."""
+    from debubble.diagnosis.readers.stream import chunks
+
+    total = 0
+    for file in files:
+        for piece in chunks(file, Counter()):
+            total += len(piece)
+            if total > limits.MAX_TRACE_UNPACKED:
+                raise RefusedError(
+                    f"the files have more than {limits.MAX_TRACE_UNPACKED >> 20} MiB unpacked; "
+                    "open fewer steps or ranks, or use 'debubble trace --html'"
+                )
