@@ -68,7 +68,7 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
             f"replayed steps are {100 * found.replay_error:.1f} % off: gains are not told above "
             f"{100 * TRUSTED:.0f} %", width,
         )  # fmt: skip
-    if not found.findings:
+    elif not found.findings:
         yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
     for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
         for line in wrap(f"{place}  {one.cause}: {_gain(one)}", width, 3):
