@@ -40,17 +40,43 @@ def test_a_plain_run_by_hand() -> None:
     """1F1B, 2 ranks, 2 microbatches, F 10 ms, B 20 ms, messages 1 ms.
 
     Rank 0 runs F0 at 0, F1 at 10, waits for B0 of rank 1, which runs F0 at 11 and B0 at 21: until
-    41 for the peer, until 42 for the message. It ends with B1 at 72 + 1 + 20.
+    41 for the pipeline to fill, until 42 for the message. It ends with B1 at 72 + 1 + 20.
     """
     found = diagnose(Made(one_f_one_b(2, 2), latency=lambda *_: 1e-3, **EXACT).observed())
     first, second = found.accounts
     ms = {cause: 1e3 * time for cause, time in first.causes.items()}
     assert 1e3 * first.compute == pytest.approx(60)
     # F0 10, message 1, F0 to B0 on rank 1: 11 to 41; F1 41, B1 51 to 71; message 1, B1 72 to 92.
-    assert ms == pytest.approx({"peer": 21 + 9, "transfer": 1 + 1})
+    assert ms == pytest.approx({"fill": 21, "drain": 9, "transfer": 1 + 1})
     ms = {cause: 1e3 * time for cause, time in second.causes.items()}
     assert 1e3 * second.compute == pytest.approx(60)
     assert ms == pytest.approx({"fill": 10, "transfer": 1 + 1, "drain": 20})
+
+
+def test_a_plain_pipeline_fills_and_drains() -> None:
+    """1F1B's own bubble on p ranks: on every rank (p - 1)(F + B), and nothing between."""
+    found = plain(latency=lambda *_: 0.0, **EXACT)
+    for one in found.accounts:
+        assert set(one.causes) == {"fill", "drain"}
+        assert sum(one.causes.values()) == pytest.approx(3 * 30e-3)
+        assert one.causes["fill"] == pytest.approx((3 * 10 + (3 - one.rank) * 10) * 1e-3)
+
+
+def test_forwards_alone_fill_and_drain() -> None:
+    """Rank r begins r forwards late and is done that much after the first one."""
+    rows = [[f"{rank}F{i}" for i in range(6)] for rank in range(3)]
+    found = diagnose(Made(rows, latency=lambda *_: 0.0, **EXACT).observed())
+    for one in found.accounts:
+        wanted = {"fill": one.rank * 10e-3, "drain": (2 - one.rank) * 10e-3}
+        assert one.causes == pytest.approx({key: time for key, time in wanted.items() if time})
+
+
+def test_what_an_order_costs_is_the_orders() -> None:
+    found = of_planted("swapped order", 0)
+    assert found.findings[0].cause == "order"
+    for one in found.accounts:
+        assert one.causes["order"] == pytest.approx(found.findings[0].seconds)
+    assert "order" not in of_planted("nothing", 0).accounts[0].causes
 
 
 def test_waits_have_the_cause_of_what_is_waited_for() -> None:

@@ -4,8 +4,12 @@ The time line of a rank is cut where something changes, and every piece has one 
 pieces add up to the step. While a rank waits for what another one computes, the piece has the cause
 of what that other rank is doing then: if it computes longer than it should, for instance because
 its stage is heavy, that is why the first one waits; if it waits itself, its own cause counts. Plain
-computing that is waited for is ``fill`` before a rank's first action, ``drain`` behind its last,
-and ``peer`` between.
+computing that is waited for is ``fill`` before a rank's first backward, ``drain`` behind its last
+forward, and ``peer`` between. On a rank without backwards, or without forwards, it is ``fill``
+before the first action and ``drain`` behind the last.
+
+What another order would save is ``order``: that much less every rank would wait, since all compute
+what they did. It is taken from where ranks wait for each other.
 
 Of an action the time that it should take comes first and what it takes on top last: this is what
 others would not have waited for. Of a message the time of the link comes first, then what a slow
@@ -22,9 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.core.kinds import BACKWARD, FORWARD_KINDS
 from debubble.diagnosis.observed import PAUSES
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import Times
+from debubble.diagnosis.run import Run, Times
 
 CAUSES = (
     "fill", "drain", "slow-stage", "slow-worker", "slow-copy", "slow-link", "peer", "transfer",
@@ -34,6 +39,9 @@ CAUSES = (
 """Causes of lost time."""
 
 COMPUTE = "compute"
+
+DUST = 1e-12
+"""Seconds that come of rounding alone."""
 
 MOST_ACTIONS = 60_000
 """Actions that are gone through; of more, steps are taken at equal distances."""
@@ -66,8 +74,9 @@ Piece = tuple[float, float, str, int]
 
 
 def account(
-    replay: Replay, excess: Mapping[str, Times], slow_link: Times, worst: Mapping[int, str]
-) -> tuple[RankAccount, ...]:
+    replay: Replay, excess: Mapping[str, Times], slow_link: Times, worst: Mapping[int, str],
+    saved: Mapping[str, float] | None = None,
+) -> tuple[RankAccount, ...]:  # fmt: skip
     """Go through all steps of a run.
 
     Parameters
@@ -80,6 +89,9 @@ def account(
         Time that messages take longer because their link is slow, in the same way.
     worst
         By copy why it may be slower than the others.
+    saved
+        By cause what a mean step would be shorter without it, of causes that are in no action and
+        no message but in how all of them wait for each other.
 
     Returns
     -------
@@ -109,7 +121,9 @@ def account(
     for rank, total in sorted(totals.items()):
         means = {cause: length / seen[rank] for cause, length in total.items()}
         compute = means.pop(COMPUTE)
-        causes = {cause: length for cause, length in means.items() if length > 0}
+        for cause, length in (saved or {}).items():
+            _move(means, cause, length)
+        causes = {cause: length for cause, length in means.items() if length > DUST}
         found.append(RankAccount(rank, compute, causes, compute + sum(causes.values())))
     return tuple(found)
 
@@ -132,7 +146,21 @@ def causes_over_time(
         By rank (start, end, cause) of every piece, also of plain computing, in no order.
     """
     pieces = _pieces(replay, row, excess, slow_link)
-    return {rank: list(_resolved(pieces, rank)) for rank in pieces}
+    edges = _edges(replay.run, row)
+    return {rank: list(_resolved(pieces, rank, *edges[rank])) for rank in pieces}
+
+
+WAITS = ("peer", "transfer", "fill", "drain")
+"""What becomes another cause where that is why ranks wait, in the order in which it does."""
+
+
+def _move(causes: dict[str, float], cause: str, length: float) -> None:
+    """Give a cause the time that it makes a rank wait."""
+    for wait in WAITS:
+        part = min(causes[wait], max(length, 0.0))
+        causes[wait] -= part
+        causes[cause] += part
+        length -= part
 
 
 def _chosen(rows: int, actions: int) -> np.ndarray:
@@ -222,17 +250,38 @@ def _host(
     yield (start, end, cause, -1)
 
 
-def _resolved(pieces: Mapping[int, list[Piece]], rank: int) -> Iterator[tuple[float, float, str]]:
+def _edges(run: Run, row: int) -> dict[int, tuple[float, float]]:
+    """Until when a rank waits for the pipeline to fill, and from when on for it to drain.
+
+    The start of its first backward and the end of its last forward, or of its first and last action
+    where it has no backward or no forward.
+    """
+    found = {}
+    forward, backward = np.isin(run.kind, FORWARD_KINDS), np.isin(run.kind, BACKWARD)
+    for rank in range(run.schedule.ranks):
+        mine = (run.rank == rank) & run.known[row]
+        if not mine.any():
+            continue
+        ahead, behind = mine & backward, mine & forward
+        both = ahead.any() and behind.any()
+        found[rank] = (
+            float(run.start[row, ahead if both else mine].min()),
+            float(run.end[row, behind if both else mine].max()),
+        )
+    return found
+
+
+def _resolved(
+    pieces: Mapping[int, list[Piece]], rank: int, filled: float, drained: float
+) -> Iterator[tuple[float, float, str]]:
     """Start, end and cause of every piece of a rank's time."""
     line = pieces[rank]
-    works = [piece for piece in line if piece[2] == COMPUTE]
-    first, last = works[0][0], works[-1][1]
     starts = {other: [piece[0] for piece in lines] for other, lines in pieces.items()}
     for start, end, cause, of in line:
         if cause:
             yield start, end, cause
             continue
-        plain = "fill" if end <= first else "drain" if start >= last else "peer"
+        plain = "fill" if end <= filled else "drain" if start >= drained else "peer"
         stack = [(start, end, of, len(pieces))]
         while stack:
             low, high, other, depth = stack.pop()

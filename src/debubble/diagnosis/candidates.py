@@ -191,6 +191,17 @@ def _most_behind(run: Run, behind: Times) -> Where:
     return {"link": [source, target]}
 
 
+def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
+    """What a mean step would be shorter without causes that only show in how ranks wait."""
+    before = replay.run.slowest(replay.lengths())
+    found: dict[str, float] = {}
+    for one in causes.candidates:
+        if one.cause == "order" or one.mode is not None:
+            saved = float((before - replay.run.slowest(one.without)).mean())
+            found[one.cause] = max(found.get(one.cause, 0.0), saved)
+    return found
+
+
 def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
     """Why each copy may be slower than others: what it is the only one to have, or has most of."""
     found = {}

@@ -14,7 +14,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.account import RankAccount, account
-from debubble.diagnosis.candidates import Causes, find_causes, worst_of_copies
+from debubble.diagnosis.candidates import Causes, find_causes, saved_by_waits, worst_of_copies
 from debubble.diagnosis.clocks import Clocks, align
 from debubble.diagnosis.costs_only import has_only_costs
 from debubble.diagnosis.findings import Finding, find
@@ -90,7 +90,8 @@ class Diagnosis:
         """Where every rank's time went."""
         causes = self.causes
         worst = worst_of_copies(causes, self.slowdown)
-        return account(self.replay, causes.excess, causes.slow_link, worst)
+        saved = saved_by_waits(self.replay, causes)
+        return account(self.replay, causes.excess, causes.slow_link, worst, saved)
 
     @cached_property
     def _found(self) -> tuple[tuple[Finding, ...], float]:

@@ -70,7 +70,8 @@ class Replay:
         run, transfers = self.run, self.transfers
         with np.errstate(invalid="ignore"):
             long_there = run.before > run.produced + transfers.delay + transfers.usual(run)
-        return (run.source < 0) | transfers.told | long_there
+        told = transfers.told & ~np.isnan(run.produced)
+        return (run.source < 0) | told | long_there
 
     @cached_property
     def gaps(self) -> Times:

@@ -76,7 +76,7 @@ def _head(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
 def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     if found.replay_error > TRUSTED:
         yield from wrap(untrusted(found), width)
-    if not found.findings:
+    elif not found.findings:
         yield paint(nothing(found.beyond, len(found.run.step_times)), "best")
     for place, one in enumerate(found.findings[:LISTED_FINDINGS], 1):
         for line in wrap(f"{place}  {one.cause}: {gain_text(one)}", width, 3):

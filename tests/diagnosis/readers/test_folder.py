@@ -113,5 +113,44 @@ def test_a_rank_whose_trace_is_cut_counts_as_missing(tmp_path: Path) -> None:
     (tmp_path / "run.csv").write_text("\n".join(kept))
     found = read(tmp_path)
     assert found.missing == ((0, 2),)
-    assert found.left_out == {"ranks of which no step is complete (taken as missing)": 1}
+    assert found.left_out == {
+        "ranks of which no step is complete (taken as missing): rank 2 lacks 2B0, 2B1, 2F1 and 4 "
+        "more": 1
+    }
     assert set(found.actions.rank.tolist()) == {0, 1, 3}
+
+
+def test_the_only_step_lacks_an_action(tmp_path: Path) -> None:
+    """Ranks that have all are read, the last one counts though it has nothing left."""
+    run = made.run("1f1b", ranks=4, steps=1)
+    made.write_table(run, tmp_path / "run.csv")
+    without(tmp_path / "run.csv", "0F0", "3B3")
+    found = read(tmp_path)
+    assert (found.ranks, found.missing) == (4, ((0, 0), (0, 3)))
+    assert found.left_out == {
+        "ranks of which no step is complete (taken as missing): rank 0 lacks 0F0; rank 3 lacks 3B3":
+        2
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (["0F0", "1B2"], r"rank 0 lacks 0F0; rank 1 lacks 1B2; begin the trace before a step"),
+        (["0F0", "1F0", "0B0", "1B0"], r"microbatch 0 is in no action, and 3 is; begin the trace"),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_no_rank_has_a_whole_step(
+    tmp_path: Path, lost: list[str], message: str, steps: int
+) -> None:
+    made.write_table(made.run("1f1b", ranks=2, steps=steps), tmp_path / "run.csv")
+    without(tmp_path / "run.csv", *lost)
+    with pytest.raises(FormatError, match=message):
+        read(tmp_path)
+
+
+def without(path: Path, *actions: str) -> None:
+    """Take lines of actions out of a table."""
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if line.split(",")[3] not in actions))

@@ -45,7 +45,7 @@ def test_missing_ranks_and_open_actions(tmp_path: Path) -> None:
     assert found.missing == ((0, 0), (0, 3))
     assert found.left_out == {
         "actions without a start or an end": 1,
-        "ranks of which no step is complete (taken as missing)": 1,
+        "ranks of which no step is complete (taken as missing): rank 0 lacks 0B3": 1,
     }
     files[0].rename(tmp_path / "times.json")
     files[1].unlink()

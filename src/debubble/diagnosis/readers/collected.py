@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import BACKWARD, KINDS, Kind
+from debubble.core.units import counted
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Messages, Observed, Pauses
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -39,11 +40,14 @@ LIMITS = {
 }  # fmt: skip
 """Least number of each column that is refused."""
 
+NAMED = 3
+"""Ranks, actions or microbatches that a message names."""
+
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
 TWO_TIMES = "steps in which an action occurs twice with different times"
 INCOMPLETE = "steps that are not complete on every rank"
-PARTS = "ranks of which no step is complete (taken as missing)"
+PARTS = "ranks of which no step is complete (taken as missing): {}"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
@@ -151,6 +155,8 @@ class Collected:
                 "and no measurement; give the trace of a run"
             )
         actions = self._once(actions)
+        ranks = max(ranks, int(actions.rank.max()) + 1)
+        copies = max(copies, int(actions.copy.max()) + 1)
         actions, steps = self._whole_steps(actions)
         messages = self._messages(actions, steps)
         pauses = table(Pauses, self.pauses)
@@ -158,8 +164,6 @@ class Collected:
             np.nanmin(column, initial=np.inf) for rows in (actions, messages, pauses)
             for column in times_of(rows).values()
         ))  # fmt: skip
-        ranks = max(ranks, int(actions.rank.max()) + 1)
-        copies = max(copies, int(actions.copy.max()) + 1)
         if ranks * copies > MAX_PLACES:
             raise FormatError(
                 f"{self.where}: {copies:,} copies of {ranks:,} ranks; they are {MAX_PLACES:,} at "
@@ -218,9 +222,17 @@ class Collected:
         if len(parts) == len(usual):
             raise FormatError(
                 f"{self.where}: no rank has the forward and backward of every microbatch in any "
-                "step; trace whole steps"
+                f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
             )
-        self._count(PARTS, len(parts))
+        if parts:
+            self._count(PARTS.format(_lacks(usual, parts)), len(parts))
+        units = {action[2] for done in usual.values() for action in done}
+        absent = sorted(set(range(max(units))) - units)
+        if absent:
+            raise FormatError(
+                f"{self.where}: microbatch {', '.join(map(str, absent[:NAMED]))} is in no action, "
+                f"and {max(units)} is; begin the trace before a step, or count microbatches from 0"
+            )
         cut = {step for place, found in wrong.items() if place not in parts for step in found}
         cut -= twice
         self._count(TWO_TIMES, len(twice))
@@ -285,6 +297,40 @@ def _parts(
         at for at, found in forwards.items()
         if counts[at] < most or (learns and backwards[at] != found)
     }  # fmt: skip
+
+
+def _lacks(
+    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]], parts: set[tuple[int, int]]
+) -> str:
+    """What these copies and ranks lack."""
+    several = any(copy for copy, _ in usual)
+    done = [{one[0] for one in actions} for actions in usual.values()]
+    learns = any(kinds & set(BACKWARD) for kinds in done)
+    backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
+    units = [{one[2:] for one in actions} for actions in usual.values()]
+    # Where each rank has half of the microbatches of a stage, only pairs tell what is not there.
+    every = set.union(*units) if max(map(len, units)) == len(set.union(*units)) else set()
+    found = []
+    for copy, rank in sorted(parts):
+        names = _absent(usual[copy, rank], every, backward if learns else "")
+        what = ", ".join(names[:NAMED])
+        what += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        found.append(f"rank {rank}" + (f" of copy {copy}" if several else "") + f" lacks {what}")
+    more = len(found) - NAMED
+    return "; ".join(found[:NAMED]) + (f"; and {counted(more, 'more rank')}" if more > 0 else "")
+
+
+def _absent(
+    done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
+) -> list[str]:
+    """Actions that a rank does not have: of these units, or to go with another of its actions."""
+    forwards = {one[1:] for one in done if one[0] == Kind.F}
+    backwards = {one[1:] for one in done if one[0] in BACKWARD}
+    wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
+    found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
+    if backward:
+        found += [(unit, stage, backward) for stage, unit, _ in wanted - backwards]
+    return [f"{stage}{kind}{unit}" for unit, stage, kind in sorted(found)]
 
 
 def table(columns: type[T], rows: Sequence[Sequence[float]]) -> T:

@@ -1,0 +1,123 @@
+"""What is left of the times of actions when some causes are known, and what all causes need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.diagnosis.run import Run, Times
+
+LEAST = 1.03
+"""A stage, worker or copy is slow from so many times the time of the others on."""
+
+SURE = 4.0
+"""Standard errors by which a mean has to differ."""
+
+FAR, SOME = 1.1, 0.2
+"""Share of the steps that have to be so many times as long where others are not."""
+
+TOGETHER = 0.9
+"""Share, or correlation, from which things belong together."""
+
+MOST = 0.7
+"""Share of a loss from which it is one rank's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """One cause of lost time in actions.
+
+    Parameters
+    ----------
+    cause
+        One of :data:`debubble.diagnosis.account.CAUSES`.
+    excess
+        What it adds to every action, shape ``(rows, actions)``; negative where an action is shorter
+        than it would be.
+    late
+        What it adds to the time that the host is late with an action, in the same way.
+    where
+        Numbers of the ``"stage"``, ``"rank"``, ``"copy"`` it is in, as far as it is in one.
+    size
+        How many times as long its actions take; NaN where that says nothing.
+    by_kind
+        The same for every kind.
+    """
+
+    cause: str
+    excess: Times
+    late: Times
+    where: dict[str, int] = field(default_factory=dict)
+    size: float = math.nan
+    by_kind: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Unexplained:
+    """Times of actions, and time that the host was late with them, less what is explained.
+
+    Parameters
+    ----------
+    run
+        The run.
+    times, gaps
+        Shape ``(rows, actions)``.
+    """
+
+    run: Run
+    times: Times
+    gaps: Times
+
+    def less(self, fault: Fault) -> Unexplained:
+        """What is left when a fault is known, too."""
+        return Unexplained(self.run, self.times - fault.excess, self.gaps - fault.late)
+
+    def fault(
+        self, cause: str, excess: Times, where: dict[str, int], size: float = math.nan
+    ) -> Fault:
+        """A fault inside actions."""
+        return Fault(cause, excess, np.zeros_like(excess), where, float(size))
+
+    def level(self) -> Times:
+        """Mean time of every (copy, stage, class), for every action."""
+        run = self.run
+        level = np.ones_like(self.times)
+        for copy in np.unique(run.copy).tolist():
+            rows = np.flatnonzero(run.copy == copy)
+            for columns in self.cells():
+                level[np.ix_(rows, columns)] = self.times[np.ix_(rows, columns)].mean()
+        return np.where(level > 0, level, 1.0)
+
+    def cells(self) -> Iterator[NDArray[np.int64]]:
+        """The actions of every (stage, class)."""
+        run = self.run
+        keys = run.stage * 64 + run.cls
+        for key in np.unique(keys).tolist():
+            yield np.flatnonzero(keys == key)
+
+    def medians(self) -> Times:
+        """Median of every (stage, class) in each row, for every action."""
+        found = np.zeros_like(self.times)
+        for columns in self.cells():
+            found[:, columns] = np.median(self.times[:, columns], axis=1, keepdims=True)
+        return found
+
+    def only_rank(self, excess: Times) -> dict[str, int]:
+        """The rank that has most of it, if one has."""
+        run = self.run
+        total = np.bincount(run.rank, np.where(run.counted, excess, 0.0).sum(axis=0),
+                            run.schedule.ranks)  # fmt: skip
+        most = int(total.argmax())
+        lone = run.schedule.ranks > 1 and total[most] > MOST * total.sum()
+        return {"rank": most} if lone else {}
+
+
+def is_slow(ratio: Times) -> bool:
+    """Whether ratios, one for each step, are above 1 by more than chance, or far above in some."""
+    mean = float(ratio.mean())
+    error = float(ratio.std() / np.sqrt(len(ratio)))
+    return mean > LEAST and (mean - 1 > SURE * error or float((ratio > FAR).mean()) > SOME)

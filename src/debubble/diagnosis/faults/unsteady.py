@@ -1,0 +1,65 @@
+"""Actions that take far longer than others of their kind, or now longer, now shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from debubble.core.kinds import Kind
+from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
+from debubble.diagnosis.run import Times
+
+OUTLIER, SIGMAS = 1.3, 6.0
+"""An action is an outlier from so many times its usual time, and so many deviations, on."""
+
+FEW_OUTLIERS = 5
+"""Outliers that are needed to say of which kind they are: five forwards are no chance."""
+
+UNSTEADY = 0.05
+"""Coefficient of variation from which a worker's times are unsteady."""
+
+
+def outliers(left: Unexplained) -> Iterator[Fault]:
+    """Single actions that take far longer than others: collection of garbage, if forwards."""
+    run = left.run
+    expected = np.maximum(_expected(left), 1e-30)
+    ratio = left.times / expected
+    counted = ratio[:, run.counted]
+    spread = 1.4826 * float(np.median(np.abs(counted - 1)))
+    far = (ratio > max(OUTLIER, 1 + SIGMAS * spread)) & run.counted & run.known
+    if np.count_nonzero(far) < FEW_OUTLIERS:
+        return
+    excess = np.where(far, left.times - expected, 0.0)
+    forwards = np.count_nonzero(far & (run.kind == Kind.F)) / np.count_nonzero(far)
+    cause = "garbage-collection" if forwards >= TOGETHER else "jitter"
+    yield left.fault(cause, excess, left.only_rank(excess))
+
+
+def jitter(left: Unexplained) -> Iterator[Fault]:
+    """Workers whose times are unsteady, and all of them where all are."""
+    run = left.run
+    expected = np.maximum(_expected(left), 1e-30)
+    apart = left.times - expected
+    spread = np.zeros(run.schedule.ranks)
+    for rank in range(run.schedule.ranks):
+        mine = np.flatnonzero((run.rank == rank) & run.counted)
+        spread[rank] = float((apart[:, mine] / expected[:, mine]).std())
+    usual = float(np.median(spread))
+    for rank in np.flatnonzero(spread > max(UNSTEADY, 2 * usual)).tolist():
+        mine = run.rank == rank
+        yield left.fault("jitter", np.where(mine, apart, 0.0), {"rank": rank}, 1 + spread[rank])
+    if usual > UNSTEADY:
+        rest = np.isin(run.rank, np.flatnonzero(spread <= max(UNSTEADY, 2 * usual)))
+        yield left.fault("jitter", np.where(rest, apart, 0.0), {}, 1 + usual)
+
+
+def _expected(left: Unexplained) -> Times:
+    """Median of every (row, stage, class), drawn towards that of all rows, for every action."""
+    run = left.run
+    found = left.medians()
+    for columns in left.cells():
+        if len(columns) < FEW_OUTLIERS:
+            # Of few microbatches a median may itself be an outlier.
+            found[:, columns] = np.median(left.times[:, columns])
+    return np.where(run.counted, found, np.maximum(found, 1e-30))
