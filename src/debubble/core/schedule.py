@@ -81,14 +81,12 @@ class Schedule:
         once and undoes the step in the rare case that the full norm, known later, says so
         (arXiv 2401.10241).
     weight_versions
-        Versions of the weights the training rule keeps at the same time: one number, or one for
-        each rank.
+        Versions of the weights the training rule keeps at the same time: a number, or one per rank.
     newest_weights
-        Whether backwards run on their rank's newest weights, and none of these versions are kept:
-        they are what the forward and the backward of a microbatch may differ by, and one more.
+        Whether backwards run on the newest weights, and older versions are counted, not kept.
     recompute_after
-        Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
-        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
+        Dependencies of an ``R`` action: ``"forward"``, its own forward alone, so that it runs while
+        the gradient is under way, or ``"gradient"``, all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
         the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
@@ -101,7 +99,7 @@ class Schedule:
         Whether gradients are reduced by ``REDUCE_GRAD`` actions and nowhere else, as in PyTorch's
         schedules with communication, so that every stage needs one.
     options
-        Parameters the order was made with, for display and for files.
+        Parameters the order was made with, for display and files.
     offload_to
         Target of each rank's ``OFFLOAD`` actions: the rank that keeps activations, or None
         for the rank's host. Empty when all of them go to the host.
@@ -133,7 +131,7 @@ class Schedule:
     )
     newest_weights: bool = field(
         default=False, compare=False, metadata=saved(check.truth, rare=True)
-    )  # fmt: skip
+    )
     recompute_after: str = field(default="forward", metadata=saved(check.one_of(RECOMPUTE_AFTER)))
     explicit_reduction: bool = field(
         default=False, compare=False, metadata=saved(check.truth, rare=True)

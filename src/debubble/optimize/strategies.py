@@ -8,9 +8,8 @@ scheduler. If they do not meet the lower bound,
 * the bound is raised by single ranks kept exactly, later by several;
 * small problems are annealed and then handed to the exact solver with the rest of the time;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
-  is unrolled, its ends are repaired, and its middle is stretched. Where there are many
-  microbatches, an order of few is annealed, and what repeats in it is stretched. The best of all is
-  annealed once more.
+  is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
+  few is annealed, and what repeats in it is stretched. The best of all is annealed once more.
 
 Without a time limit the amount of work is fixed. What each strategy finds then depends only on the
 problem and the seed, except where CP-SAT runs with two workers that exchange what they find.
@@ -33,6 +32,7 @@ from debubble.core.actions import Kind, Program, kinds_of, stages_of
 from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
+from debubble.optimize import unroll
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
@@ -42,13 +42,6 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.published import published_orders
 from debubble.optimize.refine import TEMPERATURES, refine
 from debubble.optimize.stop import Stop
-from debubble.optimize.unroll import (
-    PERIODS,
-    few_microbatches,
-    middle_period,
-    repeatable,
-    stretched,
-)
 
 SMALL = 5_000
 """Pairs of actions whose order the exact solver decides, at most, to be used at once."""
@@ -271,14 +264,14 @@ def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             continue
         name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
         incumbent.offer(pattern.unroll(problem), name)
-        few = few_microbatches(pattern, problem.microbatches)
+        few = unroll.few_microbatches(pattern, problem.microbatches)
         short = problem.shortened(few)
-        fixed = middle_period(short, pattern) if few < problem.microbatches else None
+        fixed = unroll.middle_period(short, pattern) if few < problem.microbatches else None
         rounds = ROUNDS * min(effort, 2.0)
         order = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
         if fixed is not None:
             times = (problem.microbatches - few) // width
-            order = stretched(order, fixed, width, times)
+            order = unroll.stretched(order, fixed, width, times)
         incumbent.offer(order, name)
         if pattern.tight:
             break
@@ -287,17 +280,17 @@ def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal an order of few microbatches, then repeat what repeats in it."""
     m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
-    few += (m - few) % max(PERIODS)
+    few += (m - few) % max(unroll.PERIODS)
     short = problem.shortened(few)
     order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
     cycles = 0
     while True:
-        for width in PERIODS:
-            for places in repeatable(short, order, width):
+        for width in unroll.PERIODS:
+            for places in unroll.repeatable(short, order, width):
                 if stop():
                     return
                 times = (m - few) // width
-                made = stretched(order, places, width, times)
+                made = unroll.stretched(order, places, width, times)
                 incumbent.offer(made, "repeating an annealed order")
         if cycles >= stop.work.effort or stop():
             return
@@ -383,7 +376,7 @@ def _annealed_whole(problem: Problem) -> bool:
 
 
 def _repeats(problem: Problem) -> bool:
-    few = 2 * problem.ranks + FEW_MORE + max(PERIODS)
+    few = 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)
     return not _small(problem) and problem.microbatches >= 2 * few
 
 
