@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 from debubble.listing import TOLERANCE
+from debubble.optimize.bounding import keep_one_rank
 from debubble.optimize.cache import Entry
 from debubble.optimize.incumbent import Incumbent, Known
 from debubble.optimize.problem import Problem
@@ -37,6 +38,9 @@ EARLIER = "an earlier search"
 MOST_PROOFS = 16
 """Small variants that are improved because the bound is lowest there, at most."""
 
+
+OTHERS_SHARE = 0.2
+"""Share of a group's time for bounds on its placements but the best one."""
 
 LEFT_SHARE = 0.1
 """Share of the effort, and of the time that is left, for variants beyond those with their own."""
@@ -220,8 +224,17 @@ class Variants:
         }  # fmt: skip
 
     def _improve(self, group: Sequence[Incumbent], part: float, seconds: float) -> bool:
-        """Run all strategies on the best placement, and on while one is solved; whether all are."""
-        for incumbent in sorted(group, key=makespan_of):
+        """Run all strategies on the best placement, and on while one is solved; whether all are.
+
+        Of the others it is asked at first whether they can be better at all.
+        """
+        ordered = sorted(group, key=makespan_of)
+        for incumbent in ordered[1:]:
+            if incumbent.beats(self.best.makespan) and not self.stop():
+                limit = OTHERS_SHARE * seconds / len(ordered)
+                incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
+                keep_one_rank(incumbent.model, incumbent, incumbent.stop)
+        for incumbent in ordered:
             if self.stop():
                 return False
             if incumbent.beats(self.best.makespan):
