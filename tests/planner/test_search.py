@@ -162,6 +162,7 @@ def test_no_layer_split_is_faster(limit: float) -> None:
     assert found.considered == sum(group.count for group in held)
 
 
+@pytest.mark.slow
 def test_a_framework_runs_refined_splits() -> None:
     asked = ask("llama-3.1-8b", "h100", 16, 32, 4096)
     held = few(asked, pp=4, framework="torchtitan", zero=2, recompute="selective")
@@ -204,6 +205,7 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     assert "the best when the search was stopped" in text(asked, found, 200)
 
 
+@pytest.mark.slow
 def test_only_what_is_faster_than_a_limit_is_kept() -> None:
     asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)
     best = search(asked, few(asked), 1).plans[0]
@@ -222,6 +224,7 @@ def test_orders_that_turn_out_the_same_are_one_plan() -> None:
     assert len(found.plans) == len({(p.step_time, p.peaks) for p in found.plans})
 
 
+@pytest.mark.slow
 def test_plans_that_do_not_fit_are_near() -> None:
     asked = replace(ask("llama-3.1-8b", "h100", 8, 16, 4096), limit=30e9)
     found = search(asked, few(asked), 3)
