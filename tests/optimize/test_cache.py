@@ -82,11 +82,7 @@ def test_what_is_not_right_is_not_used(folder: Path, damage: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_bound_on_disk_is_not_taken_below_the_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # How far the solver gets depends on the machine.
-    monkeypatch.setattr(strategies, "has_solver", lambda: False)
+def test_a_bound_on_disk_is_not_taken_below_the_own(folder: Path) -> None:
     asked = ASKED | {"effort": 0.01, "costs": db.Costs(F=5, I=6, W=4), "ranks": 4, "memory": 2,
                      "microbatches": 16}  # fmt: skip
     first = db.optimize(**asked)
