@@ -23,12 +23,12 @@ settings.register_profile("explore", derandomize=False, print_blob=True, **CALM)
 settings.register_profile("quick", derandomize=True, **CALM)
 settings.load_profile(PROFILE)
 
-QUICK_SHARE, QUICK_LEAST = 4, 6
-"""With the profile ``quick`` a property test has one in four of its cases, but some at least."""
+FACTOR, LEAST = 4, 6
+"""A property test has one in four of its cases when quick, but some; to explore, four times all."""
 
 MARKS = {
     "browser": {"browser", "visit"},
-    "processes": {"start", "server", "hosts", "ours", "theirs"},
+    "processes": {"start", "server", "hosts", "ours", "theirs", "compared"},
 }
 """Markers of tests by the fixtures that they ask for."""
 
@@ -61,23 +61,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                     item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
-        if PROFILE == "quick":
-            draw_fewer(item)
+        if PROFILE != "default":
+            scale_cases(item)
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
         quick[item.path] = quick.get(item.path, False) or not left_out
 
 
-def draw_fewer(item: pytest.Item) -> None:
-    """Let a property test draw a share of its cases.
+def scale_cases(item: pytest.Item) -> None:
+    """Let a property test draw a share of its cases, or several times as many.
 
     What tests are decorated with stands over any profile, and hypothesis has no public way to it.
     """
     test = getattr(item, "obj", None)
-    if is_hypothesis_test(test) and not hasattr(test, "drawn_fewer"):
-        full = test._hypothesis_internal_use_settings
-        fewer = min(full.max_examples, max(full.max_examples // QUICK_SHARE, QUICK_LEAST))
-        test._hypothesis_internal_use_settings = settings(full, max_examples=fewer)
-        test.drawn_fewer = True
+    if is_hypothesis_test(test) and not hasattr(test, "scaled"):
+        usual = test._hypothesis_internal_use_settings
+        cases = usual.max_examples
+        scaled = min(cases, max(cases // FACTOR, LEAST)) if PROFILE == "quick" else cases * FACTOR
+        test._hypothesis_internal_use_settings = settings(usual, max_examples=scaled)
+        test.scaled = True
 
 
 def pytest_collection_finish() -> None:

@@ -167,7 +167,7 @@ def waits_by_oracle(schedule, costs):
 
 
 @each_family
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_causes_are_those_of_the_plain_simulator(entry, data):
     schedule = data.draw(made(entry, ranks=5, microbatches=8, chunks=3))

@@ -270,6 +270,7 @@ def test_why_a_form_does_not_hold(
         assert form["value"] == pytest.approx(value)
 
 
+@pytest.mark.slow
 def test_no_form_is_listed_twice() -> None:
     for entry in db.schedules():
         for costs in (db.Costs(), db.Costs(F=1, I=1.5, W=0.5), db.Costs(p2p=0.1)):

@@ -63,9 +63,9 @@ def test_the_examples_of_the_help_run(
     assert len(found) >= 3 * len(COMMANDS) - 1
     for words in found:
         # Searching is tested elsewhere.
-        less = ["--effort", 0.05, "--time-limit", 1] if words[0] == "optimize" else []
+        less = {"optimize": ["--effort", 0.05, "--time-limit", 1], "plan": ["--schedule", "1f1b"]}
         # A server runs until somebody ends it: tests/playground starts one.
-        assert words[0] == "serve" or run(*words, *less).code == 0, words
+        assert words[0] == "serve" or run(*words, *less.get(words[0], [])).code == 0, words
 
 
 @pytest.mark.parametrize(

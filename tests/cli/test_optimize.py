@@ -206,6 +206,7 @@ def test_ctrl_c_prints_the_best(start: Callable[..., subprocess.Popen[str]]) -> 
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_layers_of_the_cost_file_are_cut(run: Run, tmp_path: Path) -> None:
     best, example = tmp_path / "best.json", Path(__file__).parents[2] / "examples" / "layers.yaml"
     words = ["optimize", "--costs", example, "--layers", "costs", "--placement", "loop",

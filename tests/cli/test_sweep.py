@@ -167,6 +167,7 @@ def test_without_joblib_it_says_that_it_is_slower(
     assert result.out.startswith("9 points computed")
 
 
+@pytest.mark.slow
 def test_the_examples_run(run: Run, tmp_path: Path) -> None:
     for path in sorted((EXAMPLES / "sweeps").iterdir()):
         data = run("sweep", path, "-o", tmp_path / f"{path.stem}.sqlite", "-j", 1, "--json").data

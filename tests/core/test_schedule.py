@@ -126,3 +126,11 @@ def test_other_programs_keep_every_field() -> None:
         if spec.name not in ("actions", "offsets", "derived"):
             assert getattr(again, spec.name) == getattr(schedule, spec.name)
     assert again == schedule
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_homes_are_read_only(slices: int) -> None:
+    """Kernels have one form for all schedules: none of their own for an array to write to."""
+    schedule = replace(small(), slices=slices)
+    assert not schedule.homes.flags.writeable
+    assert schedule.homes.tolist() == [0, 1] * slices

@@ -35,7 +35,7 @@ def found_of(schedule: db.Schedule) -> dict[tuple[int, str], set[tuple[int, str]
 
 
 @each_family
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_work_waits_for_what_the_plain_simulator_says(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=8, chunks=3))

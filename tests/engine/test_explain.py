@@ -228,7 +228,7 @@ def shifted(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     return rebuilt(schedule, programs)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_fewer_queues_stop_more(data: st.DataObject) -> None:
     schedule = data.draw(forms(transfers=True))

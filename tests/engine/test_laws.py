@@ -36,7 +36,7 @@ def equals_the_oracle(schedule: Schedule, costs: Costs) -> None:
 
 
 @each_family
-@settings(max_examples=15)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -52,7 +52,7 @@ def test_engine_equals_the_oracle_on_many_ranks(entry: Entry, data: st.DataObjec
 
 
 @each_family
-@settings(max_examples=15)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -63,7 +63,7 @@ def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.Data
 
 
 @each_family
-@settings(max_examples=15)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -83,7 +83,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data(), factor=st.sampled_from([0.25, 2.0, 1024.0]))
 def test_scaling_all_times_scales_the_makespan(
     entry: Entry, data: st.DataObject, factor: float
@@ -97,7 +97,7 @@ def test_scaling_all_times_scales_the_makespan(
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -110,7 +110,7 @@ def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObj
 
 
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_critical_path_is_contiguous_and_pays_the_makespan(
     entry: Entry, data: st.DataObject
@@ -135,7 +135,7 @@ def test_critical_path_is_contiguous_and_pays_the_makespan(
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_slack_is_zero_on_the_critical_path_and_never_negative(
     entry: Entry, data: st.DataObject
@@ -149,7 +149,7 @@ def test_slack_is_zero_on_the_critical_path_and_never_negative(
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_memory_curve_agrees_with_the_peak(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16))

@@ -30,7 +30,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 
 
 @each_family
-@settings(max_examples=24)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -66,7 +66,7 @@ def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=15)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -86,7 +86,7 @@ def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.Da
 
 
 @each_family
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -100,7 +100,7 @@ def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.Da
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_free_transfers_need_no_channel(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))

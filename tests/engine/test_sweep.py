@@ -75,6 +75,7 @@ def test_refusals_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v", "1f1b", "vocab-1"])
 def test_more_costs_than_16_bits_can_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With little room for costs the schedule is compiled once more, with wider indices."""

@@ -26,7 +26,7 @@ def data(**changes: Any) -> str:
 
 
 @each_family
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_registered_schedule_reads_back_equal(entry: Any, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))
@@ -194,6 +194,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(key=st.sampled_from(sorted(json.loads(data()))), value=JSON)
 def test_any_value_of_any_key_is_read_or_refused(key: str, value: Any) -> None:
     with suppress(FormatError):

@@ -39,7 +39,7 @@ def test_overlapped_pairs_are_one_cell() -> None:
 
 
 @each_family
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_schedules_read_back_equal_or_are_refused(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))

@@ -176,7 +176,7 @@ def test_both_copies_send_in_their_own_direction() -> None:
 
 
 @each_family_and("policy", RECEIVE_POLICIES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_changes(
     entry: Entry, policy: str, data: st.DataObject
@@ -196,7 +196,7 @@ def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_change
 
 
 @each_family_and("policy", RECEIVE_POLICIES)
-@settings(max_examples=15)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
     entry: Entry, policy: str, data: st.DataObject
@@ -208,7 +208,7 @@ def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
 
 @pytest.mark.slow
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_receives_stand_as_early_and_as_late_as_the_policy_says(
     entry: Entry, data: st.DataObject
@@ -252,7 +252,7 @@ def test_receives_stand_as_early_and_as_late_as_the_policy_says(
 
 
 @each_family
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_late_receives_cost_nothing_in_the_simulation_they_are_made_for(
     entry: Entry, data: st.DataObject

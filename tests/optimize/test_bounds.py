@@ -25,7 +25,7 @@ TIMES = st.integers(0, 8).map(lambda n: n / 2)
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_never_above_the_fastest_of_all_orders(data: st.DataObject) -> None:
     per_stage = st.lists(TIMES, min_size=2, max_size=2)
@@ -45,7 +45,7 @@ def test_never_above_the_fastest_of_all_orders(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.data())
 def test_fused_backwards_relax_to_a_bound(data: st.DataObject) -> None:
     asked = problem(

@@ -14,8 +14,9 @@ from tests.optimize.problems import problem
 
 ASKED: dict[str, Any] = {
     "ranks": 2, "chunks": 2, "microbatches": 4, "memory": 1.5, "published": False,
-    "costs": db.Costs(F=2, I=3, W=1),
+    "costs": db.Costs(F=2, I=3, W=1), "effort": 0.05,
 }  # fmt: skip
+LARGER = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4)}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "debubble" / "optimize"
 
 
-@pytest.mark.slow
 def no_search(*_: Any, **__: Any) -> None:
     raise AssertionError("searched again")
 
@@ -96,8 +96,8 @@ def test_a_bound_on_disk_is_not_taken_below_the_own(folder: Path) -> None:
 @pytest.mark.slow
 def test_more_effort_begins_with_the_earlier_result() -> None:
     asked = ASKED | {"ranks": 4, "memory": 2, "microbatches": 16, "costs": db.Costs(F=5, I=6, W=4)}
-    little = db.optimize(**asked, effort=0.05)
-    more = db.optimize(**asked, effort=0.1)
+    little = db.optimize(**asked | {"effort": 0.005})
+    more = db.optimize(**asked | {"effort": 0.01})
     assert not more.cached
     assert more.makespan <= little.makespan
 
@@ -107,7 +107,7 @@ def test_more_effort_begins_with_the_earlier_result() -> None:
 def test_what_another_search_could_better_is_searched_again(
     later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4), "effort": 0.1}
+    asked = LARGER | {"effort": 0.02}
     with monkeypatch.context() as patch:
         patch.setattr(strategies, "has_solver", lambda: False)
         first = db.optimize(**asked)
@@ -131,10 +131,10 @@ def test_what_another_search_could_better_is_searched_again(
 
 @pytest.mark.slow
 def test_what_the_solver_found_is_used_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ASKED | {"ranks": 4, "microbatches": 8, "costs": db.Costs(F=5, I=6, W=4)}
-    first = db.optimize(**asked, effort=0.01)
+    asked = LARGER | {"effort": 0.01}
+    first = db.optimize(**asked)
     monkeypatch.setattr(strategies, "has_solver", lambda: False)
-    second = db.optimize(**asked, effort=0.01)
+    second = db.optimize(**asked)
     assert (second.cached, second.makespan) == (True, first.makespan)
 
 

@@ -17,6 +17,7 @@ def p95(result: db.Result, jitter: db.Jitter = JITTER) -> float:
     return result.timeline.jitter(jitter).p95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [None, 2.5])
 def test_the_p95_is_no_larger_than_that_of_the_fastest(memory: float | None) -> None:
     fastest = db.optimize(**SIZES, costs=COSTS, memory=memory)

@@ -261,6 +261,7 @@ def test_cuts_go_together_with_choices_of_stages(recompute: Any, offload: Any) -
         assert result.lower_bound <= plain.lower_bound * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_recomputing_stages_need_less_memory_than_any_cut_without() -> None:
     asked: dict[str, Any] = {"ranks": 2, "chunks": 2, "microbatches": 3, "layers": LAYERS} | FAST
     # Eleven in all: one rank needs six with its two stages.

@@ -56,7 +56,7 @@ PIPELINES = [("1f1b", 2, 1), ("1f1b", 4, 1), ("interleaved-1f1b", 2, 2), ("zb-v"
 
 
 @pytest.mark.parametrize(("schedule", "pp", "chunks"), PIPELINES)
-@pytest.mark.parametrize("layers", [5, 12])
+@pytest.mark.parametrize("layers", [5, pytest.param(9, marks=pytest.mark.slow)])
 def test_no_split_is_faster(schedule: str, pp: int, chunks: int, layers: int) -> None:
     asked = small(layers)
     start = planned(asked, of(asked, schedule, pp, chunks))
@@ -75,6 +75,7 @@ def test_no_split_is_faster(schedule: str, pp: int, chunks: int, layers: int) ->
     assert all(pipeline_bound(asked, plan.candidate) <= plan.step_time for plan in every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_layers_move_until_the_fullest_rank_has_room(schedule: str) -> None:
     asked = small(12)

@@ -67,6 +67,7 @@ def test_what_can_be_asked_for_is_what_there_is(ask):
     assert set(lists["frameworks"]) == {"megatron", "torchtitan", "automodel"}
 
 
+@pytest.mark.slow
 def test_plans_are_those_of_the_library(ask):
     answer = found(ask, QUESTION)
     asked = asked_for("llama-3.2-1b", "h100", 4, 8, 2048)
@@ -97,6 +98,7 @@ def test_the_best_plan_goes_into_the_comparison(ask):
     assert shown["table"]["best"]
 
 
+@pytest.mark.slow
 def test_a_model_may_come_as_a_file(ask):
     folder = resources.files("debubble.planner") / "models"
     text = (folder / "llama-3.2-1b.json").read_text(encoding="utf-8")

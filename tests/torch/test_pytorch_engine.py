@@ -118,17 +118,24 @@ def compare(rank: int, schedule: Schedule, split: str = "auto") -> str:
     return ""
 
 
-@functools.cache
-def compared(ranks: int) -> dict[str, list[str]]:
+@pytest.fixture(scope="module")
+def compared() -> Callable[[int], dict[str, list[str]]]:
     """What differs, by schedule, on every rank: one world for all schedules."""
-    schedules = expressible(ranks)
-    found = in_ranks(ranks, lambda rank: [compare(rank, schedule) for schedule in schedules])
-    return {each.name: [rank[i] for rank in found] for i, each in enumerate(schedules)}
+
+    @functools.cache
+    def of_ranks(ranks: int) -> dict[str, list[str]]:
+        schedules = expressible(ranks)
+        found = in_ranks(ranks, lambda rank: [compare(rank, schedule) for schedule in schedules])
+        return {each.name: [rank[i] for rank in found] for i, each in enumerate(schedules)}
+
+    return of_ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("entry", db.schedules(), ids=lambda entry: entry.name)
-def test_every_schedule_that_it_can_express(entry: Entry, ranks: int) -> None:
+def test_every_schedule_that_it_can_express(
+    entry: Entry, ranks: int, compared: Callable[[int], dict[str, list[str]]]
+) -> None:
     schedule = small(entry, ranks)
     if schedule is None:
         pytest.skip(f"no {entry.name} on {ranks} ranks")

@@ -132,6 +132,7 @@ def test_a_timeline_plots_itself():
     assert db.simulate(db.make("1f1b", ranks=1, microbatches=1)).plot().get_ylim() == (0.5, -0.5)
 
 
+@pytest.mark.slow
 def test_many_actions_make_a_small_vector_file(tmp_path):
     save([run("1f1b", 16, 4000)], tmp_path / "large.svg")
     assert (tmp_path / "large.svg").stat().st_size < 1_000_000

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 import zlib
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -37,6 +38,7 @@ def split():
     return db.simulate(db.make("zb-h1", ranks=4, microbatches=8), db.Costs(F=1, I=1, W=1, p2p=0.2))
 
 
+@cache
 def large():
     costs = db.Costs(F=[1, 1.2, 0.9, 1.1] * 4, B=2.03, p2p=0.07)
     return db.simulate(db.make("1f1b", ranks=16, microbatches=3200), costs)
@@ -92,9 +94,11 @@ NUMBERS = f"""(panel) => {{
 
 @pytest.mark.parametrize(
     ("name", "panel", "timeline"),
-    [("small", 0, run("1f1b", 4, 8)), ("small", 1, split()), ("large", 0, large())],
+    [("small", 0, lambda: run("1f1b", 4, 8)), ("small", 1, split), ("large", 0, large)],
+    ids=["1f1b", "zb-h1", "large"],
 )
 def test_the_browser_has_the_numbers_of_the_simulation(visit, pages, name, panel, timeline):
+    timeline = timeline()
     page = visit(pages[name])
     data = json.loads(page.evaluate(NUMBERS, panel))
     tick = timeline.makespan / 2**32

@@ -295,7 +295,11 @@ class Schedule:
     def homes(self) -> NDArray[np.int64]:
         """The rank of every place."""
         ranks = self.placement.ranks_of_stages
-        return ranks if self.slices == 1 else np.tile(ranks, self.slices)
+        if self.slices > 1:
+            ranks = np.tile(ranks, self.slices)
+            # Kernels are compiled anew for an array that may be written to.
+            ranks.flags.writeable = False
+        return ranks
 
     def text(self, action: Action) -> str:
         """An action of this schedule as text, with its slice where there are slices."""
