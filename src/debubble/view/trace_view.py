@@ -166,7 +166,7 @@ def _which_step(found: Diagnosis) -> str:
 
 def _at_which_costs(found: Diagnosis) -> str:
     steps = counted(len(found.run.step_times), "step")
-    return f"the same order at the median times of {steps}"
+    return f"at the median times of {steps}"
 
 
 def _place(found: Diagnosis, lines: Lines, one: Finding) -> list[float] | None:

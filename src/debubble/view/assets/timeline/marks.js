@@ -113,9 +113,15 @@ class MarkPainter {
         else { idle += time; weights[marks.look[k]] += time; wide = Math.max(wide, marks.end[k] - marks.start[k]); }
         if (marks.end[k] > end) break;
       }
-      if (idle > 0) this.#idle(x, top, idle, wide >= 6 * perPixel);
+      if (idle > 0) this.#idle(x, top, idle, wide >= 6 * perPixel || this.#stretch(rank, (begin + end) / 2) >= 6 * perPixel);
       if (over > 0.5 * perPixel) this.#foot(x, top, this.tones[strongest][1]);
     }
+  }
+
+  /** How long the rank is idle about a time. */
+  #stretch(rank, time) {
+    const { run } = this, { bar, before, from } = run.stateAt(rank, time);
+    return bar != null ? 0 : (before >= 0 ? run.start[before] : run.makespan) - from;
   }
 
   /** The idle pixels of a column, shared among its marks; never one of an action. */
