@@ -237,12 +237,13 @@ class Service:
 
 
 async def _body(
-    request: Request, wanted: str = "application/json", seconds: float = limits.READING
+    request: Request, wanted: str = "application/json", seconds: float | None = None
 ) -> bytes:
     """The bytes of a request; one that a form of another page could send is refused."""
     kind = request.headers.get("content-type", "").partition(";")[0]
     if kind.strip().lower() != wanted:
         raise RefusedError(f"send {wanted}", status=415)
+    seconds = limits.READING if seconds is None else seconds
     try:
         async with asyncio.timeout(seconds):
             return await request.body()

@@ -20,6 +20,7 @@ STYLE = """<style>
   border: 1px solid var(--line); border-radius: 4px; padding: 0 0.5rem; margin-left: 0.5rem;
 }
 .said { max-width: 110ch; color: var(--faint); margin: 0 0 0.6rem; }
+:is(th, td):last-child { text-align: right; }
 .facts { display: grid; grid-template-columns: max-content 1fr; gap: 0.2rem 1.2rem; }
 .facts dt { color: var(--faint); }
 .facts dd { margin: 0; max-width: 110ch; overflow-wrap: anywhere; }

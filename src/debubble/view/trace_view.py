@@ -45,12 +45,12 @@ LOOKS = {
     "slow-stage": Look("slow-stage", "#d81b7a"),
     "slow-worker": Look("slow-worker", "#9c27d9"),
     "slow-copy": Look("slow-copy", "#5f5bd6"),
-    "slow-link": Look("slow-link", "#00897b"),
-    "head-of-line": Look("head-of-line", "#43a027"),
-    "launch-gap": Look("launch-gap", "#f57c00"),
-    "garbage-collection": Look("garbage-collection", "#827717"),
-    "sequence-length": Look("sequence-length", "#6d8f9e"),
-    "jitter": Look("jitter", "#c9a227"),
+    "slow-link": Look("slow-link", "#00796b"),
+    "head-of-line": Look("head-of-line", "#33691e"),
+    "launch-gap": Look("launch-gap", "#8bc34a"),
+    "garbage-collection": Look("garbage-collection", "#455a64"),
+    "sequence-length": Look("sequence-length", "#5ce0c6"),
+    "jitter": Look("jitter", "#b39ddb"),
     "order": Look("order", "#5d4037"),
 }  # fmt: skip
 """How causes look; those of a flawless run look like the same idle time of a simulation."""
@@ -166,7 +166,7 @@ def _which_step(found: Diagnosis) -> str:
 
 def _at_which_costs(found: Diagnosis) -> str:
     steps = counted(len(found.run.step_times), "step")
-    return f"the same order at the median times of {steps}"
+    return f"at the median times of {steps}"
 
 
 def _place(found: Diagnosis, lines: Lines, one: Finding) -> list[float] | None:

@@ -3,7 +3,7 @@
 import { $, make, size } from "./dom.js";
 import { search } from "./server.js";
 
-const MOST = 48 << 20, MOST_FILES = 2048;
+const MOST = 48e6, MOST_FILES = 2048;
 
 /** Make the page, once. */
 export function makeTrace() { return new Trace(); }

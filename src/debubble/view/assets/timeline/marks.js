@@ -37,13 +37,13 @@ class Marks {
     return k < this.offsets[rank + 1] && this.start[k] <= time ? { look: this.looks[this.look[k]], start: this.start[k], end: this.end[k] } : null;
   }
 
-  /** Time by look on a rank within a stretch, added to what `sums` has. */
-  within(rank, from, to, sums = new Map()) {
+  /** Time by look of marks over idle time (0) or over actions (1) on a rank within a stretch, added to what `sums` has. */
+  within(rank, from, to, over, sums) {
     for (let k = this.after(rank, from); k < this.offsets[rank + 1] && this.start[k] < to; k++) {
+      if (this.over[k] !== over) continue;
       const look = this.looks[this.look[k]];
       sums.set(look, (sums.get(look) ?? 0) + Math.min(to, this.end[k]) - Math.max(from, this.start[k]));
     }
-    return sums;
   }
 
   /** Time of all marks that look like one of the causes of idle time. */
@@ -113,9 +113,15 @@ class MarkPainter {
         else { idle += time; weights[marks.look[k]] += time; wide = Math.max(wide, marks.end[k] - marks.start[k]); }
         if (marks.end[k] > end) break;
       }
-      if (idle > 0) this.#idle(x, top, idle, wide >= 6 * perPixel);
+      if (idle > 0) this.#idle(x, top, idle, wide >= 6 * perPixel || this.#stretch(rank, (begin + end) / 2) >= 6 * perPixel);
       if (over > 0.5 * perPixel) this.#foot(x, top, this.tones[strongest][1]);
     }
+  }
+
+  /** How long the rank is idle about a time. */
+  #stretch(rank, time) {
+    const { run } = this, { bar, before, from } = run.stateAt(rank, time);
+    return bar != null ? 0 : (before >= 0 ? run.start[before] : run.makespan) - from;
   }
 
   /** The idle pixels of a column, shared among its marks; never one of an action. */

@@ -193,8 +193,8 @@ Object.assign(DebubbleTimeline.prototype, {
       run.number(i).includes(".") && ["slice", run.number(i).split(".")[1]],
       ["start", this.time(run.start[i])], ["end", this.time(run.end(i))], ["duration", this.time(run.duration(i))],
       ["slack", `${this.time(run.slack(i))}${run.critical[i] ? ", on the critical path" : ""}`],
-      ["idle before", waited || "no"],
-      run.marks && ["of it lost", this.marksWithin(run, rank, run.start[i], run.end(i)) || "nothing"],
+      ["idle before", (run.marks && gap > 0 ? this.marksWithin(run, rank, run.start[i] - gap, run.start[i]) : waited) || "no"],
+      this.lostIn(run, rank, run.start[i], run.end(i)),
       this.differenceOf(run, i),
       ["waits for", listed(run.waitsFor(i))], ["waited for by", listed(run.waitedForBy(i))],
       ["memory", `${this.amount(run.level[i])} while it runs`],
@@ -218,18 +218,24 @@ Object.assign(DebubbleTimeline.prototype, {
     const share = ([name, time]) => `${name} ${this.time(time)} (${percent(time / (found.whole || 1))})`;
     return this.fields(`Area: ${this.time(to - from)} on ${first === last ? `rank ${first}` : `ranks ${first}–${last}`} of ${run.name}`, [
       ["from, to", `${this.time(from)}, ${this.time(to)}`], ["actions", found.actions.toLocaleString("en-US")],
-      ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", found.causes.map(share).join(", ") || "never"],
+      ["busy", found.kinds.map(share).join(", ") || "never"], ["idle", (run.marks ? this.marksWithin(run, first, from, to, last, 0) : found.causes.map(share).join(", ")) || "never"],
       ["peak activation", this.amount(found.memory)],
-      run.marks && ["causes", this.marksWithin(run, first, from, to, last)],
+      this.lostIn(run, first, from, to, last),
     ]);
   },
 
-  /** Causes that marks tell of a stretch on ranks, the longest first. */
-  marksWithin(run, first, from, to, last = first) {
+  /** Causes that marks tell of a stretch on ranks, the longest first: of idle time, or with 1 of what actions take. */
+  marksWithin(run, first, from, to, last = first, over = 0) {
     const sums = new Map();
-    for (let rank = first; rank <= last; rank++) run.marks.within(rank, from, to, sums);
+    for (let rank = first; rank <= last; rank++) run.marks.within(rank, from, to, over, sums);
     const least = 1e-5 * (to - from);
     return [...sums].filter(([, time]) => time > least).sort((a, b) => b[1] - a[1]).map(([look, time]) => `${look.title} ${this.time(time)}`).join(", ");
+  },
+
+  /** Of what actions take, what causes took. */
+  lostIn(run, first, from, to, last = first) {
+    const text = run.marks ? this.marksWithin(run, first, from, to, last, 1) : "";
+    return text && ["lost while busy", text];
   },
 
   /** How an action differs from the same one of another run. */
