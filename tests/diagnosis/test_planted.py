@@ -9,7 +9,7 @@ import pytest
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
-from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.made import At, Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED, Planted
 
 SEEDS = range(2)
@@ -77,3 +77,28 @@ def test_a_slow_link_of_one_copy() -> None:
     slow = Made(one_f_one_b(2, 8), copies=3, latency=lambda *_: 0.2e-3, late=(1, 5e-3))
     first = diagnose(slow.observed()).findings[0]
     assert (first.cause, first.where) == ("slow-link", {"link": [0, 1], "copy": 1})
+
+
+@pytest.mark.parametrize("stood", [(4,), (3, 5), (1, 3, 6)])
+@pytest.mark.parametrize(("copies", "steps"), [(1, 1), (2, 2)])
+def test_few_pauses_that_the_trace_does_not_tell(
+    copies: int, steps: int, stood: tuple[int, ...]
+) -> None:
+    """Single forwards of one rank in every step, and all later ones wait."""
+
+    def pause(_: object, at: At) -> float:
+        here = (at.copy, at.rank, at.kind) == (0, 1, "F") and at.microbatch in stood
+        return 40e-3 if here and at.step == 0 else 0.0
+
+    planted = Made(one_f_one_b(4, 8), copies=copies, steps=steps, pause=pause)
+    first = diagnose(planted.observed()).findings[0]
+    assert (first.cause, first.where["rank"]) == ("garbage-collection", 1)
+    assert f"{len(stood)} forward" in first.text
+
+
+def test_a_few_slow_backwards_are_no_garbage_collection() -> None:
+    def pause(_: object, at: At) -> float:
+        return 40e-3 if (at.rank, at.kind) == (1, "B") and at.microbatch in (2, 5) else 0.0
+
+    planted = Made(one_f_one_b(4, 8), copies=1, steps=1, pause=pause)
+    assert diagnose(planted.observed()).findings[0].cause == "jitter"
