@@ -44,6 +44,18 @@ def test_without_messages_and_with_own_zeros(name: str) -> None:
     assert_named(planted, diagnose(made.observed()))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_early_receives_show_in_starts_alone(seed: int) -> None:
+    """Held-up actions begin one transfer after another message came to their sender."""
+    planted = PLANTED["early receive"](seed)
+    found = diagnose(replace(planted.made, arrivals=False).observed())
+    assert_named(planted, found)
+    assert found.findings[0].gain == pytest.approx(
+        of_planted("early receive", seed).findings[0].gain, abs=0.02
+    )
+    assert sum(one.causes["head-of-line"] for one in found.accounts) > 0
+
+
 def test_twins_of_public_runs() -> None:
     found = diagnose(twins.stage_imbalance().observed())
     assert (found.findings[0].cause, found.findings[0].where["stage"]) == ("slow-stage", 3)
