@@ -29,9 +29,10 @@ def test_the_data_that_scripts_get(name: str) -> None:
     json.dumps(data, allow_nan=False)
     assert set(data["schedule"]) == {"name", "differences"}
     assert set(data["slowdown"]) == {
-        "total", "stage", "copy", "kind", "last_stage", "slowest_workers",
+        "total", "stage", "rank", "copy", "kind", "last_stage", "slowest_workers",
     }  # fmt: skip
     assert len(data["slowdown"]["stage"]) == data["stages"]
+    assert len(data["slowdown"]["rank"]) == data["ranks"]
     assert len(data["slowdown"]["copy"]) == data["copies"]
     for one in data["account"]:
         assert set(one) == {"rank", "compute", "causes", "step"}
