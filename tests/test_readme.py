@@ -40,7 +40,7 @@ LIBRARY = next(code for code in PYTHON if "@db.register" in code)
 def test_the_recipes_are_found() -> None:
     assert {line.split()[1] for line in COMMANDS} == {
         "compare", "simulate", "draw", "optimize", "export", "check", "run", "costs", "profile",
-        "sweep", "plan",
+        "sweep", "plan", "trace",
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_commands_run_in_order(
     assert {path.name for path in tmp_path.iterdir()} == {
         "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html",
         "zbv.csv", "run.json.gz", "actions.csv", "column.pdf", "run.png", "measured.yaml",
-        "results.sqlite", "sweep.png", "results.csv", "plan.html",
+        "observed.yaml", "results.sqlite", "sweep.png", "results.csv", "plan.html",
     }  # fmt: skip
 
 

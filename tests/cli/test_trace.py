@@ -152,7 +152,8 @@ def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("condition", "code"),
-    [("bubble>99%", 0), ("bubble>10%", 1), ("bubble>+50%", 0), ("step>1ms", 1),
+    [("bubble>99%", 0), ("bubble>10%", 1), ("bubble>+50%", 0), ("bubble>+0.01%", 1),
+     ("bubble > +3 %", 0), ("step>1ms", 1), ("step>+50ms", 0),
      ("slowdown>0.5%", 1), ("gain>3%", 1), ("gain>90%", 0)],
 )  # fmt: skip
 def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> None:
@@ -168,6 +169,11 @@ def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> N
         (["--fail-if", "bubble"], "--fail-if 'bubble' is no condition; write bubble>30%"),
         (["--fail-if", "bubble>3ms"], "--fail-if 'bubble>3ms': bubble is in %"),
         (["--set", "x=1"], "--set 'x=1' is no change; write stage3.F*=0.9"),
+        (["--set", "F*=-1"], "--set 'F*=-1': '-1' is no number from 0 on; write stage3.F*=0.9"),
+        (
+            ["--set", "stage3.I*=0.5"],
+            "--set 'stage3.I*=0.5': nothing of the run is I there",
+        ),
         (["--set", "stage9*=1"], "--set 'stage9*=1': stage 9; the last is 3"),
         (["--schedule", "zb-w"], "unknown schedule 'zb-w'; did you mean"),
         (["-v", "2"], "-v is for --schedule"),

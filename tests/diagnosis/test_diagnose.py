@@ -29,9 +29,10 @@ def test_the_data_that_scripts_get(name: str) -> None:
     json.dumps(data, allow_nan=False)
     assert set(data["schedule"]) == {"name", "differences"}
     assert set(data["slowdown"]) == {
-        "total", "stage", "copy", "kind", "last_stage", "slowest_workers",
+        "total", "stage", "rank", "copy", "kind", "last_stage", "slowest_workers",
     }  # fmt: skip
     assert len(data["slowdown"]["stage"]) == data["stages"]
+    assert len(data["slowdown"]["rank"]) == data["ranks"]
     assert len(data["slowdown"]["copy"]) == data["copies"]
     for one in data["account"]:
         assert set(one) == {"rank", "compute", "causes", "step"}
@@ -61,12 +62,19 @@ def test_rows_in_any_order_give_the_same_data() -> None:
 
 
 def test_gains_of_a_replay_that_is_off_are_not_told() -> None:
-    """Messages that nobody tells of stand behind others: the replay knows nothing of it."""
-    planted = PLANTED["early receive"](0)
-    found = diagnose(replace(planted.made, arrivals=False).observed())
+    """Actions begin late now and then, and nothing says why: the replay knows nothing of it."""
+
+    def gap(rng: np.random.Generator, _: object) -> float:
+        return float(rng.uniform(0, 60e-3)) if rng.random() < 0.2 else 0.0
+
+    observed = Made(one_f_one_b(4, 8), gap=gap, arrivals=False).observed()
+    unknown = np.full(len(observed.actions), np.nan)
+    found = diagnose(replace(observed, actions=replace(observed.actions, issued=unknown)))
     assert found.replay_error > 0.05
     assert all(one.gain is None for one in found.findings)
-    assert "gains are not told" in report(found, 100)
+    text = report(found, 100)
+    assert "gains are not told" in text
+    assert "nothing to gain" not in text
 
 
 def test_a_warm_up_step_is_left_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
-from tests.diagnosis.made import Made, one_f_one_b
+from tests.diagnosis.made import At, Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED, Planted
 
 SEEDS = range(2)
@@ -42,6 +42,18 @@ def test_without_messages_and_with_own_zeros(name: str) -> None:
     planted = PLANTED[name](3)
     made = replace(planted.made, arrivals=False, offset=(0, 3e-3, -5e-3, 1e-3))
     assert_named(planted, diagnose(made.observed()))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_early_receives_show_in_starts_alone(seed: int) -> None:
+    """Held-up actions begin one transfer after another message came to their sender."""
+    planted = PLANTED["early receive"](seed)
+    found = diagnose(replace(planted.made, arrivals=False).observed())
+    assert_named(planted, found)
+    assert found.findings[0].gain == pytest.approx(
+        of_planted("early receive", seed).findings[0].gain, abs=0.02
+    )
+    assert sum(one.causes["head-of-line"] for one in found.accounts) > 0
 
 
 def test_twins_of_public_runs() -> None:
@@ -77,3 +89,28 @@ def test_a_slow_link_of_one_copy() -> None:
     slow = Made(one_f_one_b(2, 8), copies=3, latency=lambda *_: 0.2e-3, late=(1, 5e-3))
     first = diagnose(slow.observed()).findings[0]
     assert (first.cause, first.where) == ("slow-link", {"link": [0, 1], "copy": 1})
+
+
+@pytest.mark.parametrize("stood", [(4,), (3, 5), (1, 3, 6)])
+@pytest.mark.parametrize(("copies", "steps"), [(1, 1), (2, 2)])
+def test_few_pauses_that_the_trace_does_not_tell(
+    copies: int, steps: int, stood: tuple[int, ...]
+) -> None:
+    """Single forwards of one rank in every step, and all later ones wait."""
+
+    def pause(_: object, at: At) -> float:
+        here = (at.copy, at.rank, at.kind) == (0, 1, "F") and at.microbatch in stood
+        return 40e-3 if here and at.step == 0 else 0.0
+
+    planted = Made(one_f_one_b(4, 8), copies=copies, steps=steps, pause=pause)
+    first = diagnose(planted.observed()).findings[0]
+    assert (first.cause, first.where["rank"]) == ("garbage-collection", 1)
+    assert f"{len(stood)} forward" in first.text
+
+
+def test_a_few_slow_backwards_are_no_garbage_collection() -> None:
+    def pause(_: object, at: At) -> float:
+        return 40e-3 if (at.rank, at.kind) == (1, "B") and at.microbatch in (2, 5) else 0.0
+
+    planted = Made(one_f_one_b(4, 8), copies=1, steps=1, pause=pause)
+    assert diagnose(planted.observed()).findings[0].cause == "jitter"

@@ -71,6 +71,28 @@ def test_a_profile_says_what_a_layer_takes(tmp_path: Path) -> None:
     )
 
 
+def test_costs_of_a_trace_say_what_a_layer_takes(tmp_path: Path) -> None:
+    """Of every stage, in the order of the model; embedding and head make the ends longer."""
+    one = layer_times(
+        CASE.model, CASE.model.layers[0], CASE.cluster, CASE.training, CASE.candidate,
+        CASE.calibrated(),
+    )  # fmt: skip
+    degrees, layers = CASE.candidate.degrees, CASE.candidate.layers
+    rows = [[seconds * 1e3 * count for count in layers] for seconds in (one.F, one.I + one.W)]
+    rows[0][-1] *= 2
+    text = "ranks: {}\nchunks: {}\ntime_unit: ms\ntimes:\n  F: {}\n  B: {}\n"
+    path = written(
+        tmp_path / "costs.yaml", text.format(degrees.pp, degrees.chunks, rows[0], rows[1])
+    )
+    found = read(path, CASE.candidate)
+    assert found.table[0].efficiency == pytest.approx(
+        CASE.calibrated().table[0].efficiency, rel=1e-3
+    )
+    path = written(tmp_path / "costs.yaml", text.format(2, degrees.chunks, rows[0], rows[1]))
+    with pytest.raises(ParameterError, match=f"2 is what ran; give it as --pp, not {degrees.pp}"):
+        read(path, CASE.candidate)
+
+
 def test_options_say_what_ran() -> None:
     given = {
         "tp": 4, "cp": 2, "ep": None, "dp": None, "pp": 4, "chunks": 5, "microbatch_size": None,

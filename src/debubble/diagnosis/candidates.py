@@ -37,6 +37,8 @@ class Candidate:
         How many times as long things take; NaN where that says nothing.
     by_kind
         The same for every kind of action.
+    count
+        How many actions it is in, where they are few; else 0.
     mode
         The p2p mode that costs it; None where that is not what costs it.
     """
@@ -47,6 +49,7 @@ class Candidate:
     alone: Times
     size: float
     by_kind: dict[str, float] = field(default_factory=dict)
+    count: int = 0
     mode: P2PMode | None = None
 
 
@@ -101,6 +104,7 @@ def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:
         return Candidate(
             fault.cause, dict(fault.where), lengths(times - added, delays),
             lengths(clean_times + added, clean_delays), fault.size, fault.by_kind,
+            fault.count,
         )  # fmt: skip
 
     def of_delays(cause: str, where: Where, added: Times, size: float) -> Candidate:

@@ -170,8 +170,8 @@ class Diagnosis:
             "schedule": {"name": self.name.text, "differences": list(self.name.differences)},
             "costs": self.cost_file(),
             "slowdown": {
-                "total": slow.total, "stage": list(slow.stage), "copy": list(slow.copy),
-                "kind": slow.kind, "last_stage": slow.last_stage,
+                "total": slow.total, "stage": list(slow.stage), "rank": list(slow.rank),
+                "copy": list(slow.copy), "kind": slow.kind, "last_stage": slow.last_stage,
                 "slowest_workers": slow.slowest_workers,
             },
             "account": [

@@ -142,6 +142,18 @@ def _on_rank(one: Candidate) -> str:
     return f"rank {rank}" if rank is not None else "several ranks"
 
 
+def _garbage(one: Candidate) -> str:
+    if one.count:
+        return (
+            f"{counted(one.count, 'forward')} on {_on_rank(one)} took far longer than all others, "
+            "and no backward did: Python may have collected garbage"
+        )
+    return (
+        f"forwards on {_on_rank(one)} stand still now and then, backwards do not: Python collects "
+        "garbage"
+    )
+
+
 def _worker(one: Candidate) -> str:
     stage = one.where.get("stage")
     return f"rank {one.where['rank']} of copy {one.where['copy']}" + (
@@ -182,10 +194,7 @@ _TEXTS: dict[str, Callable[[Candidate], str]] = {
     "launch-gap": lambda one: (
         f"{_on_rank(one)} had input and nothing to do, and began late: the host launches too late"
     ),
-    "garbage-collection": lambda one: (
-        f"forwards on {_on_rank(one)} stand still now and then, backwards do not: Python collects "
-        "garbage"
-    ),
+    "garbage-collection": _garbage,
     "memory": lambda one: f"{_on_rank(one)} stands still to allocate memory",
     "sequence-length": lambda one: (
         "microbatches differ in length: their forwards and backwards are long together, the "

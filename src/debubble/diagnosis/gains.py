@@ -3,7 +3,8 @@
 In the ideal run every action takes what its kind takes on average, over all microbatches, stages
 and copies of the step, and every message the median of all. The slowdown S is the time of the run,
 replayed without delays of hosts, over that of the ideal one. With only stage s, or copy c, or kind
-k as it was and all else ideal it is S_stage[s], S_copy[c], S_kind[k]. M_S and M_W are the share of
+k as it was and all else ideal it is S_stage[s], S_copy[c], S_kind[k]; S_rank[r] with all stages
+of a rank. M_S and M_W are the share of
 the slowdown that goes when only the last stage, or the slowest 3 % of the workers, are made ideal;
 as ideal is the mean with the slow ones in it, that may be more than all of it (arXiv 2505.05713).
 """
@@ -39,8 +40,8 @@ class Slowdown:
         Time of every step with an ideal last stage, all else as it was.
     without_slowest
         The same with ideal times of the slowest workers.
-    stage, copy, kind
-        Slowdown with only one stage, copy or kind as it was.
+    stage, rank, copy, kind
+        Slowdown with only one stage, rank, copy or kind as it was.
     """
 
     actual: Times
@@ -48,6 +49,7 @@ class Slowdown:
     without_last: Times
     without_slowest: Times
     stage: tuple[float, ...]
+    rank: tuple[float, ...]
     copy: tuple[float, ...]
     kind: dict[str, float]
 
@@ -101,7 +103,8 @@ def slowdown(replay: Replay) -> Slowdown:
     def ratio(lengths: Times) -> float:
         return float(run.slowest(lengths).sum() / best.sum())
 
-    workers = _slowest(run, times, [ratio(one) for one in ranks], [ratio(one) for one in by_copy])
+    of_rank, of_copy = [ratio(one) for one in ranks], [ratio(one) for one in by_copy]
+    workers = _slowest(run, times, of_rank, of_copy)
     slow = np.zeros_like(times, dtype=bool)
     for copy, rank in workers:
         slow |= (run.copy == copy)[:, None] & (run.rank == rank)[None, :]
@@ -110,7 +113,7 @@ def slowdown(replay: Replay) -> Slowdown:
         actual, best,
         replay.steps(np.where(last, ideal, times), delays),
         replay.steps(np.where(slow, ideal, times), delays),
-        tuple(map(ratio, by_stage)), tuple(map(ratio, by_copy)),
+        tuple(map(ratio, by_stage)), tuple(of_rank), tuple(of_copy),
         {name: ratio(lengths) for name, lengths in kinds.items()},
     )  # fmt: skip
 

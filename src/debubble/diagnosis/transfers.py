@@ -13,13 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.run import Indices, Run, Times
 
 MOMENT = 5e-6
 """Seconds below which nobody waits."""
 
 QUICK = 0.1
 """Share of the messages of a link that are at least as quick as those that nothing holds up."""
+
+CLOSE, MOSTLY = 0.3, 0.7
+"""Two times are one if they are closer than this share of a transfer; and a pattern is no chance if
+it explains this share of all delay."""
 
 LATE = 2.0
 """A message that takes more than so many times what its link typically takes was held up."""
@@ -84,9 +88,18 @@ def transfers_of(run: Run) -> Transfers:
         # A receive that is posted late begins its transfer late; one that is held up takes longer.
         held_up = told & ~in_wait & (there > busy_until + LATE * usual + MOMENT) & (made < there)
     delay = np.where(held_up, there - made, delay)
+    if not told.any():
+        queued = _queued_by_starts(run, busy_until, _of_links(run, quickest))
+        sample = np.where(queued, np.nan, sample)
+        typical = _typical(run, sample, 0.5)
+        usual = _of_links(run, typical)
+        delay = np.where(queued, np.maximum(run.start - made, usual), np.nan)
     seen = ~np.isnan(delay)
     delay = np.where(seen, delay, usual)
-    behind = _behind(run, delay, seen, usual, there)
+    if told.any():
+        behind = _behind(run, delay, seen, usual, there)
+    else:
+        behind = np.where(seen, delay - usual, 0.0)
     return Transfers(
         delay, seen, told, np.median(typical, axis=0), typical, quickest.min(axis=0), behind
     )
@@ -98,6 +111,49 @@ def _from_starts(run: Run, busy_until: Times) -> Times:
         waits = (run.start > busy_until + MOMENT) & (run.produced >= busy_until - MOMENT)
         late = run.issued > run.produced + MOMENT
     return np.where(waits & ~late, np.maximum(run.start - run.produced, 0.0), np.nan)
+
+
+def _queued_by_starts(run: Run, busy_until: Times, usual: Times) -> NDArray[np.bool_]:
+    """Messages that were queued behind others, where a trace says nothing of messages.
+
+    An action that was to begin sooner, and begins just one transfer after another message came to
+    its sender, or after the message before it came the same way. If most of what actions are late
+    is not like that, it has another reason, and none of it is taken for this.
+    """
+    found = np.zeros(run.start.shape, dtype=bool)
+    receives = np.flatnonzero(run.source >= 0)
+    giver, taker = run.rank[run.source[receives]], run.rank[receives]
+    with np.errstate(invalid="ignore"):
+        due = np.fmax(busy_until, run.produced + usual)
+        late = np.where(run.issued > run.produced + MOMENT, 0.0, run.start - due)
+        held = (late > LATE * usual + MOMENT) & (run.source >= 0)
+        # Where nobody waited, a message was there when it usually is.
+        waited = run.start > busy_until + MOMENT
+    there = np.where(waited, run.start, run.produced + usual)
+    for row in np.flatnonzero(held.any(axis=1)).tolist():
+        made = run.produced[row, receives]
+        came = _one_by_one(run.link[receives], made, there[row, receives], usual[row, receives])
+        for at in np.flatnonzero(held[row]).tolist():
+            source, target = run.rank[run.source[at]], run.rank[at]
+            ahead = (taker == source) & (made > run.produced[row, at])
+            ahead |= (giver == source) & (taker == target) & (made < run.produced[row, at])
+            apart = np.abs(run.start[row, at] - usual[row, at] - came[ahead])
+            found[row, at] = bool((apart < CLOSE * usual[row, at] + MOMENT).any())
+    explained = float(late[found].sum())
+    if explained < MOSTLY * float(late[held].sum()):
+        found[:] = False
+    return found
+
+
+def _one_by_one(links: Indices, made: Times, there: Times, usual: Times) -> Times:
+    """When messages came at the earliest if none overtakes another on its link."""
+    came = there.copy()
+    for link in np.unique(links).tolist():
+        mine = np.flatnonzero(links == link)
+        mine = mine[np.argsort(made[mine])]
+        each = np.arange(len(mine)) * usual[mine]
+        came[mine] = np.maximum.accumulate(there[mine] - each) + each
+    return came
 
 
 def _typical(run: Run, sample: Times, share: float) -> Times:

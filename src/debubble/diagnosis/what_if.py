@@ -23,6 +23,8 @@ from debubble.schedules.registry import find, make
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")
 """Kinds of actions that can be set; O is an overlapped group."""
 
+KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
+
 FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
 
 _CHANGE = re.compile(
@@ -72,8 +74,12 @@ class Change:
         """
         match = _CHANGE.fullmatch(text.strip())
         value = read_number(match["value"]) if match else float("nan")
-        if match is None or not 0 <= value < float("inf"):
+        if match is None:
             raise ParameterError(f"--set '{text}' is no change; {FORM}")
+        if not 0 <= value < float("inf"):
+            raise ParameterError(
+                f"--set '{text}': '{match['value']}' is no number from 0 on; {FORM}"
+            )
         kind = match["kind"] or match["bare"] or ""
         if kind and kind not in KINDS:
             raise ParameterError(f"--set '{text}': no kind {kind}; {did_you_mean(kind, KINDS)}")
@@ -90,6 +96,12 @@ class Change:
             raise ParameterError(
                 f"--set '{self.text}': {self.what} {self.number}; the last is "
                 f"{limits[self.what] - 1}"
+            )
+        if self.kind and not self._columns(run).any():
+            ran = ", ".join(sorted({KIND_OF.get(cls, "O") for cls in run.cls.tolist()}))
+            raise ParameterError(
+                f"--set '{self.text}': nothing of the run is {self.kind}"
+                f"{' there' if self.number is not None else ''}; it has {ran}"
             )
         if self.link and not self._columns(run).any():
             raise ParameterError(

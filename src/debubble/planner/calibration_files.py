@@ -9,6 +9,8 @@ from statistics import median
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.core.kinds import Kind
+from debubble.core.placement import Placement
 from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
 from debubble.interchange.text import read_text
@@ -49,7 +51,7 @@ def calibrate_from(
           chunks: 5, cp: 2, gpus: 64, batch: 128, microbatch_size: 1, seconds: 14.66}``; ``log`` may
           hold a line of Megatron in place of ``seconds``. What a step leaves out is the command's.
         * The same endings with ``times``: a cost file such as ``debubble profile`` writes, of one
-          GPU of the candidate.
+          GPU of the candidate, or ``debubble trace``, of all stages of it.
         * ``.csv`` with the columns of :func:`~debubble.planner.rows.run_rows`.
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
     factors
@@ -205,17 +207,38 @@ def _seconds(unit: str, path: str) -> float:
     return SECONDS[unit]
 
 
+def _of_layers(profile: CostFile, path: str, _: Candidate) -> float:
+    """What the median layer of a profile takes."""
+    times = {kind: profile.layers.get(kind) for kind in "FIW"}
+    if any(not isinstance(value, list | tuple) or not value for value in times.values()):
+        raise FormatError(f"{path}: layers needs lists F, I and W; profile stages that are lists of"
+                          " layers")  # fmt: skip
+    return sum(median(map(float, value or ())) for value in times.values())
+
+
+def _of_stages(profile: CostFile, path: str, candidate: Candidate) -> float:
+    """What a layer takes on the median stage, of those without embedding and head if there are."""
+    degrees = candidate.degrees
+    for flag, ran, planned in (
+        ("--pp", profile.ranks, degrees.pp), ("--chunks", profile.chunks, degrees.chunks),
+    ):  # fmt: skip
+        if ran not in (None, planned):
+            raise ParameterError(f"{path}: {ran} is what ran; give it as {flag}, not {planned}")
+    table = profile.costs.resolve(Placement.loop(degrees.pp, degrees.chunks)).duration
+    times = (table[Kind.F] + table[Kind.B]).tolist()
+    each = [time / count for time, count in zip(times, candidate.layers, strict=True) if count]
+    return float(median(each[1:-1] or each))
+
+
 def _from_profile(
     profile: CostFile, path: str, factors: Factors, model: Model, cluster: Cluster,
     training: Training, candidate: Candidate,
 ) -> Factors:  # fmt: skip
     """The efficiency with which a layer takes as long as the median one of a profile."""
-    times = {kind: profile.layers.get(kind) for kind in "FIW"}
-    if any(not isinstance(value, list | tuple) or not value for value in times.values()):
-        raise FormatError(f"{path}: layers needs lists F, I and W; profile stages that are lists of"
-                          " layers")  # fmt: skip
     scale = _seconds(profile.time_unit, path)
-    measured = sum(median(map(float, value or ())) for value in times.values()) * scale
+    # A profile is of layers, a trace of the stages of so many ranks.
+    of_layers = bool(profile.layers) or profile.ranks is None
+    measured = (_of_layers if of_layers else _of_stages)(profile, path, candidate) * scale
 
     def layer(value: float) -> float:
         known = with_measured(factors, model, cluster, training, candidate, value)

@@ -131,27 +131,44 @@ def write_primus(run: MadeRun, folder: Path, *, numbered: bool = False) -> None:
     })  # fmt: skip
 
 
-def write_ndtimeline(run: MadeRun, path: Path, *, names_last: bool = True) -> None:
+def write_ndtimeline(
+    run: MadeRun, path: Path, *, names_last: bool = True, tensor: tuple[int, ...] = (0,)
+) -> None:
     """One list of events as NDTimeline writes it, with sends and receives."""
-    schedule = run.schedule
     names, events = [], []
-    threads = ["compute", "pp-comm", "tp-comm", "dp-comm", "misc"]
-    copies = 1 + max(one.copy for one in run.done)
-    for copy in range(copies):
-        for rank in range(schedule.ranks):
-            first = (copy + rank * copies) * len(threads)
-            for place, name in enumerate(threads):
-                title = f"PP rank {rank}, TP rank 0, {name}"
-                names.append({"name": "thread_name", "pid": copy, "tid": first + place, "ph": "M",
-                              "args": {"name": title}})  # fmt: skip
-            calls: dict[tuple[int, str], int] = {}
-            for one in sorted(run.of(rank, copy), key=lambda one: one.start):
-                events += _work(one, schedule, first, calls)
+    for place, number in enumerate(tensor):
+        for each, more in zip((names, events), _of_tensor_rank(run, place, number), strict=True):
+            each += more
     names += [
         {"name": "process_name", "pid": copy, "ph": "M", "args": {"name": f"DP rank [{copy}]"}}
-        for copy in range(copies)
+        for copy in range(1 + max(one.copy for one in run.done))
     ]
     write(path, events + names if names_last else names + events)
+
+
+def _of_tensor_rank(
+    run: MadeRun, place: int, number: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Names of threads, and the events, of one tensor-parallel rank of every worker."""
+    schedule = run.schedule
+    names: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    threads = ["compute", "pp-comm", "tp-comm", "dp-comm", "misc"]
+    copies = 1 + max(one.copy for one in run.done)
+    done: dict[tuple[int, int], list[Done]] = {}
+    for one in sorted(run.done, key=lambda one: one.start):
+        done.setdefault((one.copy, one.rank), []).append(one)
+    for copy in range(copies):
+        for rank in range(schedule.ranks):
+            first = ((place * schedule.ranks + rank) * copies + copy) * len(threads)
+            for thread, name in enumerate(threads):
+                title = f"PP rank {rank}, TP rank {number}, {name}"
+                names.append({"name": "thread_name", "pid": copy, "tid": first + thread, "ph": "M",
+                              "args": {"name": title}})  # fmt: skip
+            calls: dict[tuple[int, str], int] = {}
+            for one in done.get((copy, rank), []):
+                events += _work(one, schedule, first, calls)
+    return names, events
 
 
 def _work(

@@ -41,6 +41,19 @@ def test_what_was_written_is_read(tmp_path: Path, name: str, names_last: bool) -
         assert messages.arrived[at] == pytest.approx(starts[step, copy, kind, after, unit])
 
 
+@pytest.mark.parametrize("tensor", [(0, 1, 3), (2, 3), (1,)])
+def test_one_tensor_rank_of_each_worker_counts(tmp_path: Path, tensor: tuple[int, ...]) -> None:
+    """Whichever is there: a file may hold one of four."""
+    run = made.run("1f1b", ranks=2, microbatches=4, copies=2)
+    made.write_ndtimeline(run, tmp_path / "timeline.json.gz", tensor=tensor)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    each = len(run.done) + 2 * len(found.messages)
+    reason = "events of tensor-parallel ranks other than the first of each worker"
+    more = each * (len(tensor) - 1)
+    assert found.left_out == ({reason: more} if more else {})
+
+
 def by_action(rows: Actions, values: NDArray[np.float64]) -> dict[tuple[int, ...], float]:
     names = ("step", "copy", "kind", "stage", "microbatch")
     keys = zip(*(getattr(rows, name).tolist() for name in names), strict=True)

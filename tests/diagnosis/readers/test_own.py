@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import debubble as db
 from debubble import Kind
 from debubble.core.errors import FormatError
+from debubble.diagnosis.diagnose import diagnose
 from debubble.diagnosis.readers.folder import read
 from debubble.interchange.chrome_trace import save_trace
 from debubble.interchange.run_trace import Transfer, save_run_trace
@@ -33,6 +35,23 @@ def test_the_measured_group_is_read(tmp_path: Path, name: str) -> None:
     assert (found.format, found.clocks) == ("debubble", "hosts")
     assert found.hosts == ("a", "a", "b", "b")
     assert found.left_out == {"actions of predicted times": len(run.done)}
+
+
+def test_halves_of_measured_pairs_begin_a_moment_apart(tmp_path: Path) -> None:
+    run = made.run("dualpipe", ranks=4, microbatches=8, steps=1, first_step=0)
+    at = {one.pair for one in run.done if one.pair >= 0}
+    late = tuple(
+        one._replace(start=one.start + 2e-6, end=one.end + 2e-6)
+        if one.pair >= 0 and place not in at else one
+        for place, one in enumerate(run.done)
+    )  # fmt: skip
+    run = replace(run, done=late)
+    save(run, tmp_path / "run.json.gz")
+    made.assert_recovered(read(tmp_path), run)
+    found = diagnose(read(tmp_path))
+    assert found.name.text == "dualpipe"
+    assert found.replay_error < 0.01
+    assert 0 < found.bubble_ratio < 1
 
 
 def test_slices(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Fault:
         How many times as long its actions take; NaN where that says nothing.
     by_kind
         The same for every kind.
+    count
+        How many actions it is in, where they are few enough to be counted; else 0.
     """
 
     cause: str
@@ -54,6 +56,7 @@ class Fault:
     where: dict[str, int] = field(default_factory=dict)
     size: float = math.nan
     by_kind: dict[str, float] = field(default_factory=dict)
+    count: int = 0
 
 
 @dataclass(eq=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.kinds import Kind
 from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
@@ -16,24 +18,41 @@ OUTLIER, SIGMAS = 1.3, 6.0
 FEW_OUTLIERS = 5
 """Outliers that are needed to say of which kind they are: five forwards are no chance."""
 
+STANDS = 1.5
+"""Fewer outliers, all of them forwards of one rank, are told where each takes so many times its
+usual time: nothing but a pause of the host does that to a forward and to no backward."""
+
 UNSTEADY = 0.05
 """Coefficient of variation from which a worker's times are unsteady."""
 
 
 def outliers(left: Unexplained) -> Iterator[Fault]:
-    """Single actions that take far longer than others: collection of garbage, if forwards."""
+    """Single actions that take far longer than others: collection of garbage, if forwards.
+
+    Few of them say so too, where they are forwards of one rank alone.
+    """
     run = left.run
     expected = np.maximum(_expected(left), 1e-30)
     ratio = left.times / expected
     counted = ratio[:, run.counted]
     spread = 1.4826 * float(np.median(np.abs(counted - 1)))
     far = (ratio > max(OUTLIER, 1 + SIGMAS * spread)) & run.counted & run.known
-    if np.count_nonzero(far) < FEW_OUTLIERS:
-        return
     excess = np.where(far, left.times - expected, 0.0)
+    few = np.count_nonzero(far) < FEW_OUTLIERS
+    if few and not _stands_still(left, far, ratio):
+        return
     forwards = np.count_nonzero(far & (run.kind == Kind.F)) / np.count_nonzero(far)
     cause = "garbage-collection" if forwards >= TOGETHER else "jitter"
-    yield left.fault(cause, excess, left.only_rank(excess))
+    fault = left.fault(cause, excess, left.only_rank(excess))
+    yield replace(fault, count=int(np.count_nonzero(far)) if few else 0)
+
+
+def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bool:
+    """Whether outliers are what a pause makes: forwards of one rank that take far longer."""
+    _, columns = np.nonzero(far)
+    one = len(set(left.run.rank[columns].tolist())) == 1
+    forwards = bool((left.run.kind[columns] == Kind.F).all())
+    return one and forwards and float(ratio[far].min()) > STANDS
 
 
 def jitter(left: Unexplained) -> Iterator[Fault]:

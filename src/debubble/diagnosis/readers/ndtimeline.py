@@ -36,8 +36,10 @@ WANTED = re.compile(
 )
 _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]{1,40})", re.ASCII)
 
+_COMPUTE = re.compile(rb"PP rank \d{1,6}, TP rank \d{1,6}, compute")
+
 NO_WORKER = "events of threads that are not called 'PP rank 0, TP rank 0, …'"
-TENSOR = "events of tensor-parallel ranks other than 0"
+TENSOR = "events of tensor-parallel ranks other than the first of each worker"
 NO_NUMBERS = "events without whole numbers as step, model_chunk and mb_id"
 NO_TIME = "events without numbers as ts and dur"
 MORE_CALLS = "steps of a worker with another number of transfers than its actions need"
@@ -60,7 +62,7 @@ class _Worker(NamedTuple):
 def recognises(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     work = b'-compute"' in head and b'"mb_id"' in head
-    return work or b"PP rank 0, TP rank 0, compute" in head
+    return work or _COMPUTE.search(head) is not None
 
 
 def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
@@ -71,9 +73,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no event tells of an action.
     """
-    found: dict[_Worker, list[_Event]] = defaultdict(list)
+    every: dict[_Worker, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
     for path in files:
-        _read_file(path, found, left_out)
+        _read_file(path, every, left_out)
+    # All tensor-parallel ranks of a worker do the same at the same time.
+    found = {worker: tensor[min(tensor)] for worker, tensor in every.items()}
+    spare = sum(len(e) for tensor in every.values() for e in tensor.values())
+    if spare := spare - sum(map(len, found.values())):
+        left_out[TENSOR] += spare
     if not found:
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
     ranks = max(worker.rank for worker in found) + 1
@@ -99,7 +106,9 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(path: Path, found: dict[_Worker, list[_Event]], left_out: LeftOut) -> None:
+def _read_file(
+    path: Path, found: dict[_Worker, dict[int, list[_Event]]], left_out: LeftOut
+) -> None:
     scan = Scan(path, left_out)
     threads: dict[tuple[int, Any], re.Match[str]] = {}
     events = []
@@ -124,10 +133,8 @@ def _read_file(path: Path, found: dict[_Worker, list[_Event]], left_out: LeftOut
         match = threads.get((one.process, one.thread))
         if match is None:
             left_out[NO_WORKER] += 1
-        elif int(match[2]):
-            left_out[TENSOR] += 1
         else:
-            found[_Worker(one.process, int(match[1]))].append(one)
+            found[_Worker(one.process, int(match[1]))][int(match[2])].append(one)
 
 
 def _actions(worker: _Worker, events: Sequence[_Event], left_out: LeftOut) -> list[Row]:

@@ -8,6 +8,7 @@ what was measured. Several files are several steps, in the order of their names.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,14 +157,37 @@ def _add(collected: Collected, number_of_step: int, step: _Step, at: float) -> f
             *place, slice=one.slice, posted=seconds(start), waited=seconds(waited),
             arrived=seconds(end),
         )  # fmt: skip
-    pairs = {
-        (rank, start): number for number, (rank, thread, start, _, _) in enumerate(step.actions)
-        if thread == PAIRED
-    }  # fmt: skip
-    for rank, _, start, end, one in step.actions:
+    pairs = _pairs(step)
+    for index, (rank, _, start, end, one) in enumerate(step.actions):
         collected.action(
             number_of_step, 0, rank, one.kind, one.stage, one.microbatch, seconds(start),
-            seconds(end), slice=one.slice, pair=pairs.get((rank, start), ALONE),
+            seconds(end), slice=one.slice, pair=pairs.get(index, ALONE),
             waited=arrivals.get((rank, one.kind == Kind.F, *one[1:]), NAN),
         )  # fmt: skip
     return seconds(max(end for *_, end, _ in step.actions))
+
+
+def _pairs(step: _Step) -> dict[int, int]:
+    """The pair of every action in one: that of its first half.
+
+    The other halves stand on a thread of their own, and began a moment later where that was
+    measured. They go with the action on the first thread that they share most of their time with.
+    """
+    firsts: dict[int, list[tuple[float, float, int]]] = {}
+    for place, (rank, thread, start, end, _) in enumerate(step.actions):
+        if thread != PAIRED:
+            firsts.setdefault(rank, []).append((start, end, place))
+    for row in firsts.values():
+        row.sort()
+    found: dict[int, int] = {}
+    for place, (rank, thread, start, end, _) in enumerate(step.actions):
+        if thread != PAIRED:
+            continue
+        row = firsts.get(rank, [])
+        at = bisect_right(row, (start, end, place))
+        near = row[max(at - 2, 0) : at + 1]
+        shared = [(min(end, over) - max(start, begin), other) for begin, over, other in near]
+        most, other = max(shared, default=(0.0, ALONE))
+        if most > 0:
+            found[place] = found[other] = other
+    return found
