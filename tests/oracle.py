@@ -137,6 +137,9 @@ def group_time(own: OwnCosts, members: list[Action]) -> float:
     kinds = [member.kind for member in members]
     if len(members) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
         first, second = sorted(members, key=lambda member: member.kind)
+        if not backward_needed(schedule, own.average, second.stage):
+            table = own.table_of(first.microbatch)
+            return float(table.duration[int(first.kind), place_of(schedule, first)])
         if own.costs[0] is not own.average:
             return pair_time(own, first, second)
         return own.table.pair((int(first.kind), place_of(schedule, first)),
@@ -177,11 +180,15 @@ def link_time(
     return latency + float(size) * schedule.slicing.shares[part] / costs.bandwidth
 
 
+def backward_needed(schedule: Schedule, costs: Costs, stage: int) -> bool:
+    """Whether weights up to a stage are trained."""
+    return bool((np.broadcast_to(costs.frozen, schedule.stages)[: stage + 1] < 1).any())
+
+
 def message_size(schedule: Schedule, costs: Costs, boundary: tuple[int, int]) -> float | None:
     """Size of what one stage sends to its neighbour, None for a gradient that nobody needs."""
     sender, receiver = boundary
-    frozen = np.broadcast_to(costs.frozen, schedule.stages)
-    if sender > receiver and (frozen[: receiver + 1] == 1).all():
+    if sender > receiver and not backward_needed(schedule, costs, receiver):
         return None
     return float(np.broadcast_to(costs.message, schedule.stages - 1)[min(boundary)])
 

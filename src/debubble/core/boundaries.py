@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.frozen import Freeze
 from debubble.core.placement import Placement
 from debubble.core.stage_values import Spread, link_times, numbers_of
 
@@ -63,15 +64,18 @@ def largest_message(costs: Costs) -> float:
 
 
 def boundaries_of(
-    costs: Costs, placement: Placement, slices: int, needed: NDArray[np.bool_] | None
+    costs: Costs, placement: Placement, slices: int, frozen: Freeze | None
 ) -> Boundaries | None:
     """What every stage sends where the ranks alone do not say it, else None.
 
     Parameters
     ----------
-    needed
-        Whether each stage gets gradients; None where all do.
+    frozen
+        What is frozen on every place; None where nothing is.
     """
+    needed = None
+    if frozen is not None:
+        needed = frozen.needed[: placement.copies * placement.stages]
     if isinstance(costs.message, float) and (needed is None or needed.all()):
         return None
     stages, copies = placement.stages, placement.copies

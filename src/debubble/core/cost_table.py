@@ -84,6 +84,8 @@ class CostTable:
         are alike.
     boundaries
         Transfers by the stage that sends, where they differ by more than their ranks; else None.
+    frozen
+        What is frozen on every place; None where nothing is.
     """
 
     duration: NDArray[np.float64]
@@ -108,6 +110,7 @@ class CostTable:
     causal: NDArray[np.float64] | None = None
     lengths: NDArray[np.float64] | None = None
     boundaries: Boundaries | None = None
+    frozen: Freeze | None = None
 
     @classmethod
     def of(
@@ -178,9 +181,9 @@ class CostTable:
         timed = duration[: len(TIMED_KINDS)]
         timed += times / divisor
         if frozen is not None:
-            spared = frozen.of_slices(len(slicing.shares))
+            frozen = frozen.of_slices(len(slicing.shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
-                freeze(times_of_kind, spared)
+                freeze(times_of_kind, frozen)
         if costs.runtime == "torch":
             first = slice(None, None, placement.stages)
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
@@ -190,17 +193,15 @@ class CostTable:
         if costs.overhead:
             duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
             if frozen is not None:
-                duration[list(BACKWARD)] *= spared.needed
-                duration[Kind.W] *= spared.share < 1
+                duration[list(BACKWARD)] *= frozen.needed
+                duration[Kind.W] *= frozen.share < 1
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
             spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
             link_times(costs, placement.ranks, message), excess, part_duration,
             sharded.get("activation", 0.0) / placement.ranks, costs,
             placement, slicing, pairs, overlaps, causal, None,
-            boundaries_of(
-                costs, placement, len(slicing.shares), None if frozen is None else frozen.needed
-            ),
+            boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
@@ -282,9 +283,9 @@ class CostTable:
     def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> Spread:
         """Time to start actions: none where frozen weights leave them nothing to do."""
         overhead = self.costs.overhead
-        if not overhead or self.costs.frozen == 0:
+        if not overhead or self.frozen is None:
             return overhead
-        return np.where(self.duration[kinds, places] > 0, overhead, 0.0)
+        return np.where(self.frozen.idle(kinds, places), 0.0, overhead)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
@@ -341,9 +342,9 @@ class CostTable:
         if self.pairs:
             keys = zip(*((half[1] % stages).tolist() for half in (first, second)), strict=True)
             time = np.array([self.pairs.get(key, time[at]) for at, key in enumerate(keys)])
-        if self.costs.frozen != 0:
+        if self.frozen is not None:
             # A forward beside a backward that has nothing to do is no pair.
-            idle = self.duration[second] == 0
+            idle = self.frozen.idle(*second)
             time, factor = np.where(idle, np.nan, time), np.where(idle, 1.0, factor)
         started = self._started(*first) + self._started(*second)
         if lengths is None:

@@ -8,7 +8,7 @@ its forward leaves nothing, since no backward will read it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,11 @@ class Freeze(NamedTuple):
         """From shares of all stages, or layers, one copy of the model behind the other."""
         trained = (share < 1).reshape(-1, stages)
         return cls(share, np.logical_or.accumulate(trained, axis=1).ravel())
+
+    def idle(self, kinds: NDArray[Any], places: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether actions have nothing to do."""
+        alone = (kinds == Kind.W) & (self.share[places] >= 1)
+        return np.asarray(np.isin(kinds, BACKWARD) & (alone | ~self.needed[places]))
 
     def at(self, where: slice) -> Freeze:
         """The same of some of them."""
