@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import debubble as db
+from debubble.core.actions import Kind
 from debubble.core.errors import DebubbleError
+from debubble.core.placement import Placement
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounding import single_ranks
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.kept_ranks import Count, kept_bound
+from debubble.optimize.layers import layers_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import rounded
 from debubble.optimize.stop import Stop
@@ -91,3 +94,49 @@ def test_a_large_message_delays_both_ways() -> None:
     # The last rank's work, the way there and back, and twice the message.
     assert found.makespan >= 4 * 3 + 3 * 3 + 2 * 2
     assert found.lower_bound >= 4 * 3 + 3 * 3 + 2 * 2
+
+
+LAYERS = {
+    "F": [3, 3, 3, 3, 2, 2, 2, 2],
+    "B": [6, 6, 6, 6, 4, 4, 4, 4],
+    "frozen": [1, 1, 1, 0, 0, 1, 0.5, 0],
+    "activation": [1, 1, 1, 1, 2, 2, 2, 2],
+}
+
+
+def test_layers_are_frozen_one_by_one() -> None:
+    costs = db.Costs(p2p=0.5, embedding={"F": 1, "B": 2, "activation": 3})
+    layers = layers_of(LAYERS, costs)
+    table = layers.cut(Placement.loop(4, 1), (2, 2, 2, 2)).resolve(Placement.loop(4, 1))
+    F, I, W, B = table.duration[[Kind.F, Kind.I, Kind.W, Kind.B]].tolist()
+    assert F == [7, 6, 4, 4]
+    assert I == [0, 3, 4, 4]
+    assert W == [0, 3, 2, 1 + 2]
+    assert B == [0, 6, 4 + 2, 3 + 4]
+    assert table.activation.tolist() == [0, 1, 4, 4]
+    assert table.boundaries is not None
+    assert table.boundaries.sends[1].tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("mode", ["overlapped", "channel", "blocking"])
+@pytest.mark.parametrize("backward", ["fused", "split"])
+def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
+    costs = db.Costs(p2p=4, embedding={"F": 1, "B": 2}, head={"F": 1, "B": 2})
+    asked: dict[str, Any] = {"ranks": 3, "microbatches": 2, "backward": backward, "memory": 1000}
+    found = db.optimize(
+        costs=costs, layers=LAYERS, cache=False, effort=0.05, p2p_mode=mode, **asked
+    )
+    layers, place = layers_of(LAYERS, costs), Placement.loop(3, 1)
+    for cut in [(a, b - a, 8 - b) for a in range(1, 7) for b in range(a + 1, 8)]:
+        fixed = layers.cut(place, cut)
+        order = db.optimize(costs=fixed, cache=False, effort=0.02, p2p_mode=mode, **asked)
+        assert found.lower_bound <= order.makespan + 1e-9, cut
+
+
+def test_cutting_by_frozen_layers_beats_an_even_cut() -> None:
+    asked: dict[str, Any] = {"ranks": 4, "microbatches": 8, "cache": False, "effort": 0.05}
+    layers = {"F": [1] * 12, "B": [2] * 12, "frozen": [1] * 6 + [0] * 6}
+    even = layers_of(layers, db.Costs()).cut(Placement.loop(4, 1), (3, 3, 3, 3))
+    cut = db.optimize(layers=layers, costs=db.Costs(), **asked)
+    assert cut.makespan < db.optimize(costs=even, **asked).makespan
+    assert cut.makespan < 8 * 9
