@@ -96,7 +96,7 @@ def longer(schedule: Schedule, costs: Costs, length: float) -> Costs:
                    for share in a],
         activation=scaled(each("activation", schedule.ranks / schedule.stages)),
         kv=scaled(each("kv", 0.0)), exchange=scaled(each("exchange", 0.0)),
-        message=costs.message * length, **parts,
+        message=(np.asarray(costs.message) * length).tolist(), **parts,
     )  # fmt: skip
 
 
@@ -137,6 +137,9 @@ def group_time(own: OwnCosts, members: list[Action]) -> float:
     kinds = [member.kind for member in members]
     if len(members) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
         first, second = sorted(members, key=lambda member: member.kind)
+        if not backward_needed(schedule, own.average, second.stage):
+            table = own.table_of(first.microbatch)
+            return float(table.duration[int(first.kind), place_of(schedule, first)])
         if own.costs[0] is not own.average:
             return pair_time(own, first, second)
         return own.table.pair((int(first.kind), place_of(schedule, first)),
@@ -159,12 +162,35 @@ def place_of(schedule: Schedule, action: Action) -> int:
     return group * schedule.stages + action.stage
 
 
-def link_time(schedule: Schedule, costs: Costs, sender: int, receiver: int, part: int) -> float:
-    """What the transfer of one slice takes."""
+def link_time(
+    schedule: Schedule,
+    costs: Costs,
+    sender: int,
+    receiver: int,
+    part: int,
+    boundary: tuple[int, int] | None = None,
+) -> float:
+    """What the transfer of one slice takes, where it is known from which stage to which."""
     if sender == receiver:
         return 0.0
     latency = costs.p2p if isinstance(costs.p2p, float) else costs.p2p[sender][receiver]
-    return latency + costs.message * schedule.slicing.shares[part] / costs.bandwidth
+    size = np.max(costs.message) if boundary is None else message_size(schedule, costs, boundary)
+    if size is None:
+        return 0.0
+    return latency + float(size) * schedule.slicing.shares[part] / costs.bandwidth
+
+
+def backward_needed(schedule: Schedule, costs: Costs, stage: int) -> bool:
+    """Whether weights up to a stage are trained."""
+    return bool((np.broadcast_to(costs.frozen, schedule.stages)[: stage + 1] < 1).any())
+
+
+def message_size(schedule: Schedule, costs: Costs, boundary: tuple[int, int]) -> float | None:
+    """Size of what one stage sends to its neighbour, None for a gradient that nobody needs."""
+    sender, receiver = boundary
+    if sender > receiver and not backward_needed(schedule, costs, receiver):
+        return None
+    return float(np.broadcast_to(costs.message, schedule.stages - 1)[min(boundary)])
 
 
 def copy_time(own: OwnCosts, action: Action, rank: int) -> float:
@@ -294,11 +320,13 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                 return None
             latest = max(latest, copied[Action(stage, Kind.RELOAD, microbatch)])
         for alternatives in sources:
-            known = [finished[source] for source in alternatives if source in finished]
+            known = [source for source in alternatives if source in finished]
             if not known:
                 return None
-            when, where = known[0]
-            takes = link_time(schedule, own.of(microbatch), where, rank, part)
+            when, where = finished[known[0]]
+            there = (known[0].stage, stage)
+            boundary = there if there[0] != there[1] else None
+            takes = link_time(schedule, own.of(microbatch), where, rank, part, boundary)
             latest = max(latest, when + takes)
         return latest
 

@@ -107,7 +107,9 @@ class Run:
                 begin = max(posted[True], *(self.idle[line] for line in self.lines[name]))
             part = name[1] % self.schedule.slices
             costs = self.own.of(name[1])
-            over = begin + link_time(self.schedule, costs, end.sender, end.receiver, part)
+            boundary = name[2], name[2] + (1 if name[0] == "F" else -1)
+            ranks = end.sender, end.receiver
+            over = begin + link_time(self.schedule, costs, *ranks, part, boundary)
             self.over[name] = over
             del self.waiting[name]
             for line in self.lines[name]:

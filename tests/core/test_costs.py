@@ -117,7 +117,7 @@ def test_scaled_times_leave_memory_alone() -> None:
         ({"p2p": {0: 1}}, r"p2p is \{0: 1\}; give a number, or a square matrix"),
         ({"p2p": []}, r"p2p is \[\]; give a number"),
         ({"p2p": None}, "p2p is None; give a number"),
-        ({"message": [1]}, r"message is \[1\]; give a number"),
+        ({"message": []}, r"message is \[\]; give a number, a list with one per boundary"),
         ({"bandwidth": [1]}, r"bandwidth is \[1\]; give a number"),
         ({"host_bandwidth": 1e-200}, "host_bandwidth is 1e-200; give a positive number"),
         ({"host_link_shared_by": 3}, "host_link_shared_by is 3; a link to the host serves 1 or 2"),

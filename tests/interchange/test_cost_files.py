@@ -434,6 +434,7 @@ VALUES_OF = {
     "rank": PER_STAGE,
     "pair": PER_STAGE | st.dictionaries(PAIRS | st.integers(0, 2), NUMBERS, min_size=1),
     "microbatch": PER_STAGE,
+    "boundary": PER_STAGE,
     "link": NUMBERS | st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=3, max_size=3),
     "number": NUMBERS,
     "rate": st.floats(1e-3, 1e6),

@@ -168,7 +168,8 @@ def _computed(timeline: Timeline, before: Positions, rank: Positions) -> NDArray
     if timeline.late is not None:
         # Actions that could have started sooner wait no longer for a transfer than it takes.
         unit = schedule.microbatch_of(microbatches_of(schedule.actions[source]))
-        journey = _largest(timeline.table.transfers(home, rank[of], unit), of, len(before))
+        times = timeline.table.transfers(home, rank[of], unit, *_made(schedule, source))
+        journey = _largest(times, of, len(before))
         computed = np.maximum(computed, timeline.start[before] - np.maximum(journey, 0.0))
     if timeline.mode != "blocking":
         computed[np.bincount(of[far], minlength=len(before)) == 0] = np.inf
@@ -182,6 +183,12 @@ def _needs(schedule: Schedule, first: Positions, last: Positions) -> tuple[Posit
     of = np.repeat(np.arange(len(first)), end - begin)
     inside = np.arange(len(of)) - np.repeat(np.cumsum(end - begin) - (end - begin), end - begin)
     return of, waits.producer[begin[of] + inside]
+
+
+def _made(schedule: Schedule, of: Positions) -> tuple[Positions, Positions]:
+    """Kinds and places of some actions."""
+    actions = schedule.actions[of]
+    return kinds_of(actions), schedule.places_of(actions)
 
 
 def _largest(values: NDArray[np.float64], of: Positions, count: int) -> NDArray[np.float64]:
@@ -213,7 +220,7 @@ def _split_memory(
     of, producer = _needs(schedule, following, following)
     unit = schedule.microbatch_of(microbatches_of(actions[producer]))
     arrival = timeline.end[producer] + timeline.table.transfers(
-        home[producer], home[following[of]], unit
+        home[producer], home[following[of]], unit, *_made(schedule, producer)
     )
     ready = np.maximum(_largest(arrival, of, len(following)), 0.0)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from debubble.analysis.bubbles import CAUSES, bubbles
 from debubble.analysis.receive_buffers import receive_slots
 from debubble.core.actions import Kind, kinds_of, microbatches_of
+from debubble.core.boundaries import Boundaries, largest_message
 from debubble.core.kind_relations import boundary_offsets
 from debubble.core.schedule import Schedule
 from debubble.core.units import Scale, number, percent
@@ -83,19 +84,27 @@ FULLEST = "of the fullest rank"
 """Aggregation of per-rank peaks where one number is shown."""
 
 
-def boundary_transfers(schedule: Schedule) -> int:
+def boundary_transfers(schedule: Schedule, boundaries: Boundaries | None = None) -> int:
     """Number of boundary activations and gradients that move between ranks.
 
     A forward hands its result to the next stage, and a backward (I or B) its result to the stage
-    before; neighbours on the same rank hand it over for free. Slices move one by one.
+    before; neighbours on the same rank hand it over for free, and stages that need no gradient get
+    none. Slices move one by one.
     """
-    return int(_transfers_of_slices(schedule).sum())
+    return int(_transfers_of_slices(schedule, boundaries).sum())
 
 
 def _transfers_of_slices(
-    schedule: Schedule, lengths: NDArray[np.float64] | None = None
+    schedule: Schedule,
+    boundaries: Boundaries | None,
+    lengths: NDArray[np.float64] | None = None,
+    *,
+    sized: bool = False,
 ) -> NDArray[np.float64]:
-    """Boundary transfers of every slice, each times its microbatch's length; ``(slices,)``."""
+    """Boundary transfers of every slice, each times its microbatch's length; ``(slices,)``.
+
+    Where they are `sized`, each counts as often as the size of its boundary's message says.
+    """
     placement, stages = schedule.placement, schedule.stages
     home = placement.ranks_of_stages.reshape(placement.copies, stages)
     moves = home[:, 1:] != home[:, :-1]
@@ -103,6 +112,13 @@ def _transfers_of_slices(
     for kind, offset in boundary_offsets().items():
         by_kind[kind, :, max(-offset, 0) : stages - max(offset, 0)] = moves
     crosses = by_kind.reshape(len(Kind), -1)
+    sizes = np.ones(crosses.shape)
+    if boundaries is not None:
+        for kind, offset in boundary_offsets().items():
+            row = int(offset < 0)
+            crosses[kind] &= boundaries.sends[row]
+            if sized:
+                sizes[kind] = boundaries.size[row]
     places = crosses.shape[1]
     total = np.zeros(schedule.slices)
     for rank in range(schedule.ranks):
@@ -112,6 +128,9 @@ def _transfers_of_slices(
         weights = None
         if lengths is not None:
             weights = lengths[schedule.microbatch_of(microbatches_of(program[moved]))]
+        if sized:
+            sizes_moved = sizes[kinds_of(program), place][moved]
+            weights = sizes_moved if weights is None else weights * sizes_moved
         total += np.bincount(part[moved], weights, minlength=schedule.slices)
     return total
 
@@ -133,8 +152,11 @@ def p2p_volume(timeline: Timeline) -> float:
 
     The transfer of a slice counts for its share of the tokens, that of a microbatch for its length.
     """
-    counts = _transfers_of_slices(timeline.schedule, timeline.table.lengths)
-    message = timeline.table.costs.message or 1.0
+    table = timeline.table
+    named, given = largest_message(table.costs) > 0, table.costs.message
+    message = given if named and isinstance(given, float) else 1.0
+    sized = named and not isinstance(given, float)
+    counts = _transfers_of_slices(timeline.schedule, table.boundaries, table.lengths, sized=sized)
     if len(counts) == 1:
         return float(counts[0] * message)
     return float(counts @ np.asarray(timeline.schedule.slicing.shares)) * message
@@ -184,7 +206,10 @@ MEASURES: list[Measure] = [
         "per rank: largest activation memory held at one time", "memory",
         compared=True, head="peak|activation", reported=True,
     ),
-    Measure("p2p_transfers", lambda timeline: boundary_transfers(timeline.schedule)),
+    Measure(
+        "p2p_transfers",
+        lambda timeline: boundary_transfers(timeline.schedule, timeline.table.boundaries),
+    ),
     Measure(
         "parameter_copies", lambda timeline: parameter_copies(timeline.schedule),
         "copies of the model × versions of the weights kept (mean over ranks)",

@@ -8,6 +8,7 @@ import numpy as np
 
 from debubble.analysis.measures import meanings
 from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
+from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.schedule import Schedule
@@ -76,8 +77,10 @@ def conventions(timeline: Timeline) -> dict[str, str]:
 def measure_words(costs: Costs) -> dict[str, str]:
     """Definitions of all measures for these costs, by key."""
     words = meanings()
-    if costs.message > 0:
-        words["p2p_volume"] += f", times the message size of {costs.message:g}"
+    if largest_message(costs) > 0:
+        size = costs.message
+        whose = f"the message size of {size:g}" if isinstance(size, float) else "its message's size"
+        words["p2p_volume"] += f", times {whose}"
     return words
 
 
@@ -100,6 +103,8 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
         lengths = given.values() if isinstance(given, Mapping) else np.atleast_1d(given)
         spread = dict.fromkeys(number(length) for length in (min(lengths), max(lengths)))
         more += f"; microbatches are {' to '.join(spread)} times as long as the average one"
+    if costs.frozen != 0:
+        more += "; frozen weights take no W, and no backward before the first that are trained"
     if costs.runtime == "torch":
         more += "; as in PyTorch's runtime, stage 0's I does nothing, its W is the whole backward"
     if costs.basis != "rank":

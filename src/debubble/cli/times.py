@@ -18,9 +18,9 @@ NAMES = tuple(name for name, spec in COST_FIELDS.items() if spec.shape != "part"
 SPREAD = tuple(
     name
     for name, spec in COST_FIELDS.items()
-    if spec.shape in ("stage", "rank", "pair", "microbatch")
+    if spec.shape in ("stage", "rank", "pair", "microbatch", "boundary")
 )
-"""Costs that may have one value per stage, rank or microbatch."""
+"""Costs that may have one value per stage, rank, microbatch or boundary."""
 
 _INDEXED = re.compile(r"(\w+)\.([0-9]{1,9})")
 
@@ -84,7 +84,8 @@ def parse_times(text: str, flag: str) -> Costs:
 def _owner(name: str, owner: str) -> str:
     """What a cost has one value of each for; `owner` for those that know stages or ranks."""
     spec = COST_FIELDS.get(name)
-    return spec.shape if spec is not None and spec.shape == "microbatch" else owner
+    own = spec is not None and spec.shape in ("microbatch", "boundary")
+    return spec.shape if spec is not None and own else owner
 
 
 def _with_exceptions(

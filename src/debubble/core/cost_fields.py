@@ -25,7 +25,7 @@ DEFAULT = "default"
 """Key of a mapping's value for every stage that the mapping does not name."""
 
 Shape = Literal[
-    "stage", "rank", "pair", "microbatch", "link", "number", "rate", "sharing", "part"
+    "stage", "rank", "pair", "microbatch", "boundary", "link", "number", "rate", "sharing", "part"
 ]  # fmt: skip
 
 SHAPES: dict[Shape, str] = {
@@ -33,6 +33,7 @@ SHAPES: dict[Shape, str] = {
     "rank": "one number, or one per rank",
     "pair": "one number, one per stage of the forward, or one per pair of stages",
     "microbatch": "one number, or one per microbatch",
+    "boundary": "one number, or one per boundary between stages",
     "link": "one number, or a matrix of ranks",
     "number": "one number",
     "rate": "one number",
@@ -79,7 +80,7 @@ class CostField:
         What forms read themselves, or know nothing of, may differ.
         """
         own = ("R", "kept_for_weight", "recompute_kept")
-        return self.shape in ("stage", "pair", "link") and self.name not in own
+        return self.shape in ("stage", "pair", "link", "boundary") and self.name not in own
 
 
 def cost(
@@ -323,6 +324,6 @@ def _part(spec: CostField, value: Any) -> dict[str, float]:
 
 
 _CHECKS: dict[Shape, Callable[[CostField, Any], Any]] = {
-    "stage": _spread, "rank": _spread, "pair": _pairs, "microbatch": _spread,
+    "stage": _spread, "rank": _spread, "pair": _pairs, "microbatch": _spread, "boundary": _spread,
     "link": _link, "number": _one, "rate": _rate, "sharing": _sharing, "part": _part,
 }  # fmt: skip

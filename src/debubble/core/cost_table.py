@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import VOCABULARY_KINDS, Kind
+from debubble.core.boundaries import Boundaries, boundaries_of, largest_message
 from debubble.core.embedding_and_head import PARTS, costs_of_parts
+from debubble.core.frozen import BACKWARD, Freeze, freeze
 from debubble.core.placement import Placement
 from debubble.core.slicing import WHOLE, Slicing
+from debubble.core.slicing_times import attention_times, sliced_times
 from debubble.core.stage_values import (
     Spread,
     StageValues,
@@ -59,7 +62,7 @@ class CostTable:
         Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
     link
         Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
-        zero on the diagonal.
+        zero on the diagonal. Where messages differ by boundary it is of the largest.
     excess
         Extra time of a slice's transfer over the average one's; shape ``(slices,)``.
     part_duration
@@ -79,6 +82,10 @@ class CostTable:
     lengths
         Length of every microbatch, 1 for the average one; shape ``(microbatches,)``. None where all
         are alike.
+    boundaries
+        Transfers by the stage that sends, where they differ by more than their ranks; else None.
+    frozen
+        What is frozen on every place; None where nothing is.
     """
 
     duration: NDArray[np.float64]
@@ -102,6 +109,8 @@ class CostTable:
     overlap: NDArray[np.float64]
     causal: NDArray[np.float64] | None = None
     lengths: NDArray[np.float64] | None = None
+    boundaries: Boundaries | None = None
+    frozen: Freeze | None = None
 
     @classmethod
     def of(
@@ -125,7 +134,8 @@ class CostTable:
             else spread(costs.activation, "activation", 0.0) / divisor
         )
         parts = {name: getattr(costs, name) for name in PARTS}
-        part_duration, part_memory = costs_of_parts(parts, placement, vocabulary)
+        frozen = _frozen(costs, spread)
+        part_duration, part_memory = costs_of_parts(parts, placement, vocabulary, frozen)
         sharded = costs.head if vocabulary and costs.head else {}
         held = unit + part_memory if any(parts.values()) else unit
         pairs, overlap = pair_values(costs.O, spread, divisor)
@@ -144,17 +154,21 @@ class CostTable:
         )
         times, collective = rows[:5], rows[12:]
         activation, kept, checkpoint, kv, offload, attention, overlaps = rows[5:12]
-        message = costs.message / costs.bandwidth
+        if frozen is not None:
+            rows[5:8] *= frozen.needed
+            kept *= 1 - frozen.share
+            collective[1] *= 1 - frozen.share
+        message = largest_message(costs) / costs.bandwidth
         excess = np.zeros(1)
         causal = None
         if costs.microbatch is not None:
             causal = np.zeros_like(part_duration)
-            causal[: len(TIMED_KINDS)] = _attention(times, attention) / divisor
+            causal[: len(TIMED_KINDS)] = attention_times(times, attention) / divisor
             causal = np.hstack([share * causal for share in slicing.attention])
         if slicing != WHOLE:
             shares = np.asarray(slicing.shares)
             exchange = spread(costs.exchange, "exchange", 0.0)
-            times = _sliced(times, attention, exchange, slicing)
+            times = sliced_times(times, attention, exchange, slicing)
             activation, kept, checkpoint, kv = (
                 np.outer(shares, memory).ravel() for memory in (activation, kept, checkpoint, kv)
             )
@@ -166,6 +180,10 @@ class CostTable:
         duration = part_duration.copy()
         timed = duration[: len(TIMED_KINDS)]
         timed += times / divisor
+        if frozen is not None:
+            frozen = frozen.of_slices(len(slicing.shares))
+            for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
+                freeze(times_of_kind, frozen)
         if costs.runtime == "torch":
             first = slice(None, None, placement.stages)
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
@@ -174,12 +192,16 @@ class CostTable:
             kept[first] = activation[first]
         if costs.overhead:
             duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
+            if frozen is not None:
+                duration[list(BACKWARD)] *= frozen.needed
+                duration[Kind.W] *= frozen.share < 1
         return cls(
             duration, activation, kept, offload, checkpoint, kv, attention,
             spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
             link_times(costs, placement.ranks, message), excess, part_duration,
             sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, overlaps, causal,
+            placement, slicing, pairs, overlaps, causal, None,
+            boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
         )  # fmt: skip
 
     def for_microbatches(self, microbatches: int) -> CostTable:
@@ -201,20 +223,49 @@ class CostTable:
             return 0.0
         return max(0.0, float(self.link[sender, receiver] + self.excess[part]))
 
-    def transfers(
-        self, senders: NDArray[Any], receivers: NDArray[Any], microbatches: NDArray[Any]
+    def sent(
+        self, gradients: NDArray[np.bool_], places: NDArray[Any], lengths: Spread = 1.0
     ) -> NDArray[np.float64]:
-        """Transfer times between ranks of average slices of some microbatches of an iteration."""
+        """Transfer times by what is sent: activations or gradients that some places make.
+
+        Microbatches have these lengths. Only where transfers differ by boundary.
+        """
+        assert self.boundaries is not None, "these transfers differ by rank alone"
+        part, place = np.divmod(places, self.boundaries.time.shape[1])
+        shares = np.asarray(self.slicing.shares)
+        rows = gradients.astype(np.int64)
+        return self.boundaries.times(rows, place, shares[part] * lengths, 1 / len(shares))
+
+    def transfers(
+        self,
+        senders: NDArray[Any],
+        receivers: NDArray[Any],
+        microbatches: NDArray[Any],
+        kinds: NDArray[Any],
+        places: NDArray[Any],
+    ) -> NDArray[np.float64]:
+        """Transfer times between ranks of average slices of some microbatches of an iteration.
+
+        Kinds and places are those of the actions whose results are sent.
+        """
         times: NDArray[np.float64] = self.link[senders, receivers]
-        if self.lengths is None:
+        lengths: Spread = 1.0
+        if self.lengths is not None:
+            lengths = self.lengths[microbatches]
+            more = self.message_times.mean() * (lengths - 1)
+            times = np.where(senders != receivers, np.maximum(times + more, 0.0), 0.0)
+        if self.boundaries is None:
             return times
-        more = self.message_times.mean() * (self.lengths[microbatches] - 1)
-        return np.asarray(np.where(senders != receivers, np.maximum(times + more, 0.0), 0.0))
+        average = 1 / len(self.slicing.shares)
+        stages = places % self.boundaries.time.shape[1]
+        own = self.boundaries.times((kinds != Kind.F) * 1, stages, average * lengths, average)
+        hands_on = np.isin(kinds, (Kind.F, Kind.I, Kind.B)) & (senders != receivers)
+        return np.where(hands_on, own, times)
 
     @property
     def message_times(self) -> NDArray[np.float64]:
         """Part of a slice's transfer time that grows with its length, shape ``(slices,)``."""
-        return self.costs.message / self.costs.bandwidth * np.asarray(self.slicing.shares)
+        return largest_message(self.costs) / self.costs.bandwidth * np.asarray(self.slicing.shares)
 
     def times(
         self, kinds: NDArray[Any], places: NDArray[Any], lengths: Spread
@@ -224,10 +275,17 @@ class CostTable:
         Kinds are those of work, and passes of the output layer's shards.
         """
         assert self.causal is not None, "these costs have no lengths of microbatches"
-        started, square = self.costs.overhead, self.causal[kinds, places]
+        started, square = self._started(kinds, places), self.causal[kinds, places]
         linear = self.duration[kinds, places] - square - started
         found: NDArray[np.float64] = linear * lengths + square * np.square(lengths) + started
         return found
+
+    def _started(self, kinds: NDArray[Any], places: NDArray[Any]) -> Spread:
+        """Time to start actions: none where frozen weights leave them nothing to do."""
+        overhead = self.costs.overhead
+        if not overhead or self.frozen is None:
+            return overhead
+        return np.where(self.frozen.idle(kinds, places), 0.0, overhead)
 
     def moved(self, recomputed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Memory that an OFFLOAD moves on every place: of the checkpoint where it is recomputed."""
@@ -278,12 +336,17 @@ class CostTable:
 
         The microbatches of the two halves have `lengths`, and are average ones without.
         """
-        factor, stages = self.costs.overlap_factor, self.placement.stages
+        factor: Spread = self.costs.overlap_factor
+        stages = self.placement.stages
         time = self.overlap[first[1] % len(self.overlap)]
         if self.pairs:
             keys = zip(*((half[1] % stages).tolist() for half in (first, second)), strict=True)
             time = np.array([self.pairs.get(key, time[at]) for at, key in enumerate(keys)])
-        started = 2 * self.costs.overhead
+        if self.frozen is not None:
+            # A forward beside a backward that has nothing to do is no pair.
+            idle = self.frozen.idle(*second)
+            time, factor = np.where(idle, np.nan, time), np.where(idle, 1.0, factor)
+        started = self._started(*first) + self._started(*second)
         if lengths is None:
             alone = (self.duration[first] + self.duration[second] - started) * factor
             parts = (self.part_duration[first] + self.part_duration[second]) * factor
@@ -323,32 +386,15 @@ class CostTable:
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
 
 
+def _frozen(costs: Costs, spread: StageValues) -> Freeze | None:
+    """What is frozen on every (copy, stage); None where nothing is."""
+    if costs.frozen == 0:
+        return None
+    placement = spread.placement
+    share = np.zeros(placement.copies * placement.stages) + spread(costs.frozen, "frozen", 0.0)
+    return Freeze.of(share, placement.stages) if share.any() else None
+
+
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:
     """Memory that each of `ranks` ranks holds all the time, shape ``(ranks,)``."""
     return StageValues(Placement.loop(ranks, 1), "rank").ranks(costs.static, "static")
-
-
-def _sliced(
-    times: NDArray[np.float64],
-    attention: NDArray[np.float64],
-    exchange: Spread,
-    slicing: Slicing,
-) -> NDArray[np.float64]:
-    """Times of F, I, W, B and R for every slice and stage, from those of whole microbatches."""
-    causal = _attention(times, attention)
-    tokens, area = np.asarray(slicing.shares), slicing.attention
-    pieces = tokens[:, None] * (times - causal)[:, None, :] + area[:, None] * causal[:, None, :]
-    if slicing.exchange:
-        sent = np.array([1, 2, 0, 2, 1])[:, None, None] * exchange
-        pieces = pieces + tokens[:, None] * sent
-    sliced: NDArray[np.float64] = pieces.reshape(len(times), -1)
-    return sliced
-
-
-def _attention(times: NDArray[np.float64], attention: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Time of causal attention in F, I, W, B and R of every stage, from its share of F and B."""
-    F, I, W, B, R = times
-    # Attention of the backward is I's: (share of I) · I = (share of the backward) · (I + W).
-    of_grad = np.minimum(attention * (I + W), I)
-    of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
-    return np.array([attention * F, of_grad, 0 * W, of_full, attention * R])

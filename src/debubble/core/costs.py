@@ -70,8 +70,9 @@ class Costs:
         Time between producer and consumer on different ranks: one number, or a matrix
         ``p2p[from][to]`` of shape ``(ranks, ranks)``. Never divided by the number of chunks.
     message, bandwidth
-        Size of one boundary activation and size per unit of time; a transfer takes
-        ``p2p + message / bandwidth``.
+        Size of one boundary activation, and of its gradient, and size per unit of time; a transfer
+        takes ``p2p + message / bandwidth``. Messages are of one size, or of one for each of the
+        boundaries 0..S − 2, where boundary s is between stages s and s + 1, whatever the basis.
     activation
         Memory one microbatch leaves on a stage after its forward. The default counts in activation
         units: ranks / stages, so that one microbatch on one rank is 1.
@@ -90,6 +91,13 @@ class Costs:
         Share of F, R and the full backward that is causal attention, which takes later slices of a
         sequence longer. Weights have no part in it: in a split backward all of it is in I, at most
         the whole of I. Matters for schedules with slices, and where microbatches differ.
+    frozen
+        Share of a stage's weights that is not trained, 1 for all: W takes that much less, as do
+        ``REDUCE_GRAD`` and what W keeps, and a full backward with all of them frozen is I. Stages
+        before the first one that trains anything have no backward: theirs and their R take no time,
+        not even `overhead`, no gradient is sent to them, and their forwards leave no activation.
+        Their actions stay in the order. Times of pairs that `O` says count as they are, unless
+        nothing of the backward is left.
     microbatch
         Length of every microbatch, in lengths of the average one, whose times and memory the other
         costs are, the same in every iteration: a sequence with one number for each, a mapping as
@@ -163,7 +171,9 @@ class Costs:
     p2p: float | Sequence[Sequence[float]] = cost(
         0.0, "link", "0.1", "from one rank to another; a matrix is p2p[from][to]", timed=True
     )
-    message: float = cost(0.0, "number", "0", "size of one activation that is sent")
+    message: Value = cost(
+        0.0, "boundary", "0", "size of one activation that is sent, and of its gradient"
+    )
     bandwidth: float = cost(
         math.inf, "rate", "1.0", "size that a link moves per unit of time; a transfer takes"
         " p2p + message / bandwidth",
@@ -171,6 +181,10 @@ class Costs:
     attention: Value = cost(
         0.0, "stage", "0.3", "share of F and of the full backward that is causal attention, for"
         " sequences in slices or of different lengths", share=True,
+    )  # fmt: skip
+    frozen: Value = cost(
+        0.0, "stage", "0", "share of a stage's weights that is not trained: W takes that much less,"
+        " and stages before the first one that trains have no backward", share=True,
     )  # fmt: skip
     microbatch: Value | None = cost(
         None, "microbatch", "{default: 1, 3: 1.4}", "length of every microbatch, 1 for the average;"
@@ -272,14 +286,14 @@ class Costs:
         """Whether every stage, rank and pair has the same costs, as closed forms assume."""
         values = [getattr(self, name) for name, spec in COST_FIELDS.items() if spec.in_forms]
         parts = any(getattr(self, name) is not None for name in PARTS)
-        if parts or self.runtime != "any" or self.microbatch not in (None, 1.0):
+        if parts or self.runtime != "any" or self.microbatch not in (None, 1.0) or self.frozen != 0:
             return False
         return all(value is None or isinstance(value, float) for value in values)
 
     @property
     def transfer(self) -> float:
         """Time of one transfer between ranks, when it is the same for all; else NaN."""
-        if not isinstance(self.p2p, float):
+        if not isinstance(self.p2p, float) or not isinstance(self.message, float):
             return math.nan
         return self.p2p + self.message / self.bandwidth
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.frozen import Freeze, freeze
 from debubble.core.placement import Placement
 
 FIRST, LAST = 0, -1
@@ -33,13 +34,25 @@ def times_of(part: Part) -> NDArray[np.float64]:
     return times
 
 
+def frozen_part(part: Part, frozen: Freeze) -> Part:
+    """The part without what it saves that its weights are frozen as those of one layer are."""
+    times = times_of(part)[:, None]
+    freeze(times, frozen)
+    held = part.get("activation", 0.0) * float(frozen.needed[0])
+    return {name: float(times[Kind[name], 0]) for name in TIMES} | {"activation": held}
+
+
 def costs_of_parts(
-    parts: Mapping[str, Part | None], placement: Placement, vocabulary: int = 0
+    parts: Mapping[str, Part | None],
+    placement: Placement,
+    vocabulary: int = 0,
+    frozen: Freeze | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and memory that parts add to the first and the last stage of every copy.
 
     With a sharded `vocabulary` (see :class:`debubble.core.schedule.Schedule`) the head is on no
-    stage: each rank's first stage has the times of S and T for its shard.
+    stage: each rank's first stage has the times of S and T for its shard, less what `frozen`
+    weights of the last stage save. Elsewhere they are not looked at.
 
     Returns
     -------
@@ -54,7 +67,10 @@ def costs_of_parts(
         if part is None:
             continue
         if name == "head" and vocabulary:
-            for kind, time in _passes(times_of(part), vocabulary).items():
+            times = times_of(part)[:, None]
+            if frozen is not None:
+                freeze(times, frozen.at(slice(stages - 1, stages)))
+            for kind, time in _passes(times[:, 0], vocabulary).items():
                 duration[kind, first_stages(placement)] = time / placement.ranks
             continue
         where = slice(0 if PARTS[name] == FIRST else stages - 1, None, stages)

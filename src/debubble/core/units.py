@@ -121,6 +121,8 @@ def counted(amount: int, noun: str) -> str:
 
 def plural(noun: str) -> str:
     """Several of a thing: ranks, microbatches."""
+    if noun.endswith("y"):
+        return f"{noun[:-1]}ies"
     return noun + ("es" if noun.endswith("ch") else "s")
 
 

@@ -22,7 +22,8 @@ def unfit(schedule: Schedule, table: CostTable) -> str:
     if made is None or made == table.costs:
         return ""
     own = made.table(schedule)
-    if all(np.allclose(a, b, rtol=1e-9) for a, b in zip(_shape(own), _shape(table), strict=True)):
+    pairs = list(zip(_shape(own), _shape(table), strict=True))
+    if all(a.shape == b.shape and np.allclose(a, b, rtol=1e-9) for a, b in pairs):
         return ""
     what = "one unit of time each for F, I and W" if made == DEFAULT else "other costs"
     return f"the order was computed for {what}, not for these; make it with costs=… to have it fit"
@@ -36,6 +37,7 @@ def unaware(schedule: Schedule) -> bool:
 def _shape(table: CostTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times and memory as shares of their sums."""
     kinds = [Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T]
-    time = np.concatenate([table.duration[kinds].ravel(), table.link.ravel()])
+    links = table.link if table.boundaries is None else table.boundaries.time
+    time = np.concatenate([table.duration[kinds].ravel(), links.ravel()])
     memory = np.concatenate([table.activation, table.kept])
     return time / (time.sum() or 1.0), memory / (memory.sum() or 1.0)

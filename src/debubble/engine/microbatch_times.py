@@ -1,6 +1,7 @@
-"""Times of the nodes of a graph where microbatches have different lengths.
+"""Times of the nodes of a graph where microbatches have different lengths, or messages sizes.
 
-What a node does belongs to a microbatch: that of the action that computes, or moves its result.
+What a node does belongs to a microbatch: that of the action that computes, or moves its result. A
+transfer belongs to a boundary between stages: that over which this action gives, or takes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import COPY_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS, Kind
+from debubble.core.kinds import (
+    COPY_KINDS,
+    FORWARD_KINDS,
+    SEND_KINDS,
+    VOCABULARY_KINDS,
+    WORK_KINDS,
+    Kind,
+)
 from debubble.core.schedule import Schedule
 from debubble.engine.columns import columns
 from debubble.engine.event_graph import EventGraph
@@ -52,6 +60,31 @@ def stretch(
         times[nodes] = _longer(times[nodes], graph.cost[nodes], own[of], graph, table)
         nodes, of = _arrivals(graph)
         delays[nodes] = _longer(delays[nodes], graph.lag[nodes], own[of], graph, table)
+
+
+def set_transfers(graph: EventGraph, table: CostTable, times: Floats, delays: Floats) -> None:
+    """Set the times of transfers, and the delays for them, to those of their own boundaries.
+
+    Parameters
+    ----------
+    graph, table
+        A compiled schedule, and its costs, with messages that differ by boundary.
+    times, delays
+        By node; written to.
+    """
+    schedule = graph.schedule
+    kinds, places = kinds_of(schedule.actions), schedule.places_of(schedule.actions)
+    step = columns(schedule).reshape(-1, layout.WIDTH)[:, layout.TOWARDS]
+    for row, (nodes, of) in ((times, _transfers(graph)), (delays, _arrivals(graph))):
+        beside = np.isin(kinds[of], VOCABULARY_KINDS)
+        nodes, of = nodes[~beside], of[~beside]
+        kind, place = kinds[of], places[of]
+        gradients = ~np.isin(kind, FORWARD_KINDS)
+        if row is delays:
+            # What an action takes is of the stage from which it comes.
+            place = place + step[kind]
+        lengths = 1.0 if table.lengths is None else lengths_of(schedule, table.lengths)[of]
+        row[nodes] = table.sent(gradients, place, lengths)
 
 
 def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Floats) -> None:

@@ -18,7 +18,7 @@ from debubble.core.cost_fields import LARGEST_COST
 from debubble.core.cost_table import CostTable
 from debubble.core.errors import CostError
 from debubble.engine.event_graph import EventGraph
-from debubble.engine.microbatch_times import stretch
+from debubble.engine.microbatch_times import set_transfers, stretch
 
 Floats = NDArray[np.float64]
 
@@ -83,7 +83,8 @@ def with_times(
     graph
         A compiled schedule.
     table
-        Its costs: of microbatches of different lengths, or of average ones.
+        Its costs: of microbatches of different lengths, or of average ones; of messages that
+        differ by boundary, or of equal ones.
     durations
         Time of every action, shape ``(n,)``, in place of what the costs say; those of actions that
         do not compute are not used, and an overlapped pair takes that of its second half.
@@ -93,6 +94,8 @@ def with_times(
     times, delays = shared[plain.cost], shared[plain.lag]
     if table.lengths is not None:
         stretch(plain, table, table.lengths, times, delays)
+    if table.boundaries is not None:
+        set_transfers(plain, table, times, delays)
     if durations is not None:
         works = np.flatnonzero(computes(kinds_of(graph.schedule.actions)))
         times[plain.node[works]] = durations[works]

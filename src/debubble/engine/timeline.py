@@ -379,7 +379,7 @@ def timeline_of(
     graph: EventGraph, table: CostTable, durations: NDArray[np.float64] | None = None
 ) -> Timeline:
     """The timeline of a compiled schedule, with the costs of a table."""
-    if table.lengths is None and durations is None:
+    if table.lengths is None and table.boundaries is None and durations is None:
         graph = graph.base or graph
         vector = graph.cost_vector(table)
     else:

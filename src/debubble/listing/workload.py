@@ -69,11 +69,15 @@ class Workload:
     @cached_property
     def forward_link(self) -> NDArray[np.float64]:
         """Transfer time into every stage from the one before, 0 for the first."""
+        if self.table.boundaries is not None:
+            return np.append(0.0, self.table.boundaries.time[0, : self.stages - 1])
         return np.append(0.0, self.table.link[self.homes[:-1], self.homes[1:]])
 
     @cached_property
     def backward_link(self) -> NDArray[np.float64]:
         """Transfer time into every stage from the one after, 0 for the last."""
+        if self.table.boundaries is not None:
+            return np.append(self.table.boundaries.time[1, 1 : self.stages], 0.0)
         return np.append(self.table.link[self.homes[1:], self.homes[:-1]], 0.0)
 
     @cached_property

@@ -100,8 +100,10 @@ def key(problems: Sequence[Problem], choices: Sequence[str] = ()) -> str:
 
 def _data(problem: Problem) -> list[Any]:
     table = problem.table
-    numbers = (table.duration, table.activation, table.kept, table.link, problem.limits,
-               table.checkpoint, table.kv, table.offload)  # fmt: skip
+    numbers = [table.duration, table.activation, table.kept, table.link, problem.limits,
+               table.checkpoint, table.kv, table.offload]  # fmt: skip
+    if table.boundaries is not None:
+        numbers.append(table.boundaries.time)
     return [
         VERSION, problem.placement.table, problem.microbatches, problem.mode, problem.backward,
         _of_layers(problem),

@@ -48,6 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.boundaries import Boundaries
 from debubble.core.cost_table import CostTable
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
@@ -118,7 +119,7 @@ class _Bound:
 
     @classmethod
     def of(cls, cutting: Cutting, ways: Ways) -> _Bound:
-        root = replace(cutting.root, recompute=(), offload=())
+        root = replace(_with_quick_gradients(cutting.root), recompute=(), offload=())
         ends = cut_problem(root, [0] * root.stages)
         alone = cutting.alone
         forward, back, work = _times(root, alone)
@@ -251,6 +252,22 @@ class _Bound:
         if total == 0:
             return 0.0
         return float(root.microbatches * area + (roof * begin).sum()) / total
+
+
+def _with_quick_gradients(root: Problem) -> Problem:
+    """The same, without transfers of gradients where the first layers need none.
+
+    Which stages get gradients is open before these are cut.
+    """
+    assert root.layers is not None
+    frozen = root.layers.frozen
+    if frozen is None or frozen.needed.all():
+        return root
+    time = np.zeros((2, root.stages))
+    time[0, :-1] = root.forward_link[1:]
+    none = np.zeros_like(time)
+    table = replace(root.table, boundaries=Boundaries(time, none, none, time > 0))
+    return replace(root, table=table)
 
 
 def _times(

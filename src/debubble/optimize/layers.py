@@ -15,10 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_cost
-from debubble.core.embedding_and_head import FIRST, LAST, PARTS, costs_of_parts
+from debubble.core.embedding_and_head import FIRST, LAST, PARTS, costs_of_parts, frozen_part
 from debubble.core.errors import ParameterError, WrongValueError, did_you_mean
+from debubble.core.frozen import Freeze, freeze
 from debubble.core.placement import Placement
 
 Cut: TypeAlias = tuple[int, ...]
@@ -32,7 +34,7 @@ MOST = 10_000
 
 SCALED = ("F", "I", "W", "B", "R", "activation", "kv", "exchange", "unshard", "reduce_grad")
 SHARES = ("kept_for_weight", "recompute_kept", "attention", "offload_share")
-OF_LAYERS = (*SCALED, *SHARES)
+OF_LAYERS = (*SCALED, *SHARES, "frozen")
 """Costs that a layer can have of its own."""
 
 BACKWARD = ("I", "W", "B")
@@ -70,12 +72,15 @@ class Layers:
             return found
 
         changes: dict[str, Any] = {name: None for name in BACKWARD if name not in self.each}
-        for name in set(self.each) & set(SCALED):
+        for name in set(layers if self.frozen else self.each) & set(SCALED):
             changes[name] = sums(layers[name]).tolist()
+        if self.frozen:
+            changes["frozen"] = self._without_backward(ends[1:])
         _, held = costs_of_parts({name: getattr(self.costs, name) for name in PARTS}, placement)
-        for name in set(self.each) & set(SHARES):
+        shares = self._shares()
+        for name, share in shares.items():
             weight = layers["F" if name == "attention" else "activation"]
-            share, beside = np.array(self.each[name]), np.zeros(len(cut))
+            beside = np.zeros(len(cut))
             if name != "attention":
                 # What the ends of the model leave has the share of the layer next to them.
                 for end in {FIRST, LAST}:
@@ -99,8 +104,31 @@ class Layers:
         values: dict[str, Any] = {
             name: values.tolist() for name, values in self._of_layers(placement).items()
         }
-        shares = {name: self.each.get(name, getattr(self.costs, name)) for name in SHARES}
+        shares = {name: getattr(self.costs, name) for name in (*SHARES, "frozen")}
+        shares |= {name: share.tolist() for name, share in self._shares().items()}
         return Costs(**values, **shares).resolve(Placement.loop(1, self.count))
+
+    @property
+    def frozen(self) -> Freeze | None:
+        """What is frozen of every layer, where layers say it."""
+        share = self.each.get("frozen")
+        return None if share is None else Freeze.of(np.array(share), self.count)
+
+    def _shares(self) -> dict[str, NDArray[np.float64]]:
+        """Shares that layers have of their own, with what frozen weights need not keep."""
+        found = {name: np.array(self.each[name]) for name in SHARES if name in self.each}
+        if self.frozen:
+            usual: Any = self.each.get("kept_for_weight", self.costs.kept_for_weight)
+            found["kept_for_weight"] = np.asarray(usual) * (1 - self.frozen.share)
+        return found
+
+    def _without_backward(self, ends: NDArray[np.int64]) -> list[float]:
+        """Whether gradients get to no layer of the stages that end there; never for the last."""
+        assert self.frozen is not None, "layers are trained"
+        first = self.count - int(self.frozen.needed.sum())
+        return [float(first > 0 and end <= first) for end in ends[:-1]] + [
+            float(first == self.count)
+        ]
 
     def _of_layers(self, placement: Placement) -> dict[str, NDArray[np.float64]]:
         """Times and memory of every layer, as far as anything says them; shape ``(count,)``."""
@@ -114,7 +142,22 @@ class Layers:
                 value = np.full(self.count, value / divisor * (placement.stages / self.count))
             if value is not None:
                 found[name] = np.array(value)
+        if self.frozen:
+            self._freeze(found, self.frozen)
         return found
+
+    def _freeze(self, found: dict[str, NDArray[np.float64]], frozen: Freeze) -> None:
+        """Take from the costs of layers what frozen weights save."""
+        half = found["B"] / 2 if "B" in found else np.zeros(self.count)
+        I, W = found.get("I", half), found.get("W", half)
+        times = np.zeros((len(Kind), self.count))
+        times[Kind.I], times[Kind.W], times[Kind.B] = I, W, found.get("B", I + W)
+        times[Kind.R] = found.get("R", found["F"])
+        freeze(times, frozen)
+        found |= {kind.name: times[kind] for kind in (Kind.I, Kind.W, Kind.B, Kind.R)}
+        found["activation"] = found["activation"] * frozen.needed
+        if "reduce_grad" in found:
+            found["reduce_grad"] = found["reduce_grad"] * (1 - frozen.share)
 
     def _time(self, layers: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         backward = layers["B"] if "B" in layers else layers["I"] + layers["W"]
@@ -135,6 +178,12 @@ def layers_of(given: Given, costs: Costs) -> Layers:
         own: dict[str, Any] = dict.fromkeys(("F", *BACKWARD))
         own |= {name: getattr(Costs(), name) for name in each}
         own |= {name: dict(given[name]) for name in PARTS if given.get(name)}
+        if "frozen" in each:
+            frozen = Freeze.of(np.array(each["frozen"]), count)
+            for name, end in PARTS.items():
+                part = own.get(name, getattr(costs, name))
+                at = slice(0, 1) if end == FIRST else slice(count - 1, count)
+                own[name] = part and frozen_part(part, frozen.at(at))
         costs = replace(costs, **own)
     else:
         each, count = {}, given

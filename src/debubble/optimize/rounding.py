@@ -78,4 +78,8 @@ def rounded(problem: Problem, factor: float) -> Problem:
     """The problem with times that are whole numbers, none above `factor` times the true ones."""
     table = problem.table
     duration, link = rounded_down(table.duration, factor), rounded_down(table.link, factor)
-    return replace(problem, table=replace(table, duration=duration, link=link))
+    between = table.boundaries
+    if between is not None:
+        between = between._replace(time=rounded_down(between.time, factor))
+    table = replace(table, duration=duration, link=link, boundaries=between)
+    return replace(problem, table=table)

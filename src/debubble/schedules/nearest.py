@@ -162,7 +162,8 @@ def _mean(schedule: Schedule, costs: Costs) -> tuple[Costs, float]:
     held = table.activation.reshape(schedule.slices, -1).sum(axis=0)
     activation = None if costs.activation is None else float(held.mean())
     total = float(table.activation.sum())
-    links = table.link[table.link > 0]
+    links = table.link if table.boundaries is None else table.boundaries.time
+    links = links[links > 0]
     transfer = float(links.mean()) if len(links) else 0.0
     pair = costs.O
     if isinstance(pair, Mapping | Sequence):

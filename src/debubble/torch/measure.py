@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import COMPUTE_KINDS, kinds_of
+from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
@@ -94,7 +95,7 @@ def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Times:
     ParameterError
         When all costs are zero, or transfers have costs: they take the time they really take.
     """
-    if np.any(np.asarray(costs.p2p) > 0) or costs.message > 0:
+    if np.any(np.asarray(costs.p2p) > 0) or largest_message(costs) > 0:
         raise ParameterError(
             "transfers of a real run take the time they take; leave p2p and message out"
         )

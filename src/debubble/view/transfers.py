@@ -104,7 +104,8 @@ def links(
     target = np.where(sends, target, 0)
     here, there = home[copy, stage], home[copy, target]
     microbatch = timeline.schedule.microbatch_of(unit)
-    times = timeline.table.transfers(here, there, microbatch)
+    place = copy * placement.stages + stage
+    times = timeline.table.transfers(here, there, microbatch, kind, place)
     return np.where(sends & (here != there), times, -1.0), there
 
 

@@ -1,0 +1,61 @@
+"""Weights that are not trained: what a backward has less to do.
+
+A stage with a share f of its weights frozen takes 1 − f of the time of W, and a full backward lies
+as far between B and I. Where all of a stage's weights are frozen, and all of the stages' before it,
+no gradient is needed: its backward and its recomputes take no time, nobody sends it a gradient, and
+its forward leaves nothing, since no backward will read it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.core.actions import Kind
+
+BACKWARD = (Kind.I, Kind.W, Kind.B, Kind.R)
+"""Kinds that have nothing to do where no gradient is needed."""
+
+
+class Freeze(NamedTuple):
+    """What is frozen, by stage or by layer.
+
+    Parameters
+    ----------
+    share
+        Share of the weights that is frozen, shape ``(n,)``.
+    needed
+        Whether gradients get there: something up to there is trained; shape ``(n,)``.
+    """
+
+    share: NDArray[np.float64]
+    needed: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, share: NDArray[np.float64], stages: int) -> Freeze:
+        """From shares of all stages, or layers, one copy of the model behind the other."""
+        trained = (share < 1).reshape(-1, stages)
+        return cls(share, np.logical_or.accumulate(trained, axis=1).ravel())
+
+    def idle(self, kinds: NDArray[Any], places: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether actions have nothing to do."""
+        alone = (kinds == Kind.W) & (self.share[places] >= 1)
+        return np.asarray(np.isin(kinds, BACKWARD) & (alone | ~self.needed[places]))
+
+    def at(self, where: slice) -> Freeze:
+        """The same of some of them."""
+        return Freeze(self.share[where], self.needed[where])
+
+    def of_slices(self, slices: int) -> Freeze:
+        """The same for every slice of a sequence, one behind the other."""
+        return Freeze(np.tile(self.share, slices), np.tile(self.needed, slices))
+
+
+def freeze(times: NDArray[np.float64], frozen: Freeze) -> None:
+    """Take from times of all kinds, shape ``(kinds, n)``, what frozen weights save."""
+    share, needed = frozen
+    times[Kind.B] += share * (times[Kind.I] - times[Kind.B])
+    times[Kind.W] *= 1 - share
+    times[list(BACKWARD)] *= needed
