@@ -85,7 +85,9 @@ def simulate(schedule: Any, times: Times, channel: bool) -> tuple[float, list[fl
     steps: list[int] = []
 
     def run(rank: int, keys: list[Key], start: float) -> None:
-        pair = len(keys) == 2 and times.O is not None
+        # Two forwards take what they take one after the other.
+        halves = [kind == "F" for _, kind, _ in keys]
+        pair = len(keys) == 2 and any(halves) and not all(halves) and times.O is not None
         over = start + (times.O / slices if pair else sum(map(takes, keys)))
         unit = 1 / chunks / slices
         if keys[0][1] == "OPT":

@@ -40,7 +40,7 @@ def simulated(schedule, costs=COSTS):
 
 
 def family(name, **options):
-    return simulated(db.make(name, ranks=4, microbatches=8, **options))
+    return simulated(db.make(name, ranks=4, microbatches=12, **options))
 
 
 def lowered(name, costs=COSTS, **options):

@@ -50,7 +50,7 @@ Limits = Annotated[list[Limit], Field(min_length=1, max_length=limits.MAX_RANKS)
 
 
 _NUMBERS: dict[str, Any] = {
-    **dict.fromkeys(("stage", "rank", "pair", "microbatch"), Times),
+    **dict.fromkeys(("stage", "rank", "pair", "microbatch", "boundary"), Times),
     **dict.fromkeys(("link", "number", "rate"), Time),
 }
 """Values of a cost, by its shape."""

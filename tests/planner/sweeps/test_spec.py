@@ -94,7 +94,10 @@ def test_a_wrong_spec_is_refused(data: Any, message: str) -> None:
         ({"p2p": [0.1]}, "unknown option 'p2p'; did you mean 'costs.p2p'?"),
         ({"costs.p2q": [0.1]}, "unknown cost 'costs.p2q'; did you mean 'p2p'?"),
         ({"costs.head.G": [0.1]}, "unknown cost 'costs.head.G'; did you mean "),
-        ({"options.group": [2]}, "unknown option 'options.group'; did you mean 'group_size'?"),
+        (
+            {"options.group": [2]},
+            "unknown option 'options.group'; did you mean 'groups' or 'group_size'?",
+        ),
         ({"schedule": ["1f1c"]}, "unknown schedule '1f1c'; did you mean '1f1b'"),
         ({"schedule": "1f1b"}, "grid.schedule is '1f1b'; give a list, or put one value in"),
         ({"ranks": []}, "grid.ranks is an empty list; give a list"),
