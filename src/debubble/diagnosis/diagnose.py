@@ -22,6 +22,7 @@ from debubble.diagnosis.gains import Slowdown, slowdown
 from debubble.diagnosis.names import Name
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
+from debubble.diagnosis.readers.collected import PARTS
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
 from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of
@@ -215,8 +216,10 @@ def diagnose(observed: Observed) -> Diagnosis:
     if observed.waits_inside:
         run = without_waits(run)
     left_out = dict(observed.left_out) | orders.left_out
-    if run.missing:
-        left_out["ranks of which nothing was traced"] = len(run.missing)
+    # Ranks that lack actions have been counted where they were read.
+    counted = sum(count for reason, count in left_out.items() if reason.startswith(PARTS))
+    if len(run.missing) > counted:
+        left_out["ranks of which nothing was traced"] = len(run.missing) - counted
     warm = run.warm
     if not warm.all():
         left_out["steps of a copy that are warm-up"] = int(np.count_nonzero(~warm))

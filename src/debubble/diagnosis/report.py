@@ -167,7 +167,9 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(("order", f"assumed to be {found.observed.order_assumed}: the trace has none"))
     if found.run.missing:
         names = sorted({rank for _, rank in found.run.missing})
-        rows.append(("not traced", f"rank {ranges(names)}: its times are those of its like"))
+        rows.append(
+            ("not traced", f"rank {ranges(names)}, or not whole: times are those of its like")
+        )
     left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))

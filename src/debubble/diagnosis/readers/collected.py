@@ -47,7 +47,7 @@ BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
 TWO_TIMES = "steps in which an action occurs twice with different times"
 INCOMPLETE = "steps that are not complete on every rank"
-PARTS = "ranks of which no step is complete (taken as missing): {}"
+PARTS = "ranks of which no step is complete (taken as missing): "
 NO_ACTION = "sends and receives of no action of the trace"
 
 
@@ -225,7 +225,7 @@ class Collected:
                 f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
             )
         if parts:
-            self._count(PARTS.format(_lacks(usual, parts)), len(parts))
+            self._count(PARTS + _lacks(usual, parts), len(parts))
         units = {action[2] for done in usual.values() for action in done}
         absent = sorted(set(range(max(units))) - units)
         if absent:
