@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import debubble as db
+from debubble.core.actions import pairs_of
 from debubble.core.errors import FormatError
 from debubble.interchange.read_trace import load_trace
 from debubble.interchange.run_trace import GROUP, Transfer, run_trace, save_run_trace
@@ -103,3 +104,13 @@ def test_files(tmp_path: Path) -> None:
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     with pytest.raises(FormatError, match=r"cannot write .*: No such file"):
         save_run_trace(schedule, times, tmp_path / "no" / "x.json")
+
+
+def test_measured_halves_of_a_pair_begin_a_moment_apart(tmp_path: Path) -> None:
+    schedule = db.make("dualpipe", ranks=4, microbatches=8)
+    timeline = db.simulate(schedule, db.Costs(F=10, I=10, W=10, O=25))
+    second = pairs_of(schedule.actions) == 2
+    start, end = timeline.start + 1e-3 * second, timeline.end + 1e-3 * second
+    save_run_trace(schedule, {"measured": (start / 1e3, end / 1e3)}, tmp_path / "run.json.gz")
+    [found] = load_trace(tmp_path / "run.json.gz")
+    assert found.schedule.rows() == schedule.rows()

@@ -303,9 +303,11 @@ def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]
 
 def _are_pair(one: _Slice, two: _Slice) -> bool:
     kinds = {one.action.kind, two.action.kind}
-    lengths = one.duration > 0 and two.duration > 0
-    together = one.start == two.start and lengths and PAIRED in (one.thread, two.thread)
-    return together and Kind.F in kinds and not kinds.isdisjoint(BACKWARD)
+    # Halves that were measured begin a moment apart.
+    shared = min(one.start + one.duration, two.start + two.duration) - max(one.start, two.start)
+    together = 2 * shared > min(one.duration, two.duration) > 0
+    kind_of_pair = Kind.F in kinds and not kinds.isdisjoint(BACKWARD)
+    return together and PAIRED in (one.thread, two.thread) and kind_of_pair
 
 
 def _text(slice_: _Slice) -> str:
