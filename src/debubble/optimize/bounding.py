@@ -1,7 +1,7 @@
 """Strategies that raise the bound of an incumbent, by ranks that are kept exactly, and say why.
 
-Which ranks: the one that is busy, or has memory taken, the longest, with what comes before and
-after, is the strongest by itself; at even times the one at the turn of a V. Then the others one by
+Which ranks: the one that is busy and has memory taken the longest is the strongest by itself; at
+even times the one at the turn of a V, and the first one of a loop. Then the others one by
 one, and the strongest two, three and more together; if these are all ranks, nothing is relaxed but
 the modes of transfers.
 """
@@ -75,11 +75,15 @@ def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def strongest(problem: Problem) -> list[int]:
-    """Ranks by how long they are busy or have memory taken, with what comes before and after."""
+    """Ranks by how long they are busy, with what comes before, and have memory taken.
+
+    The sum of both: what is bound by its work alone does not tell ranks with equal work apart, and
+    where activations stay the longest there is least room to put it off.
+    """
     heads, tails, *_ = longest_paths(problem)
     first = np.full(problem.ranks, np.inf)
     np.minimum.at(first, problem.homes, heads[0, :, 0])
-    spans = np.maximum(areas(problem, heads, tails), first + problem.work * problem.microbatches)
+    spans = areas(problem, heads, tails) + first + problem.work * problem.microbatches
     spans += TOLERANCE * np.arange(problem.ranks)
     ranks: list[int] = np.argsort(-spans, kind="stable").tolist()
     return ranks
