@@ -65,7 +65,7 @@ def test_the_page_documents_every_key(section: str) -> None:
 def test_what_the_page_shows_works(run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    debubble (.*)$", PAGE, re.M)
-    assert len(commands) == 5
+    assert len(commands) == 7
     for line in commands:
         assert run(*shlex.split(line)).code == 0
     for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S):

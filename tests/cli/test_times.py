@@ -59,7 +59,7 @@ def test_rank_times_are_divided_by_the_schedules_chunks() -> None:
         ("F=1e999", "--times: F is inf; give a finite number"),
         ("F=1e101", "--times: F is 1e+101; costs go to 1e+100; use another unit"),
         ("p2p=1/2", "--times: p2p is one number; a cost file takes a matrix"),
-        ("message=1/2", "--times: message is one number; there is one for all"),
+        ("bandwidth=1/2", "--times: bandwidth is one number; there is one for all"),
         ("bandwidth=0", "--times: bandwidth is 0; give a positive number"),
         ("host_bandwidth=1e-200", "--times: host_bandwidth is 1e-200; give a positive number"),
         ("host_link_shared_by=3", "--times: host_link_shared_by is 3; a link to the host serves"),

@@ -157,6 +157,8 @@ def test_gradients_of_layers(name: str, split: str) -> None:
         torch.distributed.broadcast(x, 0)
         torch.distributed.broadcast(y, 0)
         for title, make in MAKES.items():
+            if split == "keep" and title == "checkpoint" and name != "1f1b":
+                continue  # refused: its forward would run once more for W
             model = build(make, schedule.stages)
             pipe = dt.Pipeline(
                 schedule, build(make, schedule.stages), functional.mse_loss, split=split

@@ -26,7 +26,7 @@ WANTED: dict[Any, Any] = {}
 
 
 def wanted_of(schedule: db.Schedule) -> Any:
-    older = [schedule.versions[rank] for rank in schedule.placement.table[0]]
+    older = [schedule.stored_versions[rank] for rank in schedule.placement.table[0]]
     key = (schedule.stages, schedule.microbatches, *older)
     if key not in WANTED:
         WANTED[key] = train(gpt(schedule.stages), schedule, text, cross_entropy, STEPS)

@@ -15,7 +15,7 @@ from debubble.view.component import asset
 from debubble.view.timeline_data import encode
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
-CODE = "\n".join(asset(f"timeline/{name}.js") for name in ("payload", "model", "waits"))
+CODE = "\n".join(asset(f"timeline/{name}.js") for name in ("marks", "payload", "model", "waits"))
 COSTS = db.Costs(F=1, I=1, W=1, p2p=0.25)
 
 CASES = {
