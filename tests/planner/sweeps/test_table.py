@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import csv
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +86,18 @@ def test_other_endings_and_folders_are_refused(results: Results, tmp_path: Path)
         results.save(tmp_path / "x.xlsx")
     with pytest.raises(db.ParameterError, match="cannot write"):
         results.save(tmp_path / "none" / "x.csv")
+
+
+def test_what_a_killed_writer_left_half_done_is_undone(results: Results) -> None:
+    code = f"""
+import os, signal, sqlite3
+file = sqlite3.connect({str(results.path)!r}, isolation_level=None)
+file.execute("PRAGMA journal_mode = DELETE")
+file.execute("PRAGMA cache_size = 1")
+file.execute("BEGIN")
+file.executemany("INSERT INTO about VALUES (?, ?)", [(str(i), "x" * 500) for i in range(2000)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert results.path.with_name(results.path.name + "-journal").stat().st_size
+    assert Results.read(results.path) == results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -156,9 +157,12 @@ class _opened:  # noqa: N801 - a context manager, used as a function
 
     def __enter__(self) -> sqlite3.Connection:
         with reported(self.path):
-            uri = f"{self.path.resolve().as_uri()}?mode=ro"
-            self.file = sqlite3.connect(uri, uri=True)
+            # What a killed writer left half done is undone by the next to open the file, who must
+            # be allowed to write for that.
+            mode = "rw" if os.access(self.path, os.W_OK) else "ro"
+            self.file = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode={mode}", uri=True)
             try:
+                self.file.execute("PRAGMA query_only = ON")
                 refuse_others(self.file, self.path)
                 if not columns_of(self.file, "sweep"):
                     raise FormatError(f"'{self.path}' is no file of a sweep")
