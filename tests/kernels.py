@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,19 @@ CASES = {
 """What takes seconds to compile, in an order in which two workers compile nothing twice."""
 
 
+@contextmanager
+def run_by(*, compiled: bool) -> Iterator[None]:
+    """Run all kernels as machine code, or as the Python that they are written in."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("INTERPRET_BELOW", "INTERPRET_WHEN_LOADED", "INTERPRET_UNCOMPILED"):
+            patch.setattr(jit, name, 0 if compiled else 10**9)
+        yield
+
+
 def compile_once(folder: Path) -> None:
     """Compile all cases; of workers that share a folder each compiles some, all wait for all."""
     folder.mkdir(exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "INTERPRET_BELOW", 0)
-        patch.setattr(jit, "INTERPRET_WHEN_LOADED", 0)
+    with run_by(compiled=True):
         for wait in (fcntl.LOCK_NB, 0):
             for name, case in CASES.items():
                 with (folder / name).open("a+") as file:

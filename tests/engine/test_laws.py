@@ -15,6 +15,7 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.schedules.registry import Entry
 from tests import oracle
+from tests.kernels import run_by
 from tests.pairs import each_family
 from tests.strategies import ENTRIES, costs_for, made
 
@@ -170,13 +171,9 @@ def test_rounded_sums_do_not_hold_memory_twice() -> None:
 
 
 def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]:
-    from debubble.engine import jit
-
     results = []
-    for below in (0, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jit, "INTERPRET_BELOW", below)
-            patch.setattr(jit, "INTERPRET_WHEN_LOADED", below)
+    for compiled in (True, False):
+        with run_by(compiled=compiled):
             timeline = simulate(schedule, costs)
             _ = timeline.peak_activation, timeline.slack, timeline.makespan
             results.append(timeline)

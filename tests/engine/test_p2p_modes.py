@@ -17,6 +17,7 @@ from debubble.engine.timeline import Timeline
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests import oracle_modes
+from tests.kernels import run_by
 from tests.pairs import each_family
 from tests.strategies import TIMES, costs_for, made
 
@@ -228,15 +229,11 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
 @settings(max_examples=6)
 @given(data=st.data())
 def test_compiled_kernel_equals_its_python_source(entry: Entry, data: st.DataObject) -> None:
-    from debubble.engine import jit
-
     schedule = data.draw(made(entry, ranks=6, microbatches=12))
     for mode in ("overlapped", "channel", "blocking"):
         graphs = []
-        for below in (0, 10**9):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(jit, "INTERPRET_BELOW", below)
-                patch.setattr(jit, "INTERPRET_WHEN_LOADED", below)
+        for compiled in (True, False):
+            with run_by(compiled=compiled):
                 graphs.append(simulate(add_transfers(schedule), None, mode).graph)
         for name in ("first", "second", "cost", "node", "sent", "dynamic_a", "dynamic_b"):
             assert np.array_equal(getattr(graphs[0], name), getattr(graphs[1], name)), name

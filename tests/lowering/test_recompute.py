@@ -27,13 +27,13 @@ from debubble.core.actions import (
     kinds_of,
     pairs_of,
 )
-from debubble.engine import jit
 from debubble.engine.graph import compile_graph
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry, closed_forms
 from tests import oracle, oracle_modes
 from tests.forms import hold
+from tests.kernels import run_by
 from tests.pairs import each_family, each_family_and
 from tests.strategies import accepted, costs_for, made, recomputing
 
@@ -232,10 +232,8 @@ def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataO
     schedule = data.draw(recomputing(plain))
     costs = data.draw(costs_for(schedule))
     found = []
-    for below in (0, 10**9):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jit, "INTERPRET_BELOW", below)
-            patch.setattr(jit, "INTERPRET_WHEN_LOADED", below)
+    for compiled in (True, False):
+        with run_by(compiled=compiled):
             fresh = replace(schedule)
             graph, timeline = compile_graph(fresh), simulate(fresh, costs)
             filled = add_recompute(replace(plain), at="bubbles", costs=costs, memory=plain.units)

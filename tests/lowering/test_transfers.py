@@ -18,6 +18,7 @@ from debubble.engine.transfers import UNIT_COSTS
 from debubble.lowering.rendezvous import matched
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
+from tests.kernels import run_by
 from tests.oracle import copy_of
 from tests.pairs import each_family, each_family_and
 from tests.strategies import made
@@ -297,21 +298,16 @@ def test_orders_that_cannot_run_are_refused_with_their_chain() -> None:
 
 
 @each_policy
-def test_compiled_kernels_equal_their_python_source(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from debubble.engine import jit
-
+def test_compiled_kernels_equal_their_python_source(policy: str) -> None:
     results = []
-    for below in (0, 10**9):
-        monkeypatch.setattr(jit, "INTERPRET_BELOW", below)
-        monkeypatch.setattr(jit, "INTERPRET_WHEN_LOADED", below)
-        results.append(
-            [
-                add_transfers(make(name, ranks=4, microbatches=12), policy=policy)
-                for name in ("interleaved-1f1b", "zb-h1", "dualpipe", "1f1b-overlap")
-            ]
-        )
+    for compiled in (True, False):
+        with run_by(compiled=compiled):
+            results.append(
+                [
+                    add_transfers(make(name, ranks=4, microbatches=12), policy=policy)
+                    for name in ("interleaved-1f1b", "zb-h1", "dualpipe", "1f1b-overlap")
+                ]
+            )
     assert results[0] == results[1]
 
 

@@ -28,10 +28,17 @@ INTERPRET_AT_MOST = 400_000
 INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
+INTERPRET_UNCOMPILED = 4_000_000
+"""Loop iterations that are interpreted in one process before a kernel is compiled.
+
+Compiling takes as long as many times as many; where the machine code is on disk, it is loaded.
+"""
+
 HELPER = "compiled_form"
 """Attribute of functions that kernels call: the function that compiled code calls instead."""
 
 _interpreted = 0
+_uncompiled = 0
 
 
 class Kernel(Generic[R]):
@@ -57,6 +64,7 @@ class Kernel(Generic[R]):
         names = list(inspect.signature(py_func).parameters)
         self._writes = [names.index(name) for name in writes]
         self._compiled: Callable[..., R] | None = None
+        self._ready: set[tuple[object, ...]] = set()
 
     @property
     def compiled(self) -> Callable[..., R]:
@@ -82,9 +90,21 @@ class Kernel(Generic[R]):
         else:
             _interpreted += work
             limit = INTERPRET_BELOW if _interpreted < INTERPRET_AT_MOST else 0
-        if work >= limit:
-            return self.compiled(*args)
-        return self.interpret(*args)
+        if work < limit or not self._is_ready(work, args):
+            return self.interpret(*args)
+        return self.compiled(*args)
+
+    def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
+        """Whether to call machine code: there is some for such arguments, or it is to be made."""
+        global _uncompiled
+        types = tuple([a.dtype.num if isinstance(a, np.ndarray) else a is None for a in args])
+        if types in self._ready:
+            return True
+        if _uncompiled + work <= INTERPRET_UNCOMPILED and not _on_disk(self.compiled, args):
+            _uncompiled += work
+            return False
+        self._ready.add(types)
+        return True
 
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
@@ -97,6 +117,20 @@ class Kernel(Generic[R]):
             target: Any = args[index]
             target[:] = lists[index]
         return result
+
+
+def _on_disk(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numba has kept machine code of a function for arguments of these types.
+
+    Numba says so only by loading it or compiling; the index of its cache, which it does not
+    publish, knows it at once. Where that looks different one day, the answer is yes.
+    """
+    try:
+        types = tuple(map(function.typeof_pyval, args))
+        key = function._cache._index_key(types, function.targetctx.codegen())
+        return key in function._cache._cache_file._load_index()
+    except (AttributeError, OSError):
+        return True
 
 
 def _as_list(argument: Any) -> Any:

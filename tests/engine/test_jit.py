@@ -1,0 +1,71 @@
+"""Kernels run compiled or interpreted, whichever is sooner done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+
+from debubble.engine import jit
+from debubble.engine.jit import Array, Kernel, kernel
+
+
+def fresh() -> Kernel[int]:
+    """A kernel that this process has not run yet."""
+    return kernel(writes=("out",))(doubled)
+
+
+def doubled(values: Array, out: Array) -> int:
+    for i in range(len(values)):
+        out[i] = 2 * values[i]
+    return len(values)
+
+
+def run(tested: Kernel[int], work: int, kind: str = "int64") -> None:
+    values, out = np.arange(5, dtype=kind), np.zeros(5, dtype=kind)
+    assert tested.run(work, values, out) == 5
+    assert out.tolist() == [0, 2, 4, 6, 8]
+
+
+def compiled(tested: Kernel[int]) -> int:
+    """Number of types of arguments that there is machine code for in this process."""
+    return len(tested.compiled.signatures)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def _without_code_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit, "_uncompiled", 0)
+
+
+def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
+    tested = fresh()
+    half = jit.INTERPRET_UNCOMPILED // 2
+    run(tested, half)
+    run(tested, half)
+    assert compiled(tested) == 0
+    run(tested, jit.INTERPRET_WHEN_LOADED)
+    assert compiled(tested) == 1
+    run(tested, jit.INTERPRET_WHEN_LOADED, "int32")
+    assert compiled(tested) == 2
+
+
+def test_large_work_is_compiled_at_once() -> None:
+    tested = fresh()
+    run(tested, jit.INTERPRET_UNCOMPILED + 1)
+    assert compiled(tested) == 1
+
+
+def test_code_on_disk_is_loaded_at_once_for_the_arguments_that_it_is_for() -> None:
+    run(fresh(), jit.INTERPRET_UNCOMPILED + 1)
+    again = fresh()
+    run(again, jit.INTERPRET_WHEN_LOADED, "int32")
+    assert compiled(again) == 0
+    run(again, jit.INTERPRET_WHEN_LOADED)
+    assert compiled(again) == 1
+
+
+def test_code_counts_as_there_where_numba_does_not_tell() -> None:
+    assert jit._on_disk(object(), ())
