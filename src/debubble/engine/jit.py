@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -22,16 +22,18 @@ Array: TypeAlias = NDArray[Any]
 INTERPRET_BELOW = 60_000
 """Loop iterations below which interpreting beats importing numba and loading compiled code."""
 
-INTERPRET_AT_MOST = 400_000
-"""Loop iterations that are interpreted in one process before numba is loaded all the same."""
+INTERPRET_AT_MOST = 200_000
+"""Loop iterations of one kernel that are interpreted, with arguments of the same types, before
+compiled code is made or loaded all the same: to make it takes up to ten seconds, once."""
 
 INTERPRET_WHEN_LOADED = 100
-"""Loop iterations below which interpreting is sooner done once numba is loaded."""
+"""Loop iterations below which interpreting is sooner done where numba was loaded beforehand, by a
+program that means to stay."""
 
 HELPER = "compiled_form"
 """Attribute of functions that kernels call: the function that compiled code calls instead."""
 
-_interpreted = 0
+_loaded_here = False
 
 
 class Kernel(Generic[R]):
@@ -57,11 +59,14 @@ class Kernel(Generic[R]):
         names = list(inspect.signature(py_func).parameters)
         self._writes = [names.index(name) for name in writes]
         self._compiled: Callable[..., R] | None = None
+        self._interpreted: dict[Hashable, int] = {}
 
     @property
     def compiled(self) -> Callable[..., R]:
         """The machine-code version; compiled on first use and cached on disk."""
+        global _loaded_here
         if self._compiled is None:
+            _loaded_here = _loaded_here or "numba" not in sys.modules
             import numba
 
             found: dict[Any, Any] = {}
@@ -76,15 +81,21 @@ class Kernel(Generic[R]):
 
     def run(self, work: int, *args: Any) -> R:
         """Call the kernel; `work` is the number of loop iterations it is going to take."""
-        global _interpreted
-        if "numba" in sys.modules:
-            limit = INTERPRET_WHEN_LOADED
-        else:
-            _interpreted += work
-            limit = INTERPRET_BELOW if _interpreted < INTERPRET_AT_MOST else 0
-        if work >= limit:
+        if self._pays(work, args):
             return self.compiled(*args)
         return self.interpret(*args)
+
+    def _pays(self, work: int, args: tuple[Any, ...]) -> bool:
+        """Whether it is worth compiled code, which may have to be made first."""
+        if "numba" in sys.modules and not _loaded_here:
+            return work >= INTERPRET_WHEN_LOADED
+        # Code is compiled for every combination of types anew.
+        types = tuple(getattr(argument, "dtype", type(argument)) for argument in args)
+        spent = self._interpreted.get(types, 0) + max(work, 1)
+        if spent < INTERPRET_AT_MOST and work >= INTERPRET_BELOW:
+            spent = INTERPRET_AT_MOST
+        self._interpreted[types] = spent
+        return spent >= INTERPRET_AT_MOST
 
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
