@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def test_every_command_has_help_with_examples(run: Run, name: str) -> None:
 
 def examples(run: Run) -> list[list[str]]:
     lines = [line for name in COMMANDS for line in run(name, "--help").out.splitlines()]
-    return [line.split()[1:] for line in lines if line.startswith("    debubble ")]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("    debubble ")]
 
 
 @pytest.mark.processes
@@ -59,6 +60,7 @@ def test_the_examples_of_the_help_run(
     run_of_it = debubble.simulate(debubble.load("schedule.json"))
     times = {"measured": (run_of_it.start, run_of_it.end)}
     save_run_trace(run_of_it.schedule, times, "run.json.gz")
+    Path("last.json").write_text(run("trace", "run.json.gz", "--json").out)
     found = examples(run)
     assert len(found) >= 3 * len(COMMANDS) - 1
     for words in found:

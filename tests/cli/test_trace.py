@@ -153,14 +153,57 @@ def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("condition", "code"),
     [("bubble>99%", 0), ("bubble>10%", 1), ("bubble>+50%", 0), ("bubble>+0.01%", 1),
-     ("bubble > +3 %", 0), ("step>1ms", 1), ("step>+50ms", 0),
+     ("bubble > +3 %", 0), ("step>1ms", 1), ("step>+50ms", 0), ("step>+0.01%", 1), ("step>+50%", 0),
      ("slowdown>0.5%", 1), ("gain>3%", 1), ("gain>90%", 0)],
 )  # fmt: skip
 def test_conditions_for_ci(run: Run, slow: Path, condition: str, code: int) -> None:
     result = run("trace", slow, "--json", "--fail-if", condition)
     assert result.code == code
-    assert result.err == (f"failed: {condition}\n" if code else "")
     assert result.data["findings"]
+    if not code:
+        assert result.err == ""
+    else:
+        assert result.err.startswith(f"failed: {condition}: ")
+        assert ("; the plan has " in result.err) == ("+" in condition)
+
+
+def test_conditions_against_a_former_run(
+    run: Run, refused: Run, slow: Path, clean: Path, tmp_path: Path
+) -> None:
+    last = tmp_path / "last.json"
+    last.write_text(run("trace", clean, "--json").out)
+    words = ["--fail-if", "bubble>+1%", "--fail-if", "step>+5%", "--baseline", last]
+    assert run("trace", clean, "--json", *words).code == 0
+    result = run("trace", slow, "--json", *words)
+    assert result.code == 1
+    one, two = result.err.splitlines()
+    was, now = json.loads(last.read_text()), result.data
+    assert one == (
+        f"failed: bubble>+1%: bubble is {100 * now['bubble_ratio']:.4g} %; baseline {last} has "
+        f"{100 * was['bubble_ratio']:.4g} %"
+    )
+    assert two.startswith(f"failed: step>+5%: step is {1e3 * now['step']:.4g} ms; baseline {last} ")
+    assert now["plan"]["step"] < now["step"]
+    assert refused("trace", slow, "--baseline", last).startswith("--baseline is what a + in")
+    other = tmp_path / "other.json"
+    for text in ("", "[]", "{}", '{"findings": 3}', "[" * 100_000):
+        other.write_text(text)
+        said = refused("trace", slow, "--fail-if", "bubble>+1%", "--baseline", other)
+        assert said.startswith(f"{other}: not what 'debubble trace --json' prints")
+    assert "nowhere" in refused("trace", slow, "--fail-if", "step>+1%", "--baseline", "nowhere")
+
+
+def test_files_are_written_whatever_becomes_of_the_output(
+    run: Run, slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("debubble.cli.trace._print", ended)
+    files = {f"--{name}-out": tmp_path / f"{name}.json" for name in ("costs", "order")}
+    files["--html"] = tmp_path / "run.html"
+    assert run("trace", slow, *(word for pair in files.items() for word in pair)).code == 130
+    assert all(path.stat().st_size for path in files.values())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from tests.diagnosis.made import Made, one_f_one_b
 from tests.diagnosis.planted import PLANTED
 
 KEYS = {
-    "format", "ranks", "copies", "stages", "microbatches", "steps", "schedule", "costs",
+    "format", "ranks", "copies", "stages", "microbatches", "steps", "step", "bubble_ratio", "plan",
+    "schedule", "costs",
     "slowdown", "account", "findings", "clocks", "replay_error", "left_out",
 }  # fmt: skip
 

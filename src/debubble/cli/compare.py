@@ -73,6 +73,8 @@ def compare(
         result = replace(result, skipped=(*skipped, *result.skipped))
         if not result.rows:
             _leave(result.skipped)
+    if output is not None:
+        result.save(output, **picture)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
@@ -81,7 +83,6 @@ def compare(
             print(f"costs: {inputs.source}")
     if output is not None:
         sys.stdout.flush()
-        result.save(output, **picture)
         note(f"wrote {output}")
 
 

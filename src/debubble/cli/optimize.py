@@ -118,6 +118,7 @@ def optimize(
             import debubble
 
             result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
+    wrote = None if output is None else _write(result, output, inputs)
     if as_json:
         data = result.to_dict()
         print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
@@ -127,8 +128,8 @@ def optimize(
             print(f"costs: {inputs.source}")
     sys.stdout.flush()
     _say_without_solver(result)
-    if output is not None:
-        note(f"wrote {_write(result, output, inputs)}")
+    if wrote is not None:
+        note(f"wrote {wrote}")
 
 
 def _number(flag: str, text: str) -> float:

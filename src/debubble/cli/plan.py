@@ -169,6 +169,8 @@ def plan(
                 else one_more_node(asked, fixed, best, _Progress(line))
             )
     answers = [why_not(asked, best, text, partial(found_with, other, 1)) for text, other in others]
+    if best is not None and output is not None:
+        _write(asked, found, output)
     if as_json:
         data = report.data(asked, found)
         print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
@@ -180,7 +182,7 @@ def plan(
     if best is None:
         raise typer.Exit(1)
     if output is not None:
-        _write(asked, found, output)
+        note(f"wrote {output}")
 
 
 def _asked(
@@ -227,7 +229,6 @@ def _write(asked: Asked, found: Found, path: str) -> None:
 
         best = found.plans[0]
         save(simulated(asked, best.candidate, best.order).schedule, path)
-        note(f"wrote {path}")
         return
     if path.lower().endswith(".html"):
         from debubble.view.plan_page import plan_page
@@ -238,7 +239,6 @@ def _write(asked: Asked, found: Found, path: str) -> None:
 
         content = costs_yaml(asked, found.plans[0])
     write_text(path, content)
-    note(f"wrote {path}")
 
 
 class _Progress:

@@ -64,12 +64,13 @@ def profile(
         step(f"building {model}")
         measured, name = _measured(model, p * v, count, device, not no_layers, of_config, step)
     data = measured.data(name=name, **sizes)
+    if output is not None:
+        measured.save(output, name=name, **sizes)
     if as_json:
         print_json(data)
     else:
         print(measured)
     if output is not None:
-        measured.save(output, name=name, **sizes)
         many = "" if microbatches is not None else " -m 8"
         cut = " --layers costs" if "layers" in data else ""
         note(f"wrote {output}; try: debubble optimize --costs {output}{many}{cut}")

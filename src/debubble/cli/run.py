@@ -86,14 +86,18 @@ def run(
         report = execute(made, _with_model(settings))
     if report is None:
         return
+    if trace is not None:
+        _write(report, trace)
+    if costs_out is not None:
+        _write_costs(report, costs_out)
     if as_json:
         print_json(report.to_dict())
     else:
         print(report, flush=True)
     if trace is not None:
-        _write(report, trace)
+        note(f"wrote {trace}")
     if costs_out is not None:
-        _write_costs(report, costs_out)
+        note(f"wrote {costs_out}; try: debubble optimize --costs {costs_out}")
     if not report.equal:
         raise typer.Exit(NOT_EQUAL)
 
@@ -156,7 +160,6 @@ def _write(report: RunReport, path: str) -> None:
         "measured": (measured.starts[step], measured.ends[step]),
     }
     save_run_trace(report.schedule, times, path, transfers=measured.transfers, hosts=measured.hosts)
-    note(f"wrote {path}")
 
 
 def _write_costs(report: RunReport, path: str) -> None:
@@ -174,7 +177,6 @@ def _write_costs(report: RunReport, path: str) -> None:
         times = {name: time for name, time in costs["times"].items() if name != "p2p"}
         costs["times"] = times | {"overhead": round(report.overhead * 1e3, 6)}
     save_costs(labels | costs, path)
-    note(f"wrote {path}; try: debubble optimize --costs {path}")
 
 
 app = command(

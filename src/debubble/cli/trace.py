@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +23,7 @@ from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
+    from debubble.diagnosis.conditions import Baseline, Condition
     from debubble.diagnosis.diagnose import Diagnosis
     from debubble.diagnosis.observed import Observed
     from debubble.diagnosis.what_if import WhatIf
@@ -58,6 +58,10 @@ def trace(
         list[str] | None,
         takes("CONDITION", 'Leave with 1 where it holds: "bubble>+3%"; may be repeated.'),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        takes("FILE", "What a + in --fail-if is more than: a former --json; without it, the plan."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out why a run is slower than planned.
@@ -70,7 +74,7 @@ def trace(
     from debubble.diagnosis.readers.folder import read
     from debubble.diagnosis.what_if import Change, with_changes, with_schedule
 
-    conditions = [_condition(text) for text in fail_if or []]
+    conditions, base = _conditions(fail_if or [], baseline)
     wanted = [Change.parse(part) for text in changes or [] for part in text.split()]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
@@ -88,21 +92,23 @@ def trace(
         answers.append(with_schedule(found.replay, schedule, wanted, count))
     elif wanted:
         answers.append(with_changes(found.replay, wanted))
-    failed = [text for text, holds in conditions if holds(found)]
-    if as_json:
-        more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
-        print_json(found.to_dict() | more)
-    else:
-        _print(found, answers)
-    _save_costs(found.cost_file(), costs_out)
+    data = found.to_dict() if as_json or conditions else {}
+    failed = [text for one in conditions if (text := one.failed(data, base))]
+    wrote = _write_costs(found.cost_file(), costs_out)
     if order_out is not None:
         _order(found, answers).save(order_out)
-        note(f"wrote {order_out}; try: debubble check {order_out}")
+        wrote.append(f"wrote {order_out}; try: debubble check {order_out}")
     if html is not None:
         _save_page(found, answers, html)
-        note(f"wrote {html}")
-    for text in failed:
-        note(f"failed: {text}")
+        wrote.append(f"wrote {html}")
+    if as_json:
+        more = {"what_if": [one.to_dict() for one in answers]} if answers else {}
+        print_json(data | more)
+    else:
+        _print(found, answers)
+    sys.stdout.flush()
+    for text in (*wrote, *(f"failed: {text}" for text in failed)):
+        note(text)
     if failed:
         raise typer.Exit(FAILED)
 
@@ -116,19 +122,38 @@ def _costs_only(
     for flag, value in needs.items():
         if value is not None:
             raise ParameterError(f"{flag} needs points in time; {observed.format} has sums alone")
+    wrote = _write_costs(costs_only.cost_file(observed), costs_out)
     if as_json:
         print_json(costs_only.to_dict(observed))
     else:
         print(costs_only.report(observed, line_width()))
-    _save_costs(costs_only.cost_file(observed), costs_out)
+    sys.stdout.flush()
+    for text in wrote:
+        note(text)
 
 
-def _save_costs(data: dict[str, Any], path: str | None) -> None:
+def _conditions(texts: list[str], path: str | None) -> tuple[list[Condition], Baseline | None]:
+    """What ``--fail-if`` and ``--baseline`` say."""
+    from debubble.diagnosis.conditions import Baseline, Condition
+
+    conditions = [Condition.parse(text) for text in texts]
+    if path is None:
+        return conditions, None
+    if not any(one.more for one in conditions):
+        raise ParameterError(
+            '--baseline is what a + in --fail-if is more than; add --fail-if "bubble>+3%"'
+        )
+    return conditions, Baseline.read(path)
+
+
+def _write_costs(data: dict[str, Any], path: str | None) -> list[str]:
+    """Write a cost file where one is asked for; what to say of it."""
     from debubble.interchange.cost_files import save_costs
 
-    if path is not None:
-        save_costs(data, path)
-        note(f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}")
+    if path is None:
+        return []
+    save_costs(data, path)
+    return [f"wrote {path}; try: debubble compare 1f1b zb-v --costs {path}"]
 
 
 def _order(found: Diagnosis, answers: list[WhatIf]) -> Schedule:
@@ -177,45 +202,6 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
 
-_CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*([0-9.]+)\s*(%|ms)?", re.ASCII)
-
-MEASURES: dict[str, tuple[str, Callable[[Diagnosis], float], Callable[[Diagnosis], float]]] = {
-    "bubble": (
-        "%", lambda found: 100 * found.bubble_ratio,
-        lambda found: 100 * found.predicted.bubble_ratio,
-    ),
-    "step": (
-        "ms", lambda found: 1e3 * float(found.run.step_times.mean()),
-        lambda found: found.predicted.makespan,
-    ),
-    "slowdown": ("%", lambda found: 100 * (found.slowdown.total - 1), lambda _: 0.0),
-    "gain": (
-        "%", lambda found: 100 * max((one.gain or 0.0 for one in found.findings), default=0.0),
-        lambda _: 0.0,
-    ),
-}  # fmt: skip
-"""Unit of what conditions are about, its value, and what a + is more than: the prediction."""
-
-
-def _condition(text: str) -> tuple[str, Callable[[Any], bool]]:
-    """A condition, and whether it holds."""
-    match = _CONDITION.fullmatch(text.strip())
-    if match is None or match[1] not in MEASURES or match[3].count(".") > 1 or match[3] == ".":
-        raise ParameterError(
-            f"--fail-if '{text}' is no condition; write bubble>30%, bubble>+3% (more than "
-            f"predicted), step>2000ms, slowdown>10% or gain>5%"
-        )
-    unit, value, base = MEASURES[match[1]]
-    if match[4] not in (None, unit):
-        raise ParameterError(f"--fail-if '{text}': {match[1]} is in {unit}")
-    limit = float(match[3])
-
-    def holds(found: Diagnosis) -> bool:
-        return value(found) > limit + (base(found) if match[2] else 0.0)
-
-    return text.strip(), holds
-
-
 app = command(
     trace,
     [
@@ -223,5 +209,6 @@ app = command(
         "trace run.json.gz --set stage3.F*=0.9 --set p2p=0",
         "trace run.json.gz --schedule zb-v",
         "trace run.json.gz --costs-out measured.yaml --html run.html",
+        'trace run.json.gz --fail-if "bubble>+3%" --fail-if "step>+5%" --baseline last.json',
     ],
 )

@@ -168,6 +168,12 @@ class Diagnosis:
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
             "steps": len(self.run.step_times),
+            "step": float(self.run.step_times.mean()),
+            "bubble_ratio": self.bubble_ratio,
+            "plan": {
+                "step": self.predicted.makespan / 1e3,
+                "bubble_ratio": self.predicted.bubble_ratio,
+            },
             "schedule": {"name": self.name.text, "differences": list(self.name.differences)},
             "costs": self.cost_file(),
             "slowdown": {

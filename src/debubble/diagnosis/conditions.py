@@ -1,0 +1,154 @@
+"""Conditions for continuous integration: a measure of a run above a limit, or above a baseline."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from debubble.core.errors import FormatError, ParameterError
+from debubble.core.units import number
+from debubble.interchange.text import read_text
+
+MAX_BASELINE = 1 << 26
+"""Bytes of a baseline."""
+
+PLAN = "the plan"
+"""What the same order takes with the median times of the run, simulated: nothing varies in it."""
+
+_CONDITION = re.compile(r"([a-z-]+)\s*>\s*(\+?)\s*(\d{1,15}(?:\.\d{0,15})?)\s*(%|ms)?", re.ASCII)
+
+FORM = (
+    "write bubble>30%, bubble>+3% (points more than a --baseline, or than the plan), step>2000ms, "
+    "step>+5%, slowdown>10% or gain>5%"
+)
+
+
+def _gain(data: Mapping[str, Any]) -> float:
+    return max((float(one["gain"] or 0.0) for one in data["findings"]), default=0.0)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a condition can be about.
+
+    Parameters
+    ----------
+    unit
+        Of its values.
+    read
+        Its value in the data of a diagnosis.
+    plan
+        Its value in the plan.
+    """
+
+    unit: str
+    read: Callable[[Mapping[str, Any]], float]
+    plan: Callable[[Mapping[str, Any]], float]
+
+
+MEASURES = {
+    "bubble": Measure(
+        "%", lambda data: 100 * float(data["bubble_ratio"]),
+        lambda data: 100 * float(data["plan"]["bubble_ratio"]),
+    ),
+    "step": Measure(
+        "ms", lambda data: 1e3 * float(data["step"]), lambda data: 1e3 * float(data["plan"]["step"])
+    ),
+    "slowdown": Measure(
+        "%", lambda data: 100 * (float(data["slowdown"]["total"]) - 1), lambda _: 0.0
+    ),
+    "gain": Measure("%", lambda data: 100 * _gain(data), lambda _: 0.0),
+}  # fmt: skip
+"""By name; percentages are those of a step, so that a + adds points."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """That a measure is above a limit.
+
+    Parameters
+    ----------
+    text
+        As it was written.
+    measure
+        A key of :data:`MEASURES`.
+    limit
+        In the measure's unit, or in percent of the base where `relative`.
+    more
+        Whether the limit counts from a base on.
+    relative
+        Whether it is a share of the base.
+    """
+
+    text: str
+    measure: str
+    limit: float
+    more: bool
+    relative: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """The condition that a text says.
+
+        Raises
+        ------
+        ParameterError
+            When it is none.
+        """
+        match = _CONDITION.fullmatch(text.strip())
+        if match is None or match[1] not in MEASURES:
+            raise ParameterError(f"--fail-if '{text}' is no condition; {FORM}")
+        unit, more = MEASURES[match[1]].unit, bool(match[2])
+        relative = more and unit == "ms" and match[4] == "%"
+        if match[4] not in (None, unit) and not relative:
+            raise ParameterError(f"--fail-if '{text}': {match[1]} is in {unit}")
+        return cls(text.strip(), match[1], float(match[3]), more, relative)
+
+    def failed(self, data: Mapping[str, Any], baseline: Baseline | None) -> str:
+        """What is wrong where the condition holds of a diagnosis' data; empty where not."""
+        measure = MEASURES[self.measure]
+        value, limit, base = measure.read(data), self.limit, ""
+        if self.more:
+            of = measure.plan(data) if baseline is None else measure.read(baseline.data)
+            limit = of * (1 + self.limit / 100) if self.relative else of + self.limit
+            name = PLAN if baseline is None else f"baseline {baseline.path}"
+            base = f"; {name} has {_with_unit(of, measure.unit)}"
+        if value <= limit:
+            return ""
+        return f"{self.text}: {self.measure} is {_with_unit(value, measure.unit)}{base}"
+
+
+def _with_unit(value: float, unit: str) -> str:
+    return f"{number(value, 4)} {unit}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What ``debubble trace --json`` printed of another run."""
+
+    path: str
+    data: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> Baseline:
+        """Read one.
+
+        Raises
+        ------
+        FormatError
+            When it is none.
+        """
+        text = read_text(path, MAX_BASELINE)
+        try:
+            data = json.loads(text)
+            for measure in MEASURES.values():
+                measure.read(data)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise FormatError(
+                f"{path}: not what 'debubble trace --json' prints of a run with points in time; "
+                f"make one with 'debubble trace RUN --json > baseline.json'"
+            ) from None
+        return cls(path, data)
