@@ -19,6 +19,9 @@ ARGUMENTS = [
     "--disable-quic",
 ]
 
+PATIENCE = 90_000
+"""Milliseconds that pages may take; machines that are busy take long, which is no failure."""
+
 
 def launch() -> Iterator[Any]:
     """A running browser; the test is skipped where there is none, unless CI is set."""
@@ -41,6 +44,7 @@ class Watched:
     def __init__(self, browser: Any, **options: Any) -> None:
         sizes = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"}
         self.context = browser.new_context(**sizes | options)
+        self.context.set_default_timeout(PATIENCE)
         self.page = self.context.new_page()
         self.errors: list[str] = []
         self.requests: list[str] = []

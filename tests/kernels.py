@@ -26,7 +26,22 @@ def _simulated(name: str, mode: Any, transfers: bool) -> Callable[[], object]:
     return call
 
 
-CASES = {
+def _searched() -> None:
+    """Compile what searches go through: lists, two bounds and annealing."""
+    from debubble.optimize.bounding import strongest_rank_bound
+    from debubble.optimize.bounds import lower_bound
+    from debubble.optimize.refine import Annealer
+    from debubble.optimize.strategies import listed
+    from tests.optimize.problems import problem
+
+    asked = problem(2, 4, 1.5, F=2, I=3, W=1)
+    annealer = Annealer(asked, listed(asked, ()))
+    annealer.run(1, 1.0, 0.1, 0.0, annealer.best.copy())
+    low = lower_bound(asked)
+    strongest_rank_bound(asked, low, 2 * low, states=100)
+
+
+CASES: dict[str, Callable[[], object]] = {
     f"{name} {mode}{' with transfers' * transfers}": _simulated(name, mode, transfers)
     for name, mode, transfers in (
         ("vocab-1", "overlapped", False),
@@ -37,7 +52,7 @@ CASES = {
         ("1f1b-v", "overlapped", False),
         ("v-half", "overlapped", False),
     )
-}
+} | {"search": _searched}
 """What takes seconds to compile, in an order in which two workers compile nothing twice."""
 
 

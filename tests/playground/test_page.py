@@ -22,7 +22,7 @@ def page(visit, server):
 
 def settle(page, condition):
     """Wait until the page shows what a change asked for."""
-    page.wait_for_function(f"() => {condition}", timeout=20_000)
+    page.wait_for_function(f"() => {condition}")
 
 
 def rows(page):

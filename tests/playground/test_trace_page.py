@@ -27,7 +27,7 @@ def page(visit, server):
 
 def shown(page):
     """Wait for a diagnosis."""
-    page.wait_for_selector("#trace debubble-timeline[ready]", timeout=90_000)
+    page.wait_for_selector("#trace debubble-timeline[ready]")
     return page.evaluate(f"{HOST}.data.runs.map((run) => run.name)")
 
 
