@@ -42,6 +42,15 @@ def test_every_action_has_a_row_with_its_times(name, more):
     assert table[3] == rows[3]
 
 
+def test_actions_of_a_whole_stage_have_no_slice():
+    schedule = db.Schedule.from_text(
+        [["0UNSHARD0", "0F0.0", "0F0.1", "0B0.1", "0B0.0", "0REDUCE_GRAD0", "0OPT0"]],
+        db.Placement.loop(1, 1), 1, slices=2,
+    )  # fmt: skip
+    table = db.simulate(schedule).actions()
+    assert [row.action for row in table] == schedule.rows()[0]
+
+
 def test_a_table_has_no_digits_of_rounding():
     schedule = db.make("1f1b", ranks=4, microbatches=8)
     table = db.simulate(schedule, db.Costs(F=0.1, B=0.2, p2p=0.05)).actions()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble import Kind, Schedule, make
 from debubble.core.actions import Action, begins_group, kinds_of
-from debubble.core.kinds import BACKWARD
+from debubble.core.kinds import GRADIENT_KINDS
 from debubble.lowering.recompute import add_recompute
 from debubble.schedules.registry import Entry
 from tests.pairs import each_family
@@ -91,7 +91,7 @@ def most_held(schedule: Schedule, rank: int, dropped: set[tuple[int, int]]) -> i
     most = 0
     for begin, end in pairwise([*begins, len(program)]):
         group = program[begin:end]
-        held |= {cell for kind, cell, _ in group if kind in BACKWARD}
+        held |= {cell for kind, cell, _ in group if kind in GRADIENT_KINDS}
         held |= {cell for kind, cell, _ in group if kind == Kind.F and cell not in dropped}
         most = max(most, len(held))
         held -= {cell for place, (_, cell, _) in enumerate(group, begin) if last[cell] == place}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import debubble as db
-from debubble.core.kinds import BACKWARD
+from debubble.core.kinds import GRADIENT_KINDS
 
 
 def crossed(program: tuple[db.Action, ...]) -> int:
@@ -18,7 +18,7 @@ def crossed(program: tuple[db.Action, ...]) -> int:
             steps += 1
         elif action.kind == db.Kind.F:
             before[action.microbatch] = steps
-        elif action.kind in BACKWARD:
+        elif action.kind in GRADIENT_KINDS:
             most = max(most, steps - before[action.microbatch])
     return most
 

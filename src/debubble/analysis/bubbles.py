@@ -20,14 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    Kind,
-    begins_group,
-    computes,
-    group_bounds,
-    kinds_of,
-    microbatches_of,
-)
+from debubble.core.actions import begins_group, computes, group_bounds, kinds_of, microbatches_of
+from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import primary_of, waits_for
@@ -211,7 +205,7 @@ def _split_memory(
 
     # The next forward of the rank at or behind every position.
     count = len(actions)
-    forward = np.where(kinds_of(actions) == Kind.F, np.arange(count), count)
+    forward = np.where(np.isin(kinds_of(actions), ACTIVATION_KINDS), np.arange(count), count)
     following = np.minimum.accumulate(np.append(forward, count)[::-1])[::-1][before]
     real = following < count
     following = np.where(real, following, 0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import SHARDING_KINDS, Kind, kinds_of, stages_of
+from debubble.core.actions import SHARDING_KINDS, kinds_of, stages_of
 from debubble.core.errors import ScheduleError
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import compile_graph
 from debubble.engine.kernels.sharding import sharding_holds
@@ -66,7 +67,7 @@ def _work_is_sound(bare: Schedule) -> bool:
 
 def _steps_are_home(schedule: Schedule) -> bool:
     """Whether every optimizer step names a stage of its rank."""
-    here = np.flatnonzero(kinds_of(schedule.actions) == Kind.OPT)
+    here = np.flatnonzero(np.isin(kinds_of(schedule.actions), STEP_KINDS))
     stage = stages_of(schedule.actions[here])
     if np.any(stage >= schedule.stages):
         return False

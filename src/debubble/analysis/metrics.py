@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from debubble.analysis.measures import meanings
-from debubble.core.actions import KIND_MASK, SHARDING_KINDS, Kind, kinds_of
+from debubble.core.actions import KIND_MASK, SHARDING_KINDS, kinds_of
 from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
@@ -36,7 +37,7 @@ MODES: dict[str, str] = {spec.name: spec.title for spec in modes.MODES}
 def has_steps(schedule: Schedule) -> bool:
     """Whether rank 0 ends with an optimizer step, as all ranks of a right schedule then do."""
     program = schedule.program(0)
-    return len(program) > 0 and int(program[-1]) & KIND_MASK == Kind.OPT
+    return len(program) > 0 and int(program[-1]) & KIND_MASK in STEP_KINDS
 
 
 _SHARDS = "the head is on all ranks, a shard each; S is its forward"

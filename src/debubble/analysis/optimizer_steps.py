@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from debubble.analysis.problems import Findings, Problem, first_gaps, spot
 from debubble.analysis.structure import period_of
 from debubble.core.actions import Action, Kind, kinds_of, microbatches_of
-from debubble.core.kinds import BACKWARD, WEIGHT_KINDS
+from debubble.core.kinds import GRADIENT_KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
 
@@ -111,7 +111,7 @@ def _gradients(steps: _RankSteps, found: Findings) -> None:
     schedule, kinds, units = steps.schedule, steps.kinds, steps.units
     period, begin, done = period_of(schedule), steps.begin, steps.done
     weight = np.isin(kinds, WEIGHT_KINDS)
-    lost = (weight | np.isin(kinds, BACKWARD)) & (units < done * period)
+    lost = (weight | np.isin(kinds, GRADIENT_KINDS)) & (units < done * period)
     mixed = weight & (units >= (done + 1) * period) & (done < schedule.iterations)
 
     def describe(position: int) -> Problem:

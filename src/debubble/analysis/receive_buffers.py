@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, stages_of
-from debubble.core.kinds import BACKWARD, FORWARD_KINDS, KINDS, WEIGHT_KINDS
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
 RECEIVES = tuple(spec.kind for spec in KINDS if spec.receives)
-ENDS = tuple({*BACKWARD, *WEIGHT_KINDS})
+ENDS = tuple({*GRADIENT_KINDS, *WEIGHT_KINDS})
 
 DENSE = 4
 """A table of all (stage, microbatch) is made while it has at most this many entries per action."""

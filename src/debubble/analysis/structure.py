@@ -24,8 +24,8 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.kind_relations import order_of, slice_order
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.kind_relations import SPLIT_KINDS, order_of, slice_order
+from debubble.core.kinds import STEP_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 
 MOST_UNITS = 1 << 36
@@ -53,7 +53,7 @@ class Columns:
         unit = microbatches_of(actions)
         rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
         # The microbatch of a step is an iteration; the optimizer's own check looks at it.
-        counted = (unit < schedule.units) | (kind == Kind.OPT)
+        counted = (unit < schedule.units) | np.isin(kind, STEP_KINDS)
         real = (kind < len(Kind)) & (stage < schedule.stages) & (unit >= 0) & counted
         return cls(schedule, kind, pairs_of(actions), stage, unit, rank, real)
 
@@ -101,7 +101,7 @@ def _home(columns: Columns, found: Findings) -> None:
         wrong &= ~(anywhere & np.isin(kind, WHOLE_STAGE_KINDS))
     # The optimizer step of a rank without stages carries stage 0.
     lives = np.bincount(placement.ranks_of_stages, minlength=schedule.ranks) > 0
-    wrong &= lives[rank] | (kind != Kind.OPT) | (stage != 0)
+    wrong &= lives[rank] | ~np.isin(kind, STEP_KINDS) | (stage != 0)
 
     def describe(item: int) -> Problem:
         there = int(home[item])
@@ -195,7 +195,7 @@ def _cells(columns: Columns, found: Findings) -> None:
 
 
 def _mixed(cells: _Cells, found: Findings) -> None:
-    at, parts = cells.at, (Kind.I, Kind.W)
+    at, parts = cells.at, SPLIT_KINDS
     both = (at[Kind.B] >= 0) & ((at[Kind.I] >= 0) | (at[Kind.W] >= 0))
 
     def describe(cell: int) -> Problem:
@@ -215,7 +215,7 @@ def _missing(cells: _Cells, found: Findings) -> None:
         cells.at[kind] >= 0 for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
     )
     split = bool(grad_input.any() or grad_weight.any())
-    backward = (Kind.I, Kind.W) if split else (Kind.B,)
+    backward = SPLIT_KINDS if split else (Kind.B,)
 
     def describe(cell: int, kinds: tuple[Kind, ...]) -> Problem:
         stage, unit = divmod(cell, cells.units)

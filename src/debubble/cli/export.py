@@ -106,10 +106,11 @@ def _check_ending(to: str, output: str) -> None:
 
 
 def _settings(schedule: Schedule, output: str, layers: list[int] | None) -> list[str]:
+    from debubble.core.kind_relations import PASS_KINDS
     from debubble.interchange.launchers import automodel, torchtitan
-    from debubble.interchange.torch_csv import COMPUTE, refuse_inexpressible
+    from debubble.interchange.torch_csv import refuse_inexpressible
 
-    refuse_inexpressible(schedule, COMPUTE)
+    refuse_inexpressible(schedule, PASS_KINDS)
     path = "schedule.csv" if output == STANDARD_OUTPUT else output
     try:
         return [

@@ -1,14 +1,40 @@
-"""Relations of kinds that follow from their rows in the table: which comes before which."""
+"""Sets and relations of kinds that follow from their rows in the table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from debubble.core.kinds import KINDS, STEP_KINDS, Kind, Of
+from debubble.core.kinds import KINDS, STEP_KINDS, WORK_KINDS, Kind, Of
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
+
+ACTIVATION_KINDS = tuple(spec.kind for spec in KINDS if "stored" in spec.takes)
+"""Forwards alone, without the transfers of what they compute: kinds that leave an activation."""
+
+RECOMPUTE_KINDS = tuple(spec.kind for spec in KINDS if "recomputed" in spec.takes)
+"""Kinds that bring an activation back by computing it again."""
+
+PASS_KINDS = tuple(kind for kind in WORK_KINDS if kind not in RECOMPUTE_KINDS)
+"""Kinds in which the forward and the backward of a stage are done, whole or in parts."""
+
+SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
+"""Parts of a backward that is not fused."""
+
+
+def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
+    """The send and the receive of what a kind computes for another stage."""
+    through = (
+        need.through
+        for spec in KINDS
+        for need in spec.needs
+        if need.through is not None and kind in need.kinds
+    )
+    receive = next(through)
+    send = KINDS[receive].other_end
+    assert send is not None, "a receive has another end"
+    return send, receive
 
 
 def order_of(kinds: Iterable[Kind]) -> tuple[tuple[Kind, Kind], ...]:

@@ -232,11 +232,11 @@ class KindSpec:
 
 
 F, I, W, B, R, OPT = Kind.F, Kind.I, Kind.W, Kind.B, Kind.R, Kind.OPT
-BACKWARD = (I, B)
+GRADIENT_KINDS = (I, B)
 """Kinds that make the gradient of a stage's input."""
 
 _GRADIENT = (
-    Need(BACKWARD, stage=+1, through=Kind.RECV_B),
+    Need(GRADIENT_KINDS, stage=+1, through=Kind.RECV_B),
     Need((Kind.T,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(1)),
     Need((Kind.S,), Of.EVERY_SHARD, last_stage_only=True, when=_vocabulary(2)),
 )
@@ -247,7 +247,7 @@ _BACKWARD_NEEDS = (
     Need((F,)),
     Need((R,), optional=True),
     Need((Kind.RELOAD,), optional=True),
-    Need(BACKWARD, slice=+1),
+    Need(GRADIENT_KINDS, slice=+1),
     Need((Kind.UNSHARD,), Of.LATEST, optional=True),
 )
 
@@ -310,7 +310,7 @@ KINDS: tuple[KindSpec, ...] = (
         (Need((Kind.SEND_F,), stage=-1),), Time.LINK, other_end=Kind.SEND_F,
     ),
     KindSpec(
-        Kind.SEND_B, "transfer of a gradient", Stream.TRANSFER, Per.UNIT, (Need(BACKWARD),),
+        Kind.SEND_B, "transfer of a gradient", Stream.TRANSFER, Per.UNIT, (Need(GRADIENT_KINDS),),
         Time.LINK, other_end=Kind.RECV_B,
     ),
     KindSpec(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
@@ -42,10 +42,6 @@ MAX_SLICES = 1 << 10
 VOCABULARY_ADVICE = "use 0 for an output layer on the last stage, 1 or 2 for a sharded one"
 
 
-def _listed(value: int | tuple[int, ...]) -> int | list[int]:
-    return value if isinstance(value, int) else list(value)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """An immutable order of actions on every rank.
@@ -81,12 +77,15 @@ class Schedule:
         once and undoes the step in the rare case that the full norm, known later, says so
         (arXiv 2401.10241).
     weight_versions
-        Versions of the weights the training rule keeps at the same time: a number, or one per rank.
+        Versions of the weights that the training rule has in use at the same time: one number, or
+        one for each rank.
     newest_weights
-        Whether backwards run on the newest weights, and older versions are counted, not kept.
+        Whether every backward runs on the newest weights of its rank, so that a rank stores one
+        version: `weight_versions` then counts those between a microbatch's forward and its
+        backward, both included.
     recompute_after
-        Dependencies of an ``R`` action: ``"forward"``, its own forward alone, so that it runs while
-        the gradient is under way, or ``"gradient"``, all that its backward waits for.
+        Dependencies of an ``R`` action: ``"forward"``, nothing but its own forward, so that it can
+        run while the gradient is under way, or ``"gradient"``, all that its backward waits for.
     vocabulary
         0 for an output layer (``Costs.head``) on the last stage; 1 or 2 for one that is cut along
         the vocabulary, a shard on every rank, which runs as S and T (arXiv 2411.05288). S waits for
@@ -127,7 +126,7 @@ class Schedule:
     exchange: bool = field(default=False, metadata=saved(check.truth, rare=True))
     sync: str = field(default="global", metadata=saved(check.one_of(SYNCS)))
     weight_versions: int | tuple[int, ...] = field(
-        default=1, compare=False, metadata=saved(check.versions, write=_listed)
+        default=1, compare=False, metadata=saved(check.versions, write=check.listed)
     )
     newest_weights: bool = field(
         default=False, compare=False, metadata=saved(check.truth, rare=True)
@@ -394,11 +393,3 @@ COMPARED: tuple[Callable[[Schedule], Any], ...] = tuple(
     if spec.compare and "saved" in spec.metadata
 )
 """Values that equal schedules share beside placement and actions."""
-
-
-def default_of(name: str) -> Any:
-    """Value of a field that a file leaves out."""
-    spec = next(spec for spec in fields(Schedule) if spec.name == name)
-    if spec.default_factory is not MISSING:
-        return spec.default_factory()
-    return SAVED[name].default if spec.default is MISSING else spec.default

@@ -169,6 +169,11 @@ def versions(name: str, value: Any, sizes: Sizes) -> int | tuple[int, ...]:
     return tuple(one(f"{name}[{rank}]", item, sizes) for rank, item in enumerate(value))
 
 
+def listed(value: int | tuple[int, ...]) -> int | list[int]:
+    """Weight versions as plain data."""
+    return value if isinstance(value, int) else list(value)
+
+
 def targets(name: str, value: Any, sizes: Sizes) -> tuple[int | None, ...]:
     """Check offload targets: one per rank, or none where all are the host."""
     ranks = sizes.ranks

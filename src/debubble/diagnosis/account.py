@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.core.kinds import BACKWARD, FORWARD_KINDS
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.observed import PAUSES
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, Times
@@ -257,7 +257,7 @@ def _edges(run: Run, row: int) -> dict[int, tuple[float, float]]:
     where it has no backward or no forward.
     """
     found = {}
-    forward, backward = np.isin(run.kind, FORWARD_KINDS), np.isin(run.kind, BACKWARD)
+    forward, backward = np.isin(run.kind, FORWARD_KINDS), np.isin(run.kind, GRADIENT_KINDS)
     for rank in range(run.schedule.ranks):
         mine = (run.rank == rank) & run.known[row]
         if not mine.any():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program, kinds_of
 from debubble.core.errors import DebubbleError, FormatError, ScheduleError
-from debubble.core.kinds import BACKWARD, FORWARD_KINDS, WORK_KINDS
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.names import Name, like_none, named
@@ -247,7 +247,7 @@ def _can_run(schedule: Schedule) -> bool:
         graph = compile_graph(schedule, explain=False)
     except ScheduleError:
         return False
-    learns = np.isin(kinds_of(schedule.actions), BACKWARD).any()
+    learns = np.isin(kinds_of(schedule.actions), GRADIENT_KINDS).any()
     return not learns or graph.completed == schedule.stages * schedule.units
 
 

@@ -18,7 +18,7 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
 from debubble.diagnosis.observed import Messages, Observed, Pauses
@@ -294,7 +294,7 @@ def _match(run: Run, messages: Messages, slices: int) -> None:
         return
     receives = np.flatnonzero(run.source >= 0)
     producer = run.source[receives]
-    forward = run.kind[producer] == Kind.F
+    forward = np.isin(run.kind[producer], FORWARD_KINDS)
     keys = _keys(forward, run.stage[producer], run.unit[producer])
     sort = np.argsort(keys)
     row_of = {pair: row for row, pair in enumerate(zip(run.step.tolist(), run.copy.tolist(),
@@ -302,7 +302,7 @@ def _match(run: Run, messages: Messages, slices: int) -> None:
     pairs = zip(messages.step.tolist(), messages.copy.tolist(), strict=True)
     row = np.array([row_of.get(pair, -1) for pair in pairs])
     unit = messages.microbatch.astype(np.int64) * slices + messages.slice
-    wanted = _keys(messages.kind == Kind.F, messages.stage.astype(np.int64), unit)
+    wanted = _keys(np.isin(messages.kind, FORWARD_KINDS), messages.stage.astype(np.int64), unit)
     spot = np.minimum(np.searchsorted(keys, wanted, sorter=sort), len(keys) - 1)
     column = receives[sort[spot]]
     real = (row >= 0) & (keys[sort[spot]] == wanted)

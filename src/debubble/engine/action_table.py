@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    Kind,
-    kinds_of,
-    microbatches_of,
-    stages_of,
-)
+from debubble.core.actions import Kind, kinds_of, microbatches_of, stages_of
+from debubble.core.kinds import WHOLE_STAGE_KINDS
 
 if TYPE_CHECKING:
     from debubble.engine.timeline import Timeline
@@ -77,13 +73,15 @@ class ActionTable:
         schedule = timeline.schedule
         actions = schedule.actions
         kind, stage, unit = kinds_of(actions), stages_of(actions), microbatches_of(actions)
-        part = np.where(kind == Kind.OPT, 0, unit % schedule.slices)
-        microbatch = np.where(kind == Kind.OPT, unit, unit // schedule.slices)
+        whole = np.isin(kind, WHOLE_STAGE_KINDS)
+        part = np.where(whole, 0, unit % schedule.slices)
+        microbatch = np.where(whole, unit, unit // schedule.slices)
         names = _KIND_NAMES[kind]
         numbers = (stage.tolist(), names.tolist(), microbatch.tolist())
         texts = [f"{s}{k}{m}" for s, k, m in zip(*numbers, strict=True)]
         if schedule.slices > 1:
-            texts = [f"{text}.{j}" for text, j in zip(texts, part.tolist(), strict=True)]
+            shown = zip(texts, part.tolist(), whole.tolist(), strict=True)
+            texts = [text if alone else f"{text}.{j}" for text, j, alone in shown]
         return cls(
             np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)),
             np.array(texts, dtype=object),

@@ -12,7 +12,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import (
+    FORWARD_KINDS,
     KINDS,
     WORK_KINDS,
     Kind,
@@ -109,7 +111,7 @@ def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
             row[layout.EDGE] = 1
         elif need.of is Of.ITERATION:
             row[layout.REDUCES] = 1
-        if Kind.UNSHARD in need.kinds:
+        if need.of is Of.LATEST:
             row[layout.WEIGHTS] = 1
         back = [kind for kind in need.kinds if KINDS[kind].stream is Stream.COPY]
         if back and spec.stream is Stream.COMPUTE:
@@ -137,7 +139,7 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
         row[layout.BACK] = _bits([kind] if _users(kind, needs) else [])
     if kind in WORK_KINDS:
         row[layout.COST] = WORK_KINDS.index(kind)
-        row[layout.HALF] = {Kind.F: 1, Kind.I: 2, Kind.W: 2, Kind.B: 2}.get(kind, 0)
+        row[layout.HALF] = 0 if kind not in PASS_KINDS else 1 if kind in FORWARD_KINDS else 2
     elif spec.time is not Time.NONE:
         row[layout.COST] = 1
     for other in KINDS:

@@ -7,19 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK
+from debubble.core.actions import KIND_MASK, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
-from debubble.core.kinds import (
-    COPY_KINDS,
-    KINDS,
-    STEP_KINDS,
-    TRANSFER_KINDS,
-    WORK_KINDS,
-    Kind,
-    kind_bits,
-)
+from debubble.core.kinds import COPY_KINDS, KINDS, STEP_KINDS, TRANSFER_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import SYNCS, Schedule
 from debubble.engine.columns import columns
 from debubble.engine.event_graph import ARRAYS, TIMED_KINDS, EventGraph, link_times_of
@@ -224,7 +216,7 @@ def _recomputed_in_part(schedule: Schedule) -> bool:
     mixed = (share > 0) & (share < 1)
     if not mixed.any():
         return False
-    out = schedule.actions[(schedule.actions & KIND_MASK) == Kind.OFFLOAD]
+    out = schedule.actions[np.isin(kinds_of(schedule.actions), COPY_KINDS)]
     return bool(mixed[schedule.places_of(out)].any())
 
 

@@ -40,7 +40,7 @@ LINK, SUM = layout.LINK, layout.SUM
 pair's backward half, of a copy, of a collective, or of a pass of the output layer's shard."""
 
 COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
-"""Kinds that take time on the collective stream of a rank."""
+"""Kinds of the rows of :attr:`debubble.core.cost_table.CostTable.collective`."""
 
 _COPIES = kind_bits(COPY_KINDS)
 
@@ -231,7 +231,7 @@ class EventGraph:
                 names.append(link(int(a), int(b)))
             elif kind == SUM:
                 names.append(f"{names[a]} and {names[b]} together")
-            elif kind >= Kind.OFFLOAD:
+            elif kind not in WORK_KINDS:
                 names.append(f"{Kind(kind).name} of {where(a)}")
             else:
                 names.append(f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}")

@@ -9,12 +9,14 @@ where there are more than 64 places; it tells which kinds of actions there are, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from debubble.core.actions import KIND_MASK, Kind, code_text, unpack
 from debubble.core.errors import ScheduleError
+from debubble.core.kinds import STEP_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.kernels import exist
 
@@ -82,6 +84,11 @@ def survey_of(schedule: Schedule) -> Survey:
     return survey
 
 
+def has(schedule: Schedule, kinds: Iterable[Kind]) -> bool:
+    """Whether a schedule has an action of some kinds."""
+    return bool(survey_of(schedule).kinds & kind_bits(kinds))
+
+
 def strays_of(schedule: Schedule) -> Strays:
     """The strays of a schedule."""
     return survey_of(schedule).strays
@@ -125,7 +132,7 @@ def outside_text(schedule: Schedule, position: int) -> str:
     if code & KIND_MASK >= exist.KINDS:
         return "has a kind that does not exist; write one of F, I, W, B, …"
     last = f"microbatches to {schedule.units // schedule.slices - 1}"
-    if code >= 0 and code & KIND_MASK == Kind.OPT:
+    if code >= 0 and code & KIND_MASK in STEP_KINDS:
         last = f"iterations to {schedule.iterations - 1}"
     return f"is out of range; stages go to {schedule.stages - 1}, {last}"
 

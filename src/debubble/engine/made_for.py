@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
+from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.kinds import VOCABULARY_KINDS
 from debubble.core.schedule import Schedule
 
 DEFAULT = Costs()
@@ -36,7 +37,7 @@ def unaware(schedule: Schedule) -> bool:
 
 def _shape(table: CostTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times and memory as shares of their sums."""
-    kinds = [Kind.F, Kind.I, Kind.W, Kind.B, Kind.S, Kind.T]
+    kinds = [*PASS_KINDS, *VOCABULARY_KINDS]
     links = table.link if table.boundaries is None else table.boundaries.time
     time = np.concatenate([table.duration[kinds].ravel(), links.ravel()])
     memory = np.concatenate([table.activation, table.kept])

@@ -14,7 +14,8 @@ from debubble.core.actions import Kind, Program, kinds_of, microbatches_of
 from debubble.core.cost_table import CostTable, static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import KINDS
+from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.kinds import KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale
 from debubble.engine.exist import refuse_outside, survey_of
@@ -26,6 +27,8 @@ Limit: TypeAlias = float | Sequence[float]
 
 RECOMPUTED_F = len(Kind)
 """Pseudo-kind of a forward whose microbatch is recomputed while others of its stage are not."""
+
+_RECOMPUTES = kind_bits(RECOMPUTE_KINDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +122,7 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     share = recompute_share(schedule)
     whole = share >= 1
     actions = schedule.actions
-    if present >> Kind.R & 1 and np.any((share > 0) & ~whole):
+    if present & _RECOMPUTES and np.any((share > 0) & ~whole):
         # The kind of a forward is 0.
         actions = actions + RECOMPUTED_F * recomputed_forwards(schedule)
     at_start, at_end = np.zeros((2, len(Kind) + 1, len(table.activation)))

@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, kinds_of
+from debubble.core.actions import COPY_KINDS, kinds_of
+from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import MemoryUse
 
@@ -50,13 +51,12 @@ def changes(
         first = int(schedule.offsets[other])
         kinds = kinds_of(schedule.program(other))
         added, freed = use.deltas(schedule, other)
-        for kind, moment, amount in (
-            (Kind.OFFLOAD, begin, -freed), (Kind.RELOAD, end, -added),
-        ):  # fmt: skip
+        for kind in COPY_KINDS:
+            comes = KINDS[kind].undoes is None
             here = np.flatnonzero(kinds == kind)
-            times.append(moment[here + first])
-            deltas.append(amount[here])
-            order.append(np.full(len(here), 0 if kind == Kind.OFFLOAD else -1))
+            times.append((begin if comes else end)[here + first])
+            deltas.append(-(freed if comes else added)[here])
+            order.append(np.full(len(here), 0 if comes else -1))
     moments, amounts, turns = (np.concatenate(column) for column in (times, deltas, order))
     real = amounts != 0
     moments, amounts, turns = moments[real], amounts[real], turns[real]

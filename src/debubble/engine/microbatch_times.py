@@ -11,14 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import (
-    COPY_KINDS,
-    FORWARD_KINDS,
-    SEND_KINDS,
-    VOCABULARY_KINDS,
-    WORK_KINDS,
-    Kind,
-)
+from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.columns import columns
 from debubble.engine.event_graph import EventGraph
@@ -27,8 +20,6 @@ from debubble.engine.recompute import recompute_share
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.integer]
-
-_HALVES = np.array([spec in (Kind.I, Kind.W, Kind.B) for spec in Kind])
 
 
 def lengths_of(schedule: Schedule, lengths: Floats) -> Floats:
@@ -102,7 +93,8 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
     times[node[first]] = 0.0
     np.add.at(times, node[members], table.times(kinds[members], places[members], own[members]))
     last = group_bounds(actions)[1][first] - 1
-    halves = [(kinds[a] == Kind.F) & _HALVES[kinds[b]] for a, b in ((first, last), (last, first))]
+    half = columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.HALF]
+    halves = [(half[a] == 1) & (half[b] == 2) for a, b in ((first, last), (last, first))]
     pairs = (last == first + 1) & (halves[0] | halves[1])
     forward = np.where(halves[0], first, last)[pairs]
     backward = np.where(halves[0], last, first)[pairs]

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    KIND_MASK,
-    STAGE_SHIFT,
-    Kind,
-    Program,
-    kinds_of,
-    stages_of,
-)
+from debubble.core.actions import STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.kind_relations import ACTIVATION_KINDS, RECOMPUTE_KINDS
 from debubble.core.schedule import Schedule
-from debubble.engine.exist import survey_of
+from debubble.engine.exist import has
 
 SHARE = "recompute_share"
 """Key under which a schedule remembers its shares."""
@@ -39,26 +33,27 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
     """Mask of forwards whose microbatch is recomputed, shape ``(n,)``."""
     kinds = kinds_of(schedule.actions)
     cells = schedule.actions >> STAGE_SHIFT
-    found: NDArray[np.bool_] = (kinds == Kind.F) & np.isin(cells, cells[kinds == Kind.R])
+    again = np.isin(kinds, RECOMPUTE_KINDS)
+    found: NDArray[np.bool_] = np.isin(kinds, ACTIVATION_KINDS) & np.isin(cells, cells[again])
     return found
 
 
 def _share(schedule: Schedule) -> NDArray[np.float64]:
     places = schedule.slices * schedule.placement.copies * schedule.stages
-    if not survey_of(schedule).kinds & 1 << Kind.R:
+    if not has(schedule, RECOMPUTE_KINDS):
         return np.zeros(places)
-    recomputes = _count(schedule, Kind.R, places)
-    forwards = _count(schedule, Kind.F, places)
+    recomputes = _count(schedule, RECOMPUTE_KINDS, places)
+    forwards = _count(schedule, ACTIVATION_KINDS, places)
     return np.divide(recomputes, forwards, out=np.zeros(places), where=forwards > 0)
 
 
-def _count(schedule: Schedule, kind: Kind, places: int) -> NDArray[np.float64]:
-    """Number of actions of a kind on every (copy, stage)."""
+def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[np.float64]:
+    """Number of actions of some kinds on every (copy, stage)."""
     counts = np.zeros(places)
     # Block by block, so that a schedule without such actions takes no memory.
     for begin in range(0, len(schedule), 65536):
         block = schedule.actions[begin : begin + 65536]
-        found: Program = block[(block & KIND_MASK) == kind]
+        found: Program = block[np.isin(kinds_of(block), kinds)]
         # A file may name stages that do not exist; checks report them.
         found = found[stages_of(found) < schedule.stages]
         if len(found):

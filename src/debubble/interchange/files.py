@@ -12,7 +12,9 @@ import numpy as np
 from debubble.core.actions import Kind, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.memory import Limit
 from debubble.interchange import torch_builtin
 from debubble.interchange.text import A_TRACE, writing
@@ -292,7 +294,7 @@ def _rename_if_modified(schedule: Schedule) -> Schedule:
             return schedule
         if not _large_enough(schedule, entry, options):
             return replace(schedule, name=schedule.name + CHANGED)
-        steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
+        steps = has(schedule, STEP_KINDS)
         try:
             again = registry.make(
                 entry.name,

@@ -22,7 +22,8 @@ from debubble.analysis.check import check
 from debubble.core.actions import COMPUTE_KINDS, MAX_MICROBATCHES, Action, Kind, pairs_of, unpack
 from debubble.core.costs import Costs
 from debubble.core.errors import CostError, DebubbleError, FormatError
-from debubble.core.kinds import BACKWARD
+from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, STEP_KINDS
 from debubble.core.schedule import SYNCS, VOCABULARIES, Schedule
 from debubble.engine.recorded import recorded
 from debubble.engine.timeline import Timeline
@@ -106,7 +107,7 @@ class Recording:
             elif half == 0:
                 times[action.kind, action.stage].append(duration)
         found: dict[str, float | list[float]] = {}
-        for kind in (Kind.F, Kind.I, Kind.W, Kind.B):
+        for kind in PASS_KINDS:
             known = [times.get((kind, stage)) for stage in range(self.schedule.stages)]
             every = [value for values in known if values for value in values]
             if not every:
@@ -239,7 +240,9 @@ def _recording(
         programs.append(read_cells(cells, lambda _, rank=rank: f"{where}: rank {rank}", slices))  # type: ignore[misc]
         begins += [start for start, _ in times]
         durations += [duration for _, duration in times]
-    units = 1 + max((s.action.microbatch for s in every if s.action.kind != Kind.OPT), default=0)
+    units = 1 + max(
+        (s.action.microbatch for s in every if s.action.kind not in STEP_KINDS), default=0
+    )
     claimed: Any = about.get("iterations")
     iterations = claimed if _is_count(claimed, units) and units % claimed == 0 else 1
     check_size(len(begins), stages, units * slices, where)
@@ -288,7 +291,7 @@ def _program(slices: list[_Slice]) -> tuple[list[str], list[tuple[float, float]]
         one = ordered[at]
         two = ordered[at + 1] if at + 1 < len(ordered) else None
         if two is not None and _are_pair(one, two):
-            if two.action.kind == Kind.F:
+            if two.action.kind in FORWARD_KINDS:
                 one, two = two, one
             cells.append(f"({_text(one)};{_text(two)})OVERLAP_F_B")
             length = max(one.duration, two.duration)
@@ -306,7 +309,7 @@ def _are_pair(one: _Slice, two: _Slice) -> bool:
     # Halves that were measured begin a moment apart.
     shared = min(one.start + one.duration, two.start + two.duration) - max(one.start, two.start)
     together = 2 * shared > min(one.duration, two.duration) > 0
-    kind_of_pair = Kind.F in kinds and not kinds.isdisjoint(BACKWARD)
+    kind_of_pair = not (kinds.isdisjoint(FORWARD_KINDS) or kinds.isdisjoint(GRADIENT_KINDS))
     return together and PAIRED in (one.thread, two.thread) and kind_of_pair
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from debubble.core.errors import FormatError, ParameterError, WrongValueError
 from debubble.core.placement import Placement
-from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule, default_of
+from debubble.core.schedule import FORMAT, FORMAT_VERSION, SAVED, Schedule
 from debubble.core.schedule_fields import Sizes, up_to
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 from debubble.interchange.text import A_TRACE, check_keys, check_label, shown
@@ -115,7 +116,7 @@ def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any
         ranks = up_to(MAX_RANKS)("ranks", data["ranks"], Sizes(0, 0))
         found: dict[str, Any] = {}
         for name, spec in SAVED.items():
-            value = data.get(name, default_of(name))
+            value = data.get(name, _default_of(name))
             sizes = Sizes(ranks, found.get("slices", 1))
             if spec.in_file is not None:
                 spec.in_file(name, value, sizes)
@@ -125,6 +126,14 @@ def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any
     except ParameterError as error:
         raise FormatError(f"{where}: {error}") from None
     return ranks, found
+
+
+def _default_of(name: str) -> Any:
+    """Value of a field that a file leaves out."""
+    spec = next(spec for spec in fields(Schedule) if spec.name == name)
+    if spec.default_factory is not MISSING:
+        return spec.default_factory()
+    return SAVED[name].default if spec.default is MISSING else spec.default
 
 
 def _place(where: str, rank: int, index: int) -> str:

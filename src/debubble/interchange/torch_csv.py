@@ -36,13 +36,13 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.errors import FormatError, ParameterError
-from debubble.core.kinds import BACKWARD, SEND_KINDS
+from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.kinds import GRADIENT_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 
-COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B)
-COMMUNICATING = (*COMPUTE, *TRANSFER_KINDS, *SHARDING_KINDS)
+COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
 
 _IMPLIED = re.compile(r"[0-9]{1,9}WAIT_(?:REDUCE_GRAD[0-9]{0,10}|SEND_[FB][0-9]{1,10})")
 """Cells of PyTorch that follow from the others."""
@@ -197,7 +197,7 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
     ParameterError
         When the format cannot express the schedule; the message says why.
     """
-    refuse_inexpressible(schedule, COMMUNICATING if transfers else COMPUTE)
+    refuse_inexpressible(schedule, COMMUNICATING if transfers else PASS_KINDS)
     rows = rows_with_transfers(schedule, waits) if transfers else schedule.rows()
     return "\n".join(",".join(row) or "," for row in rows) + "\n"
 
@@ -233,7 +233,7 @@ def _lowered(program: Program, waits: bool) -> list[str]:
             stage, kind, microbatch = leaf
             if kind in SEND_KINDS:
                 sent[leaf] = f"{stage}WAIT_{kind.name}{microbatch}"
-            if kind in BACKWARD:
+            if kind in GRADIENT_KINDS:
                 wait = sent.pop(Action(stage, Kind.SEND_F, microbatch), "")
                 row += [wait] if waits and wait else []
     return row + list(sent.values()) if waits else row
@@ -287,6 +287,6 @@ def with_transfers(schedule: Schedule) -> Schedule:
     kinds = kinds_of(schedule.actions)
     reduced = schedule.explicit_reduction or bool(np.any(kinds == Kind.REDUCE_GRAD))
     if not np.any(np.isin(kinds, TRANSFER_KINDS)):
-        refuse_inexpressible(schedule, (*COMPUTE, *SHARDING_KINDS))
+        refuse_inexpressible(schedule, (*PASS_KINDS, *SHARDING_KINDS))
         schedule = add_transfers(schedule)
     return schedule if reduced else add_sharding(schedule)

@@ -17,7 +17,7 @@ from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Kind, Program, kinds_
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import BACKWARD
+from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
 from debubble.engine.graph import P2PMode
@@ -140,7 +140,7 @@ def with_copies(
     """
     kinds, cells = kinds_of(program), program >> STAGE_SHIFT
     stages = stages_of(program)
-    users = np.where(recomputed[stages], kinds == Kind.R, np.isin(kinds, BACKWARD))
+    users = np.where(recomputed[stages], kinds == Kind.R, np.isin(kinds, GRADIENT_KINDS))
     begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
     begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
     back = end - lead

@@ -33,17 +33,10 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import (
-    STAGE_SHIFT,
-    Kind,
-    Program,
-    group_bounds,
-    kinds_of,
-    stages_of,
-)
+from debubble.core.actions import STAGE_SHIFT, Kind, Program, group_bounds, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.core.kinds import BACKWARD
+from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
@@ -228,7 +221,7 @@ def just_in_time(program: Program, chosen: NDArray[np.bool_], cap: int | None = 
     With a cap only before those whose activation a rank drops to hold no more than that.
     """
     kinds, stages = kinds_of(program), stages_of(program)
-    backward = np.isin(kinds, BACKWARD)
+    backward = np.isin(kinds, GRADIENT_KINDS)
     # A file may name stages that do not exist; checks report them.
     backward &= (stages < len(chosen)) & chosen[np.minimum(stages, len(chosen) - 1)]
     spots = np.flatnonzero(backward)
@@ -267,7 +260,7 @@ def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np
             back = [
                 cells[member]
                 for member in range(place, int(end[place]))
-                if kinds[member] in BACKWARD and cells[member] in due
+                if kinds[member] in GRADIENT_KINDS and cells[member] in due
             ]
             # From here on they are in use.
             free.difference_update(back)

@@ -11,8 +11,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import Kind, kinds_of, stages_of
+from debubble.core.actions import kinds_of, stages_of
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.lowering.recompute import Stages, chosen_stages
@@ -98,6 +100,6 @@ def choice_in(schedule: Schedule) -> Choice:
     """Choice that a schedule makes for its stages."""
     kinds, stages = kinds_of(schedule.actions), stages_of(schedule.actions)
     chosen = np.zeros(schedule.stages, dtype=np.int64)
-    for kind, flag in ((Kind.R, RECOMPUTE), (Kind.OFFLOAD, OFFLOAD)):
-        chosen[np.unique(stages[kinds == kind])] |= flag
+    for some, flag in ((RECOMPUTE_KINDS, RECOMPUTE), (COPY_KINDS, OFFLOAD)):
+        chosen[np.unique(stages[np.isin(kinds, some)])] |= flag
     return tuple(chosen.tolist())

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, pairs_of
+from debubble.core.actions import pairs_of
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.stage_values import numbers_of
@@ -293,7 +294,7 @@ def _bound(
     that.
     """
     found = math.inf
-    kinds = np.array([Kind.F, Kind.I, Kind.W, Kind.B])[:, None]
+    kinds = np.array(PASS_KINDS)[:, None]
     for placement in placements:
         table = costs.resolve(placement)
         places = np.arange(placement.stages)[None, :]

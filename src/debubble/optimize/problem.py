@@ -19,8 +19,10 @@ from debubble.core.actions import (
     microbatches_of,
     stages_of,
 )
-from debubble.core.kinds import KINDS, Of
+from debubble.core.kind_relations import RECOMPUTE_KINDS
+from debubble.core.kinds import COPY_KINDS, GRADIENT_KINDS, KINDS, Of
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import Timeline, timeline_of
@@ -203,9 +205,9 @@ class Problem(Workload):
         """Start times of a simulated order, each R delayed as far as its successors allow."""
         packed = timeline.schedule.actions
         ahead = np.zeros((len(Kind), self.stages))
-        ahead[[Kind.I, Kind.B]] = self.recompute_time
+        ahead[list(GRADIENT_KINDS)] = self.recompute_time
         start = timeline.start - ahead[kinds_of(packed), stages_of(packed)]
-        return np.asarray(start[kinds_of(packed) != Kind.R])
+        return np.asarray(start[~np.isin(kinds_of(packed), RECOMPUTE_KINDS)])
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The engine's simulation of a schedule."""
@@ -216,6 +218,6 @@ class Problem(Workload):
 
         Where activations leave their ranks the times of copies decide.
         """
-        if np.any(kinds_of(schedule.actions) == Kind.OFFLOAD):
+        if has(schedule, COPY_KINDS):
             return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))
         return bool(np.all(measure_memory(schedule, self.table).peak <= self.limits_with_slack))

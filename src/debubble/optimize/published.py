@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import (
-    COPY_KINDS,
-    PAIR_MASK,
-    PAIR_SHIFT,
-    Kind,
-    Program,
-    kinds_of,
-)
+from debubble.core.actions import COPY_KINDS, PAIR_MASK, PAIR_SHIFT, Program, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.timeline import Timeline, simulate
@@ -30,8 +24,6 @@ from debubble.schedules.registry import Entry, entries, make
 
 if TYPE_CHECKING:
     from debubble.analysis.comparison import Comparison
-
-PARTS = (Kind.F, Kind.I, Kind.W, Kind.B)
 
 
 def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
@@ -60,7 +52,7 @@ def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
         yield (
             entry.name,
             [
-                program[kinds_of(program) <= Kind.B] & ~(PAIR_MASK << PAIR_SHIFT)
+                program[np.isin(kinds_of(program), PASS_KINDS)] & ~(PAIR_MASK << PAIR_SHIFT)
                 for program in programs
             ],
         )
@@ -152,4 +144,4 @@ def _made(
 
 def _more_kinds(schedule: Schedule) -> set[int]:
     """Kinds of a schedule besides forwards and backwards."""
-    return set(np.unique(kinds_of(schedule.actions)).tolist()) - set(PARTS)
+    return set(np.unique(kinds_of(schedule.actions)).tolist()) - set(PASS_KINDS)

@@ -10,9 +10,10 @@ import numpy as np
 from debubble.analysis.layout import PIPED
 from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.analysis.spread import spread_lines
-from debubble.core.actions import Kind, kinds_of, stages_of
+from debubble.core.actions import kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
 from debubble.engine.ensembles import Spread
@@ -88,7 +89,9 @@ class Result:
     def offload(self) -> list[int]:
         """The stages of which some or all activations wait for their backwards on the host."""
         actions = self.schedule.actions
-        found: list[int] = np.unique(stages_of(actions[kinds_of(actions) == Kind.OFFLOAD])).tolist()
+        found: list[int] = np.unique(
+            stages_of(actions[np.isin(kinds_of(actions), COPY_KINDS)])
+        ).tolist()
         return found
 
     @property

@@ -7,9 +7,8 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
-from debubble.core.kinds import kind_bits
-from debubble.engine.exist import survey_of
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.engine.exist import has
 from debubble.planner.activations import stage_activation, stage_activations
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.in_flight import in_flight
@@ -61,7 +60,7 @@ def pipeline_of(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bo
 def _splits(name: str) -> bool:
     """Whether a schedule has backwards in two parts, looked up in a small one."""
     made = registry.make(name, ranks=2, microbatches=8)
-    return bool(survey_of(made).kinds & kind_bits((Kind.I, Kind.W)))
+    return has(made, SPLIT_KINDS)
 
 
 def least_memory(asked: Asked, alone: Candidate, pp: int) -> float:

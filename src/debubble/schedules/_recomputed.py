@@ -10,7 +10,7 @@ import numpy as np
 
 from debubble.core.actions import STAGE_SHIFT, Kind, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
-from debubble.core.kinds import BACKWARD
+from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import ClosedForm
@@ -45,7 +45,7 @@ def with_recompute(
         return ()
     case.I, case.B, case.q = case.I + R[0], case.B + R[0], kept[0] / case.unit if case.unit else 0
     longer_backward = table.duration.copy()
-    longer_backward[list(BACKWARD)] += R
+    longer_backward[list(GRADIENT_KINDS)] += R
     case.table = replace(table, duration=longer_backward)
     split = bool((kinds_of(schedule.actions) == Kind.W).any())
     longer = ", with I + R for I" if split else ", with B + R for B"
@@ -65,7 +65,7 @@ def _just_before(schedule: Schedule) -> bool:
     kinds, cells = kinds_of(schedule.actions), schedule.actions >> STAGE_SHIFT
     spots = np.flatnonzero(kinds == Kind.R)
     after = np.minimum(spots + 1, len(kinds) - 1)
-    backward = np.isin(kinds[after], BACKWARD)
+    backward = np.isin(kinds[after], GRADIENT_KINDS)
     follows = backward & (cells[after] == cells[spots])
     return not pairs_of(schedule.actions).any() and bool(follows.all())
 

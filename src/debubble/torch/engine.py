@@ -12,7 +12,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # autograd's first backward would, in every process
 from torch import Tensor
 
-from debubble.core.kinds import FORWARD_KINDS, Kind, Need
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
 from debubble.torch.batch import Batch, Forwarded, weighted
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
@@ -104,7 +104,7 @@ class OwnEngine:
         self._sharded = {number for number, module in setup.modules.items() if is_sharded(module)}
         self._ends = {
             step.stage: index for index, step in enumerate(self.program)
-            if step.kind in (Kind.I, Kind.B)
+            if step.kind in GRADIENT_KINDS
         }  # fmt: skip
         self._moves = moves_of(self.program)
         self._answers = answered_of(plan, self.team.rank)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from debubble.core.actions import COPY_KINDS, Kind
+from debubble.core.actions import COPY_KINDS
+from debubble.core.kinds import KINDS
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
 from debubble.torch.saved import Slot
@@ -139,7 +140,7 @@ def _keep(owner: int, steps: list[Step], team: Team) -> None:
     link = team.link
     for step in steps:
         key = (step.stage, step.unit)
-        if step.kind == Kind.OFFLOAD:
+        if KINDS[step.kind].undoes is None:
             size = int(link.receive(torch.empty(1, dtype=torch.int64), owner, Tag.COPIES))
             row = torch.empty(size, dtype=torch.uint8)
             kept[key] = link.receive(row, owner, Tag.COPIES)

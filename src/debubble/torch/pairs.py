@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.torch.tasks import Task
 
 
@@ -41,10 +41,12 @@ class Pairs:
         if self._side is not None:
             current = torch.cuda.current_stream(self._device)
             # A backward runs on the stream of its forward: the pair's forward takes the other one.
-            others = {(t.step.stage, t.step.unit) for t, _ in calls if t.step.kind != Kind.F}
+            others = {
+                (t.step.stage, t.step.unit) for t, _ in calls if t.step.kind not in FORWARD_KINDS
+            }
             if not others & self._aside:
                 self._aside |= {
-                    (t.step.stage, t.step.unit) for t, _ in calls if t.step.kind == Kind.F
+                    (t.step.stage, t.step.unit) for t, _ in calls if t.step.kind in FORWARD_KINDS
                 }
             self._side.wait_stream(current)
         if self._helper is None:

@@ -20,16 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from debubble.core.actions import (
-    PAIR_MASK,
-    PAIR_SHIFT,
-    SHARDING_KINDS,
-    Kind,
-    kinds_of,
-    pairs_of,
-    unpack,
-)
+from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, SHARDING_KINDS, kinds_of, pairs_of, unpack
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.transfers import first_transfer
@@ -113,7 +106,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         self._order_of_losses = [
             microbatch
             for stage, kind, microbatch in map(unpack, schedule.actions.tolist())
-            if kind == Kind.F and stage == schedule.stages - 1
+            if kind in ACTIVATION_KINDS and stage == schedule.stages - 1
         ]
         self._losses: dict[int, Tensor] = {}
         self._given: tuple[Any, Any, Any] | None = None

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
-    Kind,
     code_text,
     computes,
     kinds_of,
@@ -21,7 +20,7 @@ from debubble.core.actions import (
     stages_of,
 )
 from debubble.core.costs import Costs
-from debubble.core.kinds import KINDS, SEND_KINDS
+from debubble.core.kinds import FORWARD_KINDS, KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 from debubble.interchange.run_trace import Transfer
 from debubble.torch.errors import RunError
@@ -218,7 +217,7 @@ def costs_of(recorded: Recorded) -> Costs:
     actions = schedule.actions
     kind, stage, pair = kinds_of(actions), stages_of(actions), pairs_of(actions)
     values: dict[str, Any] = {}
-    for each in (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R):
+    for each in WORK_KINDS:
         found = {
             number: float(np.median(spent[here]))
             for number in range(schedule.stages)
@@ -244,7 +243,7 @@ def _of_pairs(recorded: Recorded, spent: NDArray[np.float64]) -> dict[str, Any]:
     stages, kinds = stages_of(actions), kinds_of(actions)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for place in first.tolist():
-        forward = place if kinds[place] == Kind.F else place + 1
+        forward = place if kinds[place] in FORWARD_KINDS else place + 1
         backward = 2 * place + 1 - forward
         found[int(stages[forward]), int(stages[backward])].append(float(spent[place]))
     times: dict[Any, float] = {key: float(np.median(each)) for key, each in found.items()}
@@ -259,7 +258,7 @@ def _of_shards(
     if not schedule.vocabulary:
         return {}
     first, second = (
-        float(np.median(spent[kind == each])) * schedule.ranks for each in (Kind.S, Kind.T)
+        float(np.median(spent[kind == each])) * schedule.ranks for each in VOCABULARY_KINDS
     )
     if schedule.vocabulary == 2:
         return {"head": {"F": first / 2, "I": first / 2, "W": second}}

@@ -22,8 +22,10 @@ from torch.nn.parameter import is_lazy
 from debubble.analysis.check import check
 from debubble.core.actions import kinds_of
 from debubble.core.errors import DebubbleError, ParameterError, ScheduleError
-from debubble.core.kinds import Kind
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
@@ -119,7 +121,7 @@ def _without_steps(schedule: Schedule) -> Schedule:
             f"'{schedule.name}' has {schedule.iterations} iterations with optimizer steps between; "
             "in a training loop a step is one iteration: make it with iterations=1"
         )
-    steps = kinds_of(schedule.actions) == Kind.OPT
+    steps = np.isin(kinds_of(schedule.actions), STEP_KINDS)
     if not steps.any():
         return schedule
     gone = np.concatenate([[0], np.cumsum(steps)])[schedule.offsets]
@@ -354,9 +356,8 @@ def fuses_of(
     tell: Callable[[int, str], None],
 ) -> dict[int, bool | None]:
     """By stage with split backwards, whether I does all of it; None where a forward will show."""
-    kinds = kinds_of(schedule.actions)
     found: dict[int, bool | None] = {}
-    if not np.any(kinds == Kind.I):
+    if not has(schedule, SPLIT_KINDS):
         return found
     for stage, module in modules.items():
         why = "" if split == "fuse" else why_whole(module)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from debubble.core.kinds import Kind
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
 from debubble.torch.losses import added_losses, single
@@ -379,7 +379,7 @@ def _named(output: Any) -> str:
 def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
     """The stages of a rank, as its program needs them."""
     schedule, team = setup.schedule, setup.team
-    splits = {step.stage for step in program if step.kind == Kind.I}
+    splits = {step.stage for step in program if step.kind in SPLIT_KINDS}
     # A sharded output layer computes the loss, and is behind the last stage.
     last = -1 if schedule.vocabulary else schedule.stages - 1
     return {

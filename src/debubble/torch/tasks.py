@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from debubble.core.actions import TRANSFER_KINDS
-from debubble.core.kinds import KINDS, Kind, Need, Of
+from debubble.core.kinds import COPY_KINDS, KINDS, Kind, Need, Of
 from debubble.torch.plan import Plan, Step
 
 FORWARD, BACKWARD = False, True
@@ -113,7 +113,7 @@ def tasks_of(
     """
     schedule, program = plan.lowered, plan.programs[rank]
     needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}
-    leaving = {(step.stage, step.unit) for step in program if step.kind == Kind.OFFLOAD}
+    leaving = {(step.stage, step.unit) for step in program if step.kind in COPY_KINDS}
     last = schedule.stages - 1
     lasts = plan.pace_of(rank)
 
@@ -126,7 +126,7 @@ def tasks_of(
             if need.through is not None:
                 if 0 <= step.stage + need.stage <= last:
                     takes = (need.stage > 0, step.stage, step.unit)
-            elif Kind.RELOAD in need.kinds:
+            elif KINDS[need.kinds[0]].undoes is not None:
                 if (step.stage, step.unit) in leaving:
                     rest.append(need)
             elif need.of in BY_SHARD or (need.of in BY_STEP and not need.optional):

@@ -10,11 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from debubble.analysis.check import check
-from debubble.core.actions import SHARDING_KINDS, Kind, kinds_of
+from debubble.core.actions import COPY_KINDS, SHARDING_KINDS
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.kind_relations import SPLIT_KINDS
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import percent
+from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
@@ -224,15 +227,14 @@ def _simulated(schedule: Schedule, costs: Costs) -> Timeline:
 
 def _not_for_search(schedule: Schedule) -> str:
     """What the optimizer does not know of a schedule; empty when it knows it all."""
-    kinds = kinds_of(schedule.actions)
     reasons = {
         "has several copies of the model": schedule.placement.copies > 1,
         "cuts sequences into slices": schedule.slices > 1,
         "shards the output layer": bool(schedule.vocabulary),
         "keeps several versions of the weights": max(schedule.versions) > 1,
-        "has optimizer steps within": bool(np.any(kinds == Kind.OPT)),
-        "offloads activations": bool(np.any(kinds == Kind.OFFLOAD)),
-        "has actions for data-parallel replicas": bool(np.isin(kinds, list(SHARDING_KINDS)).any()),
+        "has optimizer steps within": has(schedule, STEP_KINDS),
+        "offloads activations": has(schedule, COPY_KINDS),
+        "has actions for data-parallel replicas": has(schedule, SHARDING_KINDS),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -247,7 +249,7 @@ def _search(
     """The fastest order of the same work on the same ranks; `splits` when I and W are known."""
     from debubble.optimize.search import optimize
 
-    splits = splits or bool(np.any(kinds_of(schedule.actions) == Kind.I))
+    splits = splits or has(schedule, SPLIT_KINDS)
     result = optimize(
         ranks=schedule.ranks, microbatches=schedule.microbatches, placement=schedule.placement,
         costs=costs, memory=memory, backward="free" if splits else "fused",

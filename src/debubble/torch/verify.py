@@ -22,8 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from debubble.core.actions import Kind, kinds_of
+from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.torch.batches import Batches, copied
 from debubble.torch.rows import LAYERS
 
@@ -234,7 +235,7 @@ def reference(
 ) -> Reference:
     """What the model computes without a pipeline, with optimizer steps where the schedule has."""
     modules = copied(dict(enumerate(batches.model.stages)), "cpu", dtype)
-    steps = bool(np.any(kinds_of(schedule.actions) == Kind.OPT))
+    steps = has(schedule, STEP_KINDS)
     used = versions_used(schedule) * steps
     # Stages share a weight by its id, in all versions.
     names = {stage: {name: id(w) for name, w in module.named_parameters()}

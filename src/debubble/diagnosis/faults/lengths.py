@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
 from debubble.diagnosis.run import Times
 
@@ -35,8 +35,8 @@ def _relative_lengths(left: Unexplained) -> Times | None:
     units = int(run.unit.max()) + 1
     if units < 2:
         return None
-    forward = run.counted & (run.cls == Kind.F)
-    backward = run.counted & np.isin(run.cls, (Kind.B, Kind.I))
+    forward = run.counted & np.isin(run.cls, FORWARD_KINDS)
+    backward = run.counted & np.isin(run.cls, GRADIENT_KINDS)
     shares, spreads = [], []
     for rank in range(run.schedule.ranks):
         mine = run.rank == rank

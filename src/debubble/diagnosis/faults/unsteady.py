@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
 from debubble.diagnosis.run import Times
 
@@ -41,7 +41,7 @@ def outliers(left: Unexplained) -> Iterator[Fault]:
     few = np.count_nonzero(far) < FEW_OUTLIERS
     if few and not _stands_still(left, far, ratio):
         return
-    forwards = np.count_nonzero(far & (run.kind == Kind.F)) / np.count_nonzero(far)
+    forwards = np.count_nonzero(far & np.isin(run.kind, FORWARD_KINDS)) / np.count_nonzero(far)
     cause = "garbage-collection" if forwards >= TOGETHER else "jitter"
     fault = left.fault(cause, excess, left.only_rank(excess))
     yield replace(fault, count=int(np.count_nonzero(far)) if few else 0)
@@ -51,7 +51,7 @@ def _stands_still(left: Unexplained, far: NDArray[np.bool_], ratio: Times) -> bo
     """Whether outliers are what a pause makes: forwards of one rank that take far longer."""
     _, columns = np.nonzero(far)
     one = len(set(left.run.rank[columns].tolist())) == 1
-    forwards = bool((left.run.kind[columns] == Kind.F).all())
+    forwards = bool(np.isin(left.run.kind[columns], FORWARD_KINDS).all())
     return one and forwards and float(ratio[far].min()) > STANDS
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS
 
 CHUNK_TWO_IS_NEXT = 0.5
 """Share of rank 0's time from chunk to chunk below which it is short on the last rank."""
@@ -23,7 +23,7 @@ def is_v_shaped(rows: Iterable[Row], ranks: int) -> bool:
     """
     times: dict[tuple[int, int, int], dict[int, tuple[float, float]]] = {}
     for step, rank, kind, chunk, microbatch, start, end in rows:
-        if kind == Kind.F and microbatch == 0 and chunk < 2 and rank in (0, ranks - 1):
+        if kind in FORWARD_KINDS and microbatch == 0 and chunk < 2 and rank in (0, ranks - 1):
             times.setdefault((step, rank, microbatch), {})[chunk] = (start, end)
     waits = {
         rank: [

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
-from debubble.core.kinds import BACKWARD, KINDS, Kind
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, KINDS, Kind
 from debubble.core.units import counted
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Messages, Observed, Pauses
 from debubble.diagnosis.readers.stream import LeftOut
@@ -89,13 +89,14 @@ class Collected:
     ) -> None:  # fmt: skip
         """Add one end of a message as PyTorch names it: ``0SEND_F1``, or ``1RECV_F1``."""
         spec = KINDS[kind]
+        forward = kind in FORWARD_KINDS
         if spec.sends:
-            key = (step, copy, kind == Kind.SEND_F, stage, microbatch, slice)
+            key = (step, copy, forward, stage, microbatch, slice)
             self._room(self.sends)
             self.sends.append((*key, rank, sent))
             return
         assert spec.receives, "a message has two ends"
-        key = (step, copy, kind == Kind.RECV_F, stage + spec.away, microbatch, slice)
+        key = (step, copy, forward, stage + spec.away, microbatch, slice)
         self._room(self.receives)
         self.receives.append((*key, rank, posted, waited, arrived))
 
@@ -256,8 +257,8 @@ class Collected:
         made: dict[tuple[float, ...], tuple[int, int]] = {}
         columns = [getattr(actions, name).tolist() for name in KEY]
         for step, copy, rank, kind, stage, microbatch, part in zip(*columns, strict=True):
-            if kind == Kind.F or kind in BACKWARD:
-                made[step, copy, kind == Kind.F, stage, microbatch, part] = (kind, rank)
+            if kind in FORWARD_KINDS or kind in GRADIENT_KINDS:
+                made[step, copy, kind in FORWARD_KINDS, stage, microbatch, part] = (kind, rank)
         ends: dict[tuple[float, ...], list[float]] = {}
         for index, rows in ((0, self.sends), (1, self.receives)):
             for step, *rest in rows:
@@ -288,8 +289,12 @@ def _parts(
     usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
 ) -> set[tuple[int, int]]:
     """The copies and ranks that never have all microbatches, or not the backward of each."""
-    forwards = {at: {one[1:] for one in done if one[0] == Kind.F} for at, done in usual.items()}
-    backwards = {at: {one[1:] for one in done if one[0] in BACKWARD} for at, done in usual.items()}
+    forwards = {
+        at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
+    }
+    backwards = {
+        at: {one[1:] for one in done if one[0] in GRADIENT_KINDS} for at, done in usual.items()
+    }
     counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
     most = max(counts.values())
     learns = any(backwards.values())
@@ -305,7 +310,7 @@ def _lacks(
     """What these copies and ranks lack."""
     several = any(copy for copy, _ in usual)
     done = [{one[0] for one in actions} for actions in usual.values()]
-    learns = any(kinds & set(BACKWARD) for kinds in done)
+    learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
     backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
     units = [{one[2:] for one in actions} for actions in usual.values()]
     # Where each rank has half of the microbatches of a stage, only pairs tell what is not there.
@@ -324,8 +329,8 @@ def _absent(
     done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
 ) -> list[str]:
     """Actions that a rank does not have: of these units, or to go with another of its actions."""
-    forwards = {one[1:] for one in done if one[0] == Kind.F}
-    backwards = {one[1:] for one in done if one[0] in BACKWARD}
+    forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
+    backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
     wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
     found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
     if backward:

@@ -11,13 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.core.kinds import BACKWARD, COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind
-from debubble.diagnosis.readers.kineto_device import (
-    Kernels,
-    launched_in,
-    transfer_spans,
-    work_span,
+from debubble.core.kind_relations import transfer_of
+from debubble.core.kinds import (
+    COMPUTE_KINDS,
+    FORWARD_KINDS,
+    GRADIENT_KINDS,
+    KINDS,
+    SEND_KINDS,
+    TRANSFER_KINDS,
+    Kind,
 )
+from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans, work_span
 from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
 from debubble.diagnosis.readers.names import Named, actions_named
 from debubble.diagnosis.readers.stream import LeftOut
@@ -93,7 +97,7 @@ class RankTrace:
         sent = (
             each.end.stage + KINDS[each.end.kind].away
             for _, moved in self.steps for each in moved
-            if each.end.kind == Kind.SEND_F and each.end.stage != UNKNOWN
+            if each.end.kind in FORWARD_KINDS and each.end.stage != UNKNOWN
         )  # fmt: skip
         return max(*self.stages, *sent, UNKNOWN)
 
@@ -147,7 +151,7 @@ def trace_of(file: KinetoFile, left_out: LeftOut) -> RankTrace:
             computed.append(one)
         elif parts[0].kind in TRANSFER_KINDS:
             one_end = _end(parts[0], start, end, at, kernels if found.on_device else None, host)
-            if parts[0].kind in (Kind.SEND_F, Kind.SEND_B):
+            if parts[0].kind in SEND_KINDS:
                 moved.append((made.get(_key(parts[0]), UNKNOWN), one_end))
             else:
                 received += 1
@@ -164,8 +168,7 @@ _Key = tuple[bool, int, int, int]
 
 def _key(part: Named) -> _Key:
     """What an action makes or needs: an activation or a gradient of a stage and microbatch."""
-    forward = part.kind in (Kind.F, Kind.SEND_F, Kind.RECV_F)
-    return forward, part.stage, part.microbatch, part.slice
+    return part.kind in FORWARD_KINDS, part.stage, part.microbatch, part.slice
 
 
 class _Host:
@@ -208,7 +211,7 @@ def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed 
 
 def _end(part: Named, start: int, end: int, at: int, kernels: Kernels | None, host: _Host) -> Moved:
     """One end of a message with a range of its own."""
-    sends = part.kind in (Kind.SEND_F, Kind.SEND_B)
+    sends = part.kind in SEND_KINDS
     if kernels is not None:
         spans = transfer_spans(kernels, at)
         if not spans:
@@ -228,9 +231,7 @@ def _within(
 ) -> list[Moved]:
     """Both messages of a range of GPipe, which receives first and sends last."""
     part = one.parts[0]
-    forward = part.kind == Kind.F
-    receive = part._replace(kind=Kind.RECV_F if forward else Kind.RECV_B)
-    send = part._replace(kind=Kind.SEND_F if forward else Kind.SEND_B)
+    send, receive = (part._replace(kind=kind) for kind in transfer_of(part.kind))
     found = []
     if len(kernels):
         for begin, last in transfer_spans(kernels, at):
@@ -308,9 +309,10 @@ def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
     backwards: dict[tuple[int, int, int], int] = {}
     for at, parts in enumerate(keys):
         for part in parts:
-            places = forwards if part.kind == Kind.F else backwards
-            if part.kind == Kind.F or part.kind in BACKWARD:
-                places[part[1:]] = at
+            if part.kind in FORWARD_KINDS:
+                forwards[part[1:]] = at
+            elif part.kind in GRADIENT_KINDS:
+                backwards[part[1:]] = at
     # A begin behind a forward and not behind its backward tears them apart.
     torn = np.zeros(len(keys) + 1, np.int64)
     for unit, forward in forwards.items():
@@ -319,5 +321,5 @@ def _begin(keys: Sequence[tuple[Named, ...]]) -> int:
         torn[forward + 1] += 1
         torn[backward + 1] -= 1
     fine = np.flatnonzero(np.cumsum(torn)[: len(keys)] == 0).tolist()
-    starts = [at for at in fine if keys[at][0].kind == Kind.F]
+    starts = [at for at in fine if keys[at][0].kind in FORWARD_KINDS]
     return min(starts, key=lambda at: (keys[at][0].microbatch, at), default=0)

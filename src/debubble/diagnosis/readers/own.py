@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import COMPUTE_KINDS, TRANSFER_KINDS, Kind
+from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, SEND_KINDS, TRANSFER_KINDS
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.names import Named, actions_named
@@ -149,10 +149,10 @@ def _add(collected: Collected, number_of_step: int, step: _Step, at: float) -> f
             collected.left_out[OPEN] += 1
             continue
         place = number_of_step, 0, key[0], one.kind, one.stage, one.microbatch
-        if one.kind in (Kind.SEND_F, Kind.SEND_B):
+        if one.kind in SEND_KINDS:
             collected.transfer(*place, slice=one.slice, sent=seconds(start))
             continue
-        arrivals[key[0], one.kind == Kind.RECV_F, *one[1:]] = seconds(end)
+        arrivals[key[0], one.kind in FORWARD_KINDS, *one[1:]] = seconds(end)
         collected.transfer(
             *place, slice=one.slice, posted=seconds(start), waited=seconds(waited),
             arrived=seconds(end),
@@ -162,7 +162,7 @@ def _add(collected: Collected, number_of_step: int, step: _Step, at: float) -> f
         collected.action(
             number_of_step, 0, rank, one.kind, one.stage, one.microbatch, seconds(start),
             seconds(end), slice=one.slice, pair=pairs.get(index, ALONE),
-            waited=arrivals.get((rank, one.kind == Kind.F, *one[1:]), NAN),
+            waited=arrivals.get((rank, one.kind in FORWARD_KINDS, *one[1:]), NAN),
         )  # fmt: skip
     return seconds(max(end for *_, end, _ in step.actions))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.chunks import Row, is_v_shaped, kth_call, stage_of
 from debubble.diagnosis.readers.collected import Collected
@@ -131,7 +131,7 @@ def _calls(
                 chunk, microbatch = parts[k], units[k]
             else:
                 given = False
-                chunk, microbatch = kth_call(k, ranks, chunks, kind != Kind.F)
+                chunk, microbatch = kth_call(k, ranks, chunks, kind not in FORWARD_KINDS)
                 if chunks == 1:
                     microbatch = k
             if min(chunk, microbatch) >= 0:
