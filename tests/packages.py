@@ -8,6 +8,7 @@ needs the development environment, and nothing of the checkout is imported.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -77,6 +78,7 @@ SWEEP = """
 command: simulate
 grid: {schedule: [1f1b, gpipe], ranks: [2, 4], microbatches: [8]}
 """
+"""Points of a sweep, for the extras that sweep."""
 
 MEANS = {
     "optimize": [""], "run": ["torch"], "ray": ["ray"], "all": ["serve", "torch", "sweep"],
@@ -97,18 +99,12 @@ def call(words: Sequence[object], folder: Path) -> str:
 def environment(folder: Path, python: str, wanted: Iterable[str]) -> Path:
     """An empty environment with these requirements; the folder of its programs."""
     call([python, "-m", "venv", folder], folder.parent)
-    programs = folder / "bin"
-    pip = [programs / "python", "-m", "pip", "--disable-pip-version-check", "--no-cache-dir"]
-    call([*pip, "install", "--quiet", *wanted, *PINNED_BY(wanted, folder)], folder)
-    call([*pip, "check"], folder)
-    return programs
-
-
-def PINNED_BY(wanted: Iterable[str], folder: Path) -> list[object]:
-    """Options of pip that hold PyTorch at the pinned version, wherever it comes from."""
     limits = folder / "limits.txt"
     limits.write_text("\n".join(PINNED), encoding="utf-8")
-    return ["--constraint", limits]
+    pip = [folder / "bin/python", "-m", "pip", "--disable-pip-version-check"]
+    call([*pip, "install", "--quiet", "--constraint", limits, *wanted], folder)
+    call([*pip, "check"], folder)
+    return folder / "bin"
 
 
 def build(work: Path) -> Path:
@@ -135,19 +131,26 @@ def build(work: Path) -> Path:
     return wheel
 
 
-def lowest(extras: Iterable[str]) -> list[str]:
-    """The lowest versions that pyproject.toml allows, with these extras, as requirements."""
+def needs(extras: Iterable[str]) -> list[str]:
+    """What the project and these extras need, extras of its own in full."""
     rows = list(PROJECT["dependencies"])
     for extra in extras:
-        rows += PROJECT["optional-dependencies"][extra]
-    bounds = [re.match(r"([\w.\[\]-]+)>=([\w.]+)", row) for row in rows]
+        for row in PROJECT["optional-dependencies"][extra]:
+            own = re.match(r"debubble\[(.*)\]", row)
+            rows += needs(own[1].split(",")) if own else [row]
+    return sorted(set(rows))
+
+
+def lowest(extras: Iterable[str]) -> list[str]:
+    """The lowest versions that pyproject.toml allows, with these extras, as requirements."""
+    bounds = [re.match(r"([\w.\[\]-]+)>=([\w.]+)", row) for row in needs(extras)]
     return [f"{found[1]}=={found[2]}" for found in bounds if found and found[1] != "torch"]
 
 
 def use(programs: Path, extra: str, folder: Path) -> None:
     """Use what an extra is for, away from the checkout."""
     (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
-    for name in dict.fromkeys(["", *MEANS.get(extra, [extra])]):
+    for name in MEANS.get(extra, [extra]):
         scripts = {"": BASE, "serve": SERVE}
         if name in scripts:
             call([programs / "python", "-I", "-c", textwrap.dedent(scripts[name])], folder)
@@ -166,9 +169,15 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
+        os.environ["NUMBA_CACHE_DIR"] = str(work / "kernels")  # compiled once for each Python
         wheel = build(work)
         for python in given.python or [sys.executable]:
+            tried: dict[tuple[str, ...], str] = {}
             for extra in given.extra if given.extra is not None else ["", *EXTRAS]:
+                same = tried.setdefault(tuple(needs([extra] if extra else [])), extra)
+                if same != extra:
+                    print(f"{extra:<9} needs what {same or 'plain'} needs")
+                    continue
                 folder = Path(tempfile.mkdtemp(dir=work))
                 wanted = [f"{wheel}[{extra}]" if extra else str(wheel)]
                 wanted += lowest([extra] if extra else []) if given.lowest else []
