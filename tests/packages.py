@@ -1,8 +1,8 @@
 """Build wheel and sdist, install them into empty environments, and use what was installed.
 
-``python -m tests.packages`` takes the Python that runs it and every extra alone; ``--python`` takes
-others, ``--lowest`` the lowest versions of all dependencies that pyproject.toml allows. Nothing here
-needs the development environment, and nothing of the checkout is imported.
+``python -m tests.packages`` takes the Python that runs it and every extra alone; ``--python``
+takes others, ``--lowest`` the lowest versions of all dependencies that pyproject.toml allows.
+Nothing here needs the development environment, and nothing of the checkout is imported.
 """
 
 from __future__ import annotations
