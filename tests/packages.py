@@ -8,6 +8,7 @@ Nothing here needs the development environment, and nothing of the checkout is i
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -18,8 +19,9 @@ import tempfile
 import textwrap
 import tomllib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -86,11 +88,12 @@ MEANS = {
 """What an extra is used for, where that is not its own name alone."""
 
 
-def call(words: Sequence[object], folder: Path) -> str:
+def call(words: Sequence[object], folder: Path, env: dict[str, str] | None = None) -> str:
     """Run a command that must succeed, and return what it printed."""
     found = subprocess.run(
-        list(map(str, words)), cwd=folder, capture_output=True, text=True, check=False, timeout=1800
-    )
+        list(map(str, words)), cwd=folder, capture_output=True, text=True, check=False,
+        timeout=1800, env=env,
+    )  # fmt: skip
     if found.returncode:
         raise SystemExit(f"{' '.join(map(str, words))}\n{found.stdout}\n{found.stderr}")
     return found.stdout
@@ -160,15 +163,60 @@ def use(programs: Path, extra: str, folder: Path) -> None:
             call([programs / program, *words], folder)
 
 
+def containerfile() -> Iterator[tuple[str, str]]:
+    """Instructions of the Containerfile and what follows each."""
+    for line in (ROOT / "Containerfile").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            yield word, rest
+
+
+def contain(work: Path) -> None:
+    """Go through the Containerfile's steps in a folder in place of a container, and ask it."""
+    env = dict(os.environ)
+    for word, rest in containerfile():
+        here = re.sub(r"(?<![\w.])/(srv|opt|var)/", rf"{work}/\1/", rest)
+        if word == "ENV":
+            name, _, env[name] = here.partition("=")
+        elif word == "COPY":
+            *names, target = here.split()
+            for name in names:
+                goal = Path(target) / name if target.endswith("/") else Path(target)
+                goal.parent.mkdir(parents=True, exist_ok=True)
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                copy(ROOT / name, goal)
+        elif word == "RUN" and not rest.startswith("useradd"):
+            call(
+                ["sh", "-c", here.replace("python -m venv", f"{sys.executable} -m venv")], work, env
+            )
+        elif word == "ENTRYPOINT":
+            words = [*json.loads(here), "--port", "0", "--name", "schedules.example.org"]
+            server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env, cwd=work)
+    assert server.stderr is not None
+    told = [server.stderr.readline(), server.stderr.readline()]
+    port = told[1].split("/ (")[0].rpartition(":")[2]
+    request = Request(f"http://127.0.0.1:{port}/api/schedules")
+    request.add_header("Host", "schedules.example.org")
+    with urlopen(request, timeout=60) as answer:
+        found = json.loads(answer.read())
+    print(f"the Containerfile's steps work: {len(found['schedules'])} schedules are served")
+    server.terminate()
+    server.wait()
+
+
 def main() -> None:
     """Build, install and use every extra alone."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", action="append", help="a Python to install into")
     parser.add_argument("--extra", action="append", help="an extra; all of them unless given")
     parser.add_argument("--lowest", action="store_true", help="the lowest versions allowed")
+    parser.add_argument("--container", action="store_true", help="the Containerfile's steps alone")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
+        if given.container:
+            contain(work)
+            return
         os.environ["NUMBA_CACHE_DIR"] = str(work / "kernels")  # compiled once for each Python
         wheel = build(work)
         for python in given.python or [sys.executable]:

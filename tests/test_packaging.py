@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 import yaml
 
 import debubble as db
+from debubble.cli.serve import serve
+from debubble.playground import limits
 from tests import packages
 
 ROOT = Path(__file__).parents[1]
@@ -92,3 +96,29 @@ def test_every_extra_is_used_after_it_was_installed() -> None:
     assert {"starlette>=0.37", "torch>=2.6", "joblib>=1.5"} <= set(packages.needs(["all"]))
     assert "typer==0.15" in packages.lowest([])
     assert not any("torch" in row for row in packages.lowest(["all"]))
+
+
+def test_the_container_serves_for_others_as_a_user_without_rights() -> None:
+    steps = list(packages.containerfile())
+    words = [word for word, _ in steps]
+    copied = [name for word, rest in steps if word == "COPY" for name in rest.split()[:-1]]
+    assert {
+        "pyproject.toml",
+        "src",
+        *re.findall(r'"(LICENSE|README\.md)"', read("pyproject.toml")),
+    } == set(copied)
+    assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
+    [entry] = [json.loads(rest) for word, rest in steps if word == "ENTRYPOINT"]
+    [port] = [rest for word, rest in steps if word == "EXPOSE"]
+    assert entry[1:] == ["serve", "--host", "0.0.0.0", "--port", port, "--no-browser"]
+    [health] = [rest for word, rest in steps if word == "HEALTHCHECK"]
+    assert f"127.0.0.1:{port}/" in health
+
+
+def test_options_of_the_server_are_documented_with_their_defaults() -> None:
+    rows = re.findall(r"^\| `(--[\w-]+) \S+` \|.*\| (.*) \|$", read("docs/serving.md"), re.M)
+    taken = set(re.findall(r"^    (\w+): ", inspect.getsource(serve), re.M)) - {"port", "browser"}
+    assert {flag[2:].replace("-", "_") for flag, _ in rows} == taken
+    told = dict(rows)
+    assert told["--per-minute"].startswith(f"{limits.PER_MINUTE} ")
+    assert told["--at-once"].startswith(f"{limits.AT_ONCE} ")
