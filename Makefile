@@ -9,7 +9,7 @@ PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 test quick: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick explore browser lint format fuzz figures bench clean
+.PHONY: help demo test quick explore browser lint format fuzz figures bench packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,10 @@ bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/timeline.py
 	$(BIN)/python benchmarks/serve.py
+
+packages:  ## wheel and sdist in dist, installed into empty environments, each extra alone
+	$(PYTHON) -m tests.packages
+	$(PYTHON) -m tests.packages --lowest --extra '' --extra serve --extra sweep
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 import debubble as db
+from debubble.core.errors import deprecated
 from tests import typed_client
 
 EXPORTED = {
-    "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs", "DebubbleError",
-    "Diagnosis", "FormatError", "Jitter", "Kind", "ParameterError", "Placement", "Report", "Result",
-    "Schedule", "ScheduleError", "Spread", "Timeline", "check", "compare", "load", "make",
-    "optimize", "read_trace", "register", "schedules", "simulate",
+    "Action", "ClosedForm", "Comparison", "Constraint", "CostError", "Costs",
+    "DebubbleDeprecationWarning", "DebubbleError", "Diagnosis", "FormatError", "Jitter", "Kind",
+    "ParameterError", "Placement", "Report", "Result", "Schedule", "ScheduleError", "Spread",
+    "Timeline", "check", "compare", "load", "make", "optimize", "read_trace", "register",
+    "schedules", "simulate",
 }  # fmt: skip
 
 PARAMETERS = {
@@ -70,6 +72,22 @@ def test_errors_are_value_errors_with_one_root() -> None:
     for name in ("CostError", "FormatError", "ParameterError", "ScheduleError"):
         assert issubclass(getattr(db, name), db.DebubbleError)
     assert issubclass(db.DebubbleError, ValueError)
+
+
+def test_what_goes_away_warns_where_it_is_used() -> None:
+    def old_function() -> None:
+        deprecated("old_function", "new_function", "0.3")
+
+    with pytest.warns(db.DebubbleDeprecationWarning, match="use new_function") as caught:
+        old_function()
+    line = Path(__file__).read_text(encoding="utf-8").splitlines()[caught[0].lineno - 1]
+    assert (caught[0].filename, line.strip()) == (__file__, "old_function()")
+    assert str(caught[0].message) == (
+        "old_function is deprecated and goes away in debubble 0.3; use new_function"
+    )
+    # Shown to users of programs, not to their developers alone, and never taken for an error.
+    assert issubclass(db.DebubbleDeprecationWarning, FutureWarning)
+    assert not issubclass(db.DebubbleDeprecationWarning, db.DebubbleError)
 
 
 def test_a_typed_client_runs(tmp_path: Path) -> None:

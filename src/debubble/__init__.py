@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from debubble.core.costs import Costs
     from debubble.core.errors import (
         CostError,
+        DebubbleDeprecationWarning,
         DebubbleError,
         FormatError,
         ParameterError,
@@ -49,6 +50,7 @@ _HOME = {
     "Kind": "core.actions",
     "Costs": "core.costs",
     "CostError": "core.errors",
+    "DebubbleDeprecationWarning": "core.errors",
     "DebubbleError": "core.errors",
     "FormatError": "core.errors",
     "ParameterError": "core.errors",
@@ -86,6 +88,7 @@ __all__ = [
     "Constraint",
     "CostError",
     "Costs",
+    "DebubbleDeprecationWarning",
     "DebubbleError",
     "Diagnosis",
     "FormatError",

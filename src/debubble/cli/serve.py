@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
+from debubble.cli.options import count, takes
 from debubble.cli.output import note
 from debubble.core.errors import ParameterError
 
@@ -22,16 +23,33 @@ def serve(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
+    name: Annotated[
+        list[str] | None,
+        takes("NAME", "Name that a proxy serves it under; may be repeated."),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        takes("ADDRESS", "Proxy, or network of some, whose X-Forwarded-For counts."),
+    ] = None,
+    per_minute: Annotated[
+        str | None, takes("N", "Requests per minute of one client; 0 for any number.")
+    ] = None,
+    at_once: Annotated[
+        str | None, takes("N", "Requests under way of one client; 0 for any number.")
+    ] = None,
 ) -> None:
     """Try schedules in a browser.
 
     A page on this computer: pick schedules, move sliders, look at timelines, numbers and the
-    trade-off between time and memory. It needs no network and ends with Ctrl-C.
+    trade-off between time and memory. It needs no network and ends with Ctrl-C. With --host,
+    --name or --proxy it serves others, too, and each client may ask for its share only.
     """
     try:
         import uvicorn
 
+        from debubble.playground import limits
         from debubble.playground.app import make_app
+        from debubble.playground.clients import Clients
         from debubble.playground.connection import PromptProtocol
     except ImportError as error:
         raise ParameterError(
@@ -43,6 +61,12 @@ def serve(
         raise ParameterError(
             "--host is empty; give 127.0.0.1 for this computer alone, or 0.0.0.0 for everybody"
         )
+    trusted = _networks(proxy or [])
+    for_others = bool(name or proxy) or not _is_loopback(host)
+    clients = Clients(
+        _share("--per-minute", per_minute, limits.PER_MINUTE if for_others else 0),
+        _share("--at-once", at_once, limits.AT_ONCE if for_others else 0),
+    )
     listener = _listen(host, port)
     found = listener.getsockname()[1]
     address = f"http://{f'[{host}]' if ':' in host else host}:{found}/"
@@ -52,8 +76,10 @@ def serve(
     if browser:
         _open_later(address)
     config = uvicorn.Config(
-        make_app(frozenset({"localhost", host})),
+        make_app(frozenset({"localhost", host, *(name or [])}), clients),
         http=PromptProtocol,
+        proxy_headers=bool(trusted),
+        forwarded_allow_ips=trusted,
         log_level="warning",
         lifespan="off",
         server_header=False,
@@ -63,6 +89,25 @@ def serve(
     )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _share(flag: str, text: str | None, usual: int) -> int:
+    return usual if text is None else count(flag, text, 0, 1_000_000)
+
+
+def _networks(addresses: list[str]) -> list[str]:
+    """Addresses and networks of proxies; a word that is none would trust nobody, or everybody."""
+    for address in addresses:
+        try:
+            everybody = ipaddress.ip_network(address).prefixlen == 0
+        except ValueError:
+            everybody = True
+        if everybody:
+            raise ParameterError(
+                f"--proxy is '{address}'; give an address such as 127.0.0.1, or a network such as "
+                "10.0.0.0/8"
+            )
+    return addresses
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -98,4 +143,12 @@ def _open_later(address: str) -> None:
     timer.start()
 
 
-app = command(serve, ["serve", "serve --port 9000", "serve --port 0 --no-browser"])
+app = command(
+    serve,
+    [
+        "serve",
+        "serve --port 9000",
+        "serve --port 0 --no-browser",
+        "serve --no-browser --name schedules.example.org --proxy 127.0.0.1",
+    ],
+)

@@ -8,6 +8,8 @@
     ├── FormatError        a file or text that cannot be read
     └── ScheduleError      an order that cannot run, with the chain that shows why
 
+    DebubbleDeprecationWarning (FutureWarning)   what a later release takes away
+
 Messages name the value, the limit and the fix. Broken invariants of the library itself are
 ``assert`` statements, never one of these.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,6 +54,31 @@ class ScheduleError(DebubbleError):
     def __init__(self, message: str, chain: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.chain = chain
+
+
+class DebubbleDeprecationWarning(FutureWarning):
+    """Something still works, and a later release takes it away; the message says what to use.
+
+    Python shows it to everybody, not to developers alone. In a test suite of your own,
+    ``-W error::debubble.DebubbleDeprecationWarning`` finds every use.
+    """
+
+
+def deprecated(old: str, instead: str, gone: str) -> None:
+    """Warn the caller of a public function, on its own line, that something of it goes away.
+
+    Parameters
+    ----------
+    old, instead
+        What was used, and what to use: ``"chunks_per_rank="``, ``"chunks="``.
+    gone
+        The release that has it no longer, at least one minor release after this warning's first.
+    """
+    warnings.warn(
+        f"{old} is deprecated and goes away in debubble {gone}; use {instead}",
+        DebubbleDeprecationWarning,
+        stacklevel=3,
+    )
 
 
 class WrongValueError(Exception):

@@ -23,6 +23,7 @@ from debubble.analysis.metrics import MODES
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits, work
 from debubble.playground.catalogue import catalogue
+from debubble.playground.clients import Clients, client_of
 from debubble.playground.controls import choices, cost_controls
 from debubble.playground.faster import faster
 from debubble.playground.limits import Cache, Guard, RefusedError
@@ -46,8 +47,13 @@ log = logging.getLogger("debubble.playground")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
-    """The application, for requests to hosts of these names and to addresses in numbers."""
+def make_app(
+    hosts: frozenset[str] = frozenset({"localhost"}), clients: Clients | None = None
+) -> Guard:
+    """The application, for requests to hosts of these names and to addresses in numbers.
+
+    `clients` limits what each of them may ask for; without it nothing does.
+    """
     service = Service()
     routes = [Route(path, partial(_asset, name, kind)) for path, (name, kind) in ASSETS.items()]
     routes += [
@@ -63,7 +69,8 @@ def make_app(hosts: frozenset[str] = frozenset({"localhost"})) -> Guard:
         Route(limits.TRACE, answering(service.trace), methods=["POST"]),
         Route("/api/search", answering(service.search), methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers={HTTPException: _not_served}), hosts)
+    served = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
+    return Guard(served, hosts, clients or Clients())
 
 
 def answering(endpoint: Endpoint) -> Endpoint:
@@ -199,7 +206,7 @@ class Service:
 
     def _started(self, request: Request, work: Callable[[Search], bytes]) -> Response:
         client = request.client.host if request.client else ""
-        name = self.searches.start(client, work)
+        name = self.searches.start(client_of(client), work)
         return Response(_encoded({"search": name}), media_type="application/json")
 
     async def _json(

@@ -10,12 +10,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from debubble.core.errors import DebubbleError
+from debubble.playground.clients import Clients, TooManyError
 
 MAX_BODY = 12 << 20
 """Bytes of a request."""
 
 MAX_FILE = 8 << 20
 """Characters of an uploaded file, unpacked."""
+
+WORK = "/api/"
+"""Where addresses of what is computed begin."""
 
 TRACE = "/api/trace"
 """Address that takes traces, which are larger than all else."""
@@ -54,6 +58,10 @@ SECONDS = 30.0
 
 WAITING = 512
 """Requests that may wait for their turn."""
+
+PER_MINUTE = 600
+AT_ONCE = 16
+"""Requests of one client to a server for others, in a minute and at a time, unless it says more."""
 
 SEARCHES = 2
 """Searches that run at a time, one for each address."""
@@ -134,11 +142,13 @@ class Guard:
     A page of another site can make a browser send requests here, also under a name of its own that
     leads to this machine. So the host has to be one we were started for, or an address in numbers,
     which is nobody's name; and a request that says where it comes from has to come from here.
+    What each client asks for is limited where it is work; pages and scripts are none.
     """
 
-    def __init__(self, app: App, hosts: frozenset[str]) -> None:
+    def __init__(self, app: App, hosts: frozenset[str], clients: Clients) -> None:
         self.app = app
         self.hosts = hosts
+        self.clients = clients
         self.held = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -177,7 +187,14 @@ class Guard:
             return message
 
         try:
-            await self.app(scope, bounded, guarded)
+            if scope["path"].startswith(WORK):
+                address, _ = scope.get("client") or ("", 0)
+                with self.clients.serving(address):
+                    await self.app(scope, bounded, guarded)
+            else:
+                await self.app(scope, bounded, guarded)
+        except TooManyError as error:
+            await _answer(guarded, 429, str(error))
         finally:
             self.held -= taken
 
@@ -220,6 +237,9 @@ async def _answer(send: Send, status: int, text: str) -> None:
 
     body = json.dumps({"message": text, "field": "", "nearest": None}).encode()
     kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 429:
+        # What is left of a request that is not read is not waited for.
+        kind.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": kind})
     await send({"type": "http.response.body", "body": body})
 
