@@ -25,6 +25,8 @@ def test_every_entry_explains_itself(entry: registry.Entry) -> None:
     assert 2018 <= entry.year <= 2026
     assert entry.source
     assert len(entry.text) > 100
+    assert entry.text.count("When to use it: ") == 1
+    assert 40 < len(entry.use) < 420
     assert entry.forms
     for form in entry.forms:
         assert form.quantity in {"makespan", "stage_time", "bubble_time", "peak_activation"}

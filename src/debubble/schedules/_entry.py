@@ -248,6 +248,12 @@ class Entry:
         """Description and figure of the schedule: the docstring of its function."""
         return inspect.getdoc(self.order) or ""
 
+    @property
+    def use(self) -> str:
+        """When to use it, as its description says; empty where that does not."""
+        _, _, advice = self.text.partition("When to use it: ")
+        return " ".join(advice.partition("\n\n")[0].split())
+
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters its function takes."""

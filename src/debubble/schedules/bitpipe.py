@@ -36,6 +36,9 @@ def bitpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     For m = p and B = 2F, (p − 2)·2F of 6pF + (p − 2)·2F are idle, a rate of (p − 2)/(4p − 2).
 
+    When to use it: about as many microbatches as ranks, fast links, and memory for two copies of
+    the weights: half the bubble of chimera. With more microbatches split backwards wait less.
+
     p = 4, m = 4, B twice as long as F::
 
         r0 | 0F00F1.  3F24F23F34F37F07B0---7F17B1---.  4B2---3B2---4B3---3B3---0B0---.  .  0B1---

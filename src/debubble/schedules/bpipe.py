@@ -69,6 +69,10 @@ def bpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     A re-evaluation (arXiv 2401.02088) found no gain on LLaMA and almost none on GPT-3 with
     FlashAttention: gains that were reported for BPipe are not general.
 
+    When to use it: whole backwards, one stage per rank, and a first rank that is too full while
+    later ones have room, with a fast link between rank r and rank p − 1 − r. A V (1f1b-v, v-half)
+    evens memory out without copies.
+
     p = 4, m = 6, B twice as long as F::
 
         r0 | F0 F1 F2 F3 .  .  .  .  .  .  B0--- F4 B1--- F5 B2--- .  B3--- .  B4--- .  B5---

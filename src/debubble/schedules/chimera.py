@@ -66,6 +66,10 @@ def chimera(*, ranks: int, microbatches: int, scaling: str = "direct") -> Iterat
     p − 2 slots in all stay idle at the two ends, half as many as in 1F1B. Parameters are held
     twice, and their gradients are summed over both copies.
 
+    When to use it: about as many microbatches as ranks, and memory for two copies of the weights.
+    At m = p its bubble is little more than half of 1f1b's; from a few times p microbatches on, 1f1b
+    waits less, and split backwards less still.
+
     p = 4, m = 4, B twice as long as F::
 
         r0 | F0 F1 .  f2 b2--- f3 b3--- .  B0--- .  .  B1---

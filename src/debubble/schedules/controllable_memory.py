@@ -202,6 +202,9 @@ def v_half() -> None:
     :mod:`debubble.schedules._blocks` for the order, :mod:`debubble.listing` for the
     search.
 
+    When to use it: half the memory of 1f1b, a backward that can be split, and links fast enough for
+    two chunks. At equal times it still waits less than half as long as 1f1b.
+
     p = 4, m = 4::
 
         r0 | F0 F1 F2 F3 .  .  .  f0 i0 w0 f1 i1 w1 f2 i2 w2 I0 W0 .  f3 i3 I1 w3 I2 W1 W2 .  I3 W3
@@ -261,6 +264,10 @@ def v_min() -> None:
     as there is no spare activation to bridge the difference. The order that is computed from the
     costs loses less. Parameters are those of :func:`v_half`.
 
+    When to use it: memory for a third of what 1f1b holds, and times of F, I and W that are close
+    together. Where they differ it may wait longer than 1f1b; the order computed from the costs,
+    with a little more memory, soon is faster.
+
     p = 3, m = 4::
 
         r0 | F0 F1 F2 .  .  f0 i0 w0 f1 .  .  I0 i1 W0 w1 f2 F3 I1 i2 W1 w2 f3 i3 I2 w3 W2 .  I3 W3
@@ -292,6 +299,9 @@ def v_zb() -> None:
 
     With F = I = W nobody waits between first and last action from m = 2p on (found by simulating
     the order for p from 3 to 32). Parameters are those of :func:`v_half`.
+
+    When to use it: as zb-v, which this is another construction of; computed for the same costs both
+    take as long. Take it to study building blocks.
 
     p = 3, m = 4::
 

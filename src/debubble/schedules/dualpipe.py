@@ -207,6 +207,10 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     they meet, the forward of one runs together with the backward of the other, which hides the
     expert all-to-all. Parameters are held twice.
 
+    When to use it: experts on many ranks, whose all-to-all takes long enough that a pair is clearly
+    shorter than its parts, and weights small enough to hold twice. dualpipe-v does the same with
+    one copy.
+
     p = 4, m = 8, B twice as long as F::
 
         r0 | F0 F1 F2 f4 i4 w4 f5 F3------ .  f6------ b6--- .  f7------ b7--- I2 W2 I3 W3
@@ -273,6 +277,10 @@ def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> It
     where activations are recomputed only for the backward: the last rank brings back p of them
     before the first W. `split_drain` false runs full backwards there, as MindSpeed does on Ascend
     unless it gets --dualpipev-dw-detach, for 2(p − 1)W more time.
+
+    When to use it: experts, whose all-to-all hides behind another microbatch's computing, on two
+    chunks per rank with one copy of the weights. Give the time of a pair, O: without a gain there,
+    zb-v waits less.
 
     Parameters
     ----------

@@ -35,8 +35,10 @@ def gems(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     A further microbatch costs the way back of the one before, p·B, and one forward at its end
     (p·max(F, B) + min(F, B) for any F and B). With B = 2F, 3F of (2p + 1)F are work: the bubble
-    ratio tends to (p − 1)/(p + 1/2), as Chimera's authors state it for GEMS. Useful where nothing
-    else fits, or when the batch is one or two microbatches anyway.
+    ratio tends to (p − 1)/(p + 1/2), as Chimera's authors state it for GEMS.
+
+    When to use it: where nothing else fits, or when the batch is one or two microbatches anyway,
+    and two copies of the weights do fit.
 
     p = 3, m = 3, B twice as long as F::
 

@@ -77,6 +77,10 @@ def gis(
     p − 1 more. As the next rank waits for I only, the shorter ramp costs nothing. Smaller groups
     save memory for a longer warm-up.
 
+    When to use it: several chunks in the memory of 1f1b and a backward that can be split, by a
+    plain fixed order. For equal times it waits twice as long as interleaved-zb, with slow links
+    hardly longer.
+
     p = 2, m = 4::
 
         r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 .  i3 w3 I2 W2 I3 W3
@@ -118,6 +122,9 @@ def gis_h(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     """GIS with groups of ⌈p/2⌉ microbatches, the smallest that keep every rank busy in between.
 
     Peak memory falls to ⌈p/2⌉(v − 1) + p chunks; filling takes (p − ⌈p/2⌉)(v − 1) forwards longer.
+
+    When to use it: as gis, in less memory yet: with many chunks about half of it, for a longer
+    warm-up.
 
     p = 3, m = 4::
 

@@ -29,6 +29,9 @@ def gpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     The backwards run in microbatch order; the paper draws them reversed, which takes the same time
     when all stages are equal. Memory grows with the number of microbatches.
 
+    When to use it: as a yardstick, and with full recompute and few microbatches. Latency is paid
+    once each way, whatever their number; without latency 1f1b takes as long in the memory of p.
+
     p = 4, m = 4, B twice as long as F::
 
         r0 | F0 F1 F2 F3 .  .  .  .  .  .  .  .  .  B0--- B1--- B2--- B3---

@@ -40,6 +40,10 @@ def hanayo(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Program]:
     gap when F = B, but otherwise every unit but the first loses 2(p − 1)|B − F|. With B = 2F, w
     waves therefore win over 1F1B for fewer than 3w − 1 units only. The last unit may be short.
 
+    When to use it: to reproduce its paper, or with about as many microbatches as ranks and F close
+    to B, where it waits as long as interleaved-1f1b on as many chunks. That waits less everywhere
+    else.
+
     p = 3, m = 3, B twice as long as F::
 
         r0 | F0 F1 F2 .  .  f0 b0--- f1 b1--- f2 b2--- .  .  B0--- .  .  B1--- .  .  B2---

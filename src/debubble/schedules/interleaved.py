@@ -147,6 +147,10 @@ def interleaved_1f1b(
     hides more latency and keeps more activations. Rank r warms up with 2(p − 1 − r) + (v − 1)g
     chunk forwards.
 
+    When to use it: whole backwards, links that bear v times the messages, and memory for up to 1 +
+    (p − 1)/(p·v) times what 1f1b holds. Where the backward can be split, interleaved-zb and zb-v
+    wait less, in the memory of 1f1b.
+
     p = 2, m = 4, B twice as long as F::
 
         r0 | F0 F1 f0 f1 F2 .  b0--- F3 b1--- f2 B0--- f3 B1--- .  b2--- .  b3--- B2--- B3---
@@ -213,6 +217,10 @@ def interleaved_overlap(
 
     The forward and the backward of a steady pair belong to different microbatches and do not wait
     for each other: expert all-to-all of one hides behind the computation of the other.
+
+    When to use it: experts with several chunks per rank, whose all-to-all hides behind another
+    microbatch's computing: what Megatron-LM runs for `--overlap-moe-expert-parallel-comm`. It needs
+    no split backward, and one chunk more memory than interleaved-1f1b.
 
     p = 2, m = 4, B twice as long as F::
 

@@ -87,6 +87,10 @@ def interleaved_zb(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Pr
     Rank r warms up with (v − 1)g + p − 1 − r forwards, half of interleaved 1F1B's ramp, so that all
     ranks hold at most (v − 1)g + p chunks until W.
 
+    When to use it: a backward that can be split, several chunks, fast links, and the memory of
+    1f1b. The shorter warm-up makes latency cost more than in gis; zb-v, on two chunks, is ordered
+    for it.
+
     p = 2, m = 4::
 
         r0 | F0 F1 f0 f1 .  i0 w0 F2 i1 w1 F3 I0 W0 f2 I1 W1 f3 i2 w2 i3 w3 I2 W2 I3 W3

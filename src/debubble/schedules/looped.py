@@ -39,6 +39,10 @@ def looped_bfs(*, ranks: int, microbatches: int, chunks: int) -> Iterator[Progra
     gathers them twice and reduces their gradients once, behind the work of other chunks. Memory is
     GPipe's: every microbatch stays on every rank. Backwards take the microbatches in reverse.
 
+    When to use it: weights that are sharded over replicas (FSDP, ZeRO-3) and have to be gathered
+    for every change of chunk: here two stretches per chunk and step. Memory has to hold all
+    microbatches, so recompute goes with it.
+
     p = 2, m = 3, B twice as long as F::
 
         r0 | F0 F1 F2 f0 f1 f2 .  .  .  b2--- b1--- b0--- B2--- B1--- B0---
@@ -121,6 +125,9 @@ def flexible_interleaved(
     N = p is depth first: the least memory. N = m is breadth first in its forwards: the fewest
     changes of chunk, and the most time to hide communication behind. What does not divide evenly is
     spread over the groups instead of forming a short one, which would leave ranks waiting or stuck.
+
+    When to use it: several chunks and a number of microbatches that groups do not divide, or a
+    choice between memory (small groups) and latency (large ones).
 
     p = 2, m = 3, B twice as long as F::
 

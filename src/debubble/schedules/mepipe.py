@@ -93,6 +93,10 @@ def mepipe(
     apart into single matrix products and fits them into gaps as they come; here W is one action
     for a slice and has a fixed place.
 
+    When to use it: long sequences in slices, a backward that can be split, fast links and little
+    memory: at equal times and without latency no other here waits less. With latency it loses much;
+    give `in_flight` more, or take seqpipe.
+
     p = 2, m = 1, s = 2::
 
         r0 | F0.0 F0.1 f0.0 f0.1 .    .    i0.1 w0.1 i0.0 w0.0 I0.1 W0.1 I0.0 W0.0

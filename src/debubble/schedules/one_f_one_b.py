@@ -70,6 +70,10 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     At most p − r microbatches are in flight on rank r, whatever their number: the time of GPipe at
     a memory that does not grow with m.
 
+    When to use it: one stage per rank, and a backward that cannot be split. It sends the least,
+    every framework runs it, and other schedules are measured by it. With memory to spare several
+    chunks (interleaved-1f1b) have a smaller bubble; with slow links eager-1f1b has.
+
     p = 4, m = 6, B twice as long as F::
 
         r0 | F0 F1 F2 F3 .  .  .  .  .  .  B0--- F4 B1--- F5 B2--- .  B3--- .  B4--- .  B5---
@@ -102,6 +106,9 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
 
     Up to 2(p − r) − 1 microbatches in flight buy that a round trip of latency is paid once, not
     once per p microbatches.
+
+    When to use it: one stage per rank, whole backwards, slow links, and room for nearly twice as
+    many activations as 1f1b's. Without latency it gains nothing.
 
     p = 4, m = 6, B twice as long as F::
 

@@ -195,6 +195,10 @@ def one_f_one_b_v(*, ranks: int, microbatches: int) -> Iterator[Program]:
     B, but for B < 2F every microbatch loses 2F − B, for some p twice that: the slots of B stay as
     long as two F. The bounds are measured, for p ≤ 48.
 
+    When to use it: memory for less than 1f1b holds, and a backward that cannot be split, as in
+    stages that are compiled or checkpointed. B should take about twice as long as F, and links be
+    fast; otherwise every microbatch loses time.
+
     p = 4, m = 4, B twice as long as F::
 
         r0 | F0F1F2F3. . . f0b0--f1b1--f2b2--. . . . . . f3b3--B0--. . B1--. . B2--. . B3--

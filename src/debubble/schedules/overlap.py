@@ -33,6 +33,10 @@ def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     Twice the warm-up of 1F1B makes the two halves of a pair independent of each other, so that the
     communication of one can hide behind the computation of the other.
 
+    When to use it: experts with one stage per rank, whose all-to-all hides behind another
+    microbatch's computing, and room for twice the activations of 1f1b. Give the time of a pair, O,
+    or `overlap_factor`: without one there is nothing to gain.
+
     p = 3, m = 6, B twice as long as F::
 
         r0 | F0 F1 F2 F3 F4 .  .  .  .  F5------ B1--- .  B2--- B3--- .  B4--- B5---

@@ -41,6 +41,10 @@ def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -
 
     Give the number of minibatches as ``iterations`` and ``microbatches=1`` for the paper's setting:
 
+    When to use it: to study training without flush as it was first published, or where every rank
+    may keep as many versions of its weights as microbatches are in flight. pipedream-2bw needs two,
+    paci one.
+
     p = 3, m = 1, 6 iterations, B twice as long as F::
 
         r0 | F0 F1 F2 .  .  .  .  B0---|F3 B1---|F4 B2---|F5 B3---|.  B4---|.  B5---|

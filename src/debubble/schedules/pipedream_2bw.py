@@ -66,6 +66,9 @@ def pipedream_2bw(
     Gradients are computed with weights that are one step old; the previous version is kept for the
     microbatches that are still in flight when a rank steps.
 
+    When to use it: where the optimizer bears gradients that are one step old, and memory a second
+    version of the weights. Over many iterations nothing is idle in between; over one it is 1f1b.
+
     p = 3, m = 3, 2 iterations, B twice as long as F::
 
         r0 | F0 F1 F2 .  .  .  .  B0--- F3 B1--- F4 B2---|F5 B3--- .  B4--- .  B5---|
@@ -99,6 +102,9 @@ def eager_2bw(*, ranks: int, microbatches: int, iterations: int | None = None) -
 
     The warm-up never exceeds one iteration, so that at most one optimizer step falls between a
     forward and its backward.
+
+    When to use it: as pipedream-2bw, with slow links and memory for nearly twice as many
+    activations.
 
     p = 2, m = 3, 2 iterations, B twice as long as F::
 

@@ -144,6 +144,9 @@ def pipeoffload_half(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
     where bubbles are makespans less m·v(F + I + W). The paper bounds this order's by that of 1F1B.
     Copies that take k(F + I + W)/2 each are hidden up to k = 1.
 
+    When to use it: well under half of the memory of 1f1b, several chunks, and a link to the host
+    that copies half of the activations while ranks compute.
+
     p = 2, m = 4::
 
         r0 | F0 .  f0 F1 .  i0 w0 f1 I0 W0 F2 i1 w1 f2 I1 W1 F3 i2 w2 f3 I2 W2 .  i3 w3 I3 W3
@@ -181,6 +184,9 @@ def pipeoffload_full(*, ranks: int, microbatches: int, chunks: int) -> Iterator[
     whatever p, v and m. That is 3M/(pv), where the paper has O(M/(pv)). Copies that fill the stream
     (k = 1) still cost no time for even p, and five chunks where p = 16, v = 4: those that run
     while the stream is behind.
+
+    When to use it: memory for about three chunks, and a link to the host that copies a chunk both
+    ways while it computes. Otherwise pipeoffload-half, or v-min without any copies.
 
     p = 3, m = 3::
 

@@ -63,6 +63,10 @@ def seq1f1b(
     Attention makes later slices longer. ``cut="flops"`` shortens them until all take the same
     time, ``cut="tokens"`` makes all slices equally long.
 
+    When to use it: sequences so long that the activations of p microbatches do not fit, in slices
+    that still fill a device. Links have to be fast: a round trip is paid for every few slices. With
+    several chunks see seq1f1b-interleaved.
+
     p = 2, m = 2, s = 2, B twice as long as F::
 
         r0 | F0.0 F0.1 F1.0 .    .    B0.1----- F1.1 B0.0----- .    B1.1----- B1.0-----

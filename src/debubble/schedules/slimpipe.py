@@ -67,6 +67,10 @@ def slimpipe(
     In truth ranks are level among each other at any time while the level itself goes up and down
     with the slices that are in flight; the sum over a microbatch is the same.
 
+    When to use it: sequences so long that one microbatch alone is nearly too much: activations
+    shrink with the number of ranks, and attention is evened out over them. Needs links that carry
+    keys and values.
+
     p = 2, m = 2, s = 2, B twice as long as F::
 
         r0 | F0.0 F0.1 F1.0 F1.1 .    B0.1----- .    B0.0----- .    B1.1----- B1.0-----

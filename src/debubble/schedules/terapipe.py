@@ -63,6 +63,10 @@ def terapipe(
     cut and the best of s slices is the one with the smallest max t: ``cut="flops"``, where all
     take the same time. ``cut="tokens"`` makes all slices equally long.
 
+    When to use it: long sequences in so few microbatches that memory holds them all. seq1f1b has as
+    small a bubble in the memory of little more than one microbatch; with slow links terapipe is
+    faster, as it pays latency once each way.
+
     p = 2, m = 2, s = 2, B twice as long as F::
 
         r0 | F0.0 F0.1 F1.0 F1.1 .    .    .    B1.1----- B1.0----- B0.1----- B0.0-----

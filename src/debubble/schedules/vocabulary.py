@@ -202,6 +202,9 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     With latency ranks also wait for results, as in 1F1B, and for what shards exchange: at 0.1 for a
     transfer, F = 1, B = 2, a head of two layers and m = 8p, 4 % longer on 4 ranks and 6 % on 8.
 
+    When to use it: a vocabulary so large that the output layer takes longer than a stage, on one
+    stage per rank with a whole backward. vocab-2 exchanges once instead of twice, in less memory.
+
     Parameters
     ----------
     ranks, microbatches
@@ -237,6 +240,10 @@ def vocab_2(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     does with a shard's softmax what later has to be scaled.
 
     Times and parameters are those of :func:`vocab_1`.
+
+    When to use it: a heavy output layer on one stage per rank with a whole backward, in less memory
+    than vocab-1: one microbatch more than 1f1b. The head has to be able to run on a softmax that is
+    put right later.
 
     p = 3, m = 4, a head of F = 2, I = 1, W = 3::
 
@@ -274,6 +281,9 @@ def vocab_1_v_half(
 
     Parameters are those of :func:`vocab_1`, with at most 512 ranks.
 
+    When to use it: a heavy output layer, and a backward that can be split: it waits the least of
+    the four that shard it, at two microbatches more than v-half.
+
     p = 3, m = 4, a head of F = 3, B = 3::
 
         r0 | F0F1F2F3. f0S0T0i0f1S1T1i1f2S2T2i2f3S3T3i3I0w0I1w1I2w2I3w3W0W1W2W3.
@@ -307,6 +317,8 @@ def vocab_2_v_half(
     costs of :func:`vocab_1_v_half` 1 to 13 % on top of the work were measured.
 
     Parameters are those of :func:`vocab_1`, with at most 512 ranks.
+
+    When to use it: a heavy output layer where memory is short: one microbatch more than v-half.
 
     p = 3, m = 4, a head of F = 2, I = 1, W = 3::
 

@@ -95,6 +95,10 @@ def zb_auto(
     for (see :mod:`debubble.listing`). It is never slower than ZB-H1, nor than ZB-H2 where
     the memory allows that.
 
+    When to use it: one stage per rank, a backward that can be split, costs that are measured, and
+    any memory limit. Where two chunks per rank are possible, zb-v has half the bubble in the same
+    memory.
+
     p = 4, m = 5::
 
         r0 | F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4
@@ -174,6 +178,10 @@ def zb_2p(
     until the first gradient is back (the paper's estimate), about 2p. In stage time this is what
     makes the bubble vanish; in makespan at most (p − 1)(F + c) is lost, which no memory can save.
     Parameters are those of :func:`zb_auto`.
+
+    When to use it: one stage per rank, a backward that can be split, and twice the memory of 1f1b,
+    with slow links or times that differ. Without either, zb-auto takes as long in half the memory,
+    unless steps of ranks need not wait for each other.
 
     p = 3, m = 6::
 

@@ -122,6 +122,11 @@ def zb_v(
     only where it is the best: it looks for an order that fits the costs of all ranks, the latency
     of every link and the memory limit, see :mod:`debubble.listing`.
 
+    When to use it: the first to try where the backward can be split and every rank can hold two
+    chunks: of all orders with two chunks and whole sequences that fit into the memory of 1f1b none
+    waits less at equal times, and memory is the same on all ranks. Embedding and head are on rank 0
+    together; a heavy head asks for another cut, or for vocab-1-v-half.
+
     Parameters
     ----------
     ranks, microbatches

@@ -71,6 +71,9 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
     (p − 1)(F + I + W) to (p − 1)(F + I − W), measured as the largest stage time; memory stays p
     microbatches on every rank.
 
+    When to use it: in place of 1f1b, as soon as the backward can be split: same memory, same
+    messages, a third of the bubble for F = I = W. zb-auto is never slower where costs are known.
+
     p = 4, m = 5::
 
         r0 | F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 I2 W2 I3 W3 I4 W4
@@ -119,6 +122,10 @@ def zb_h2(*, ranks: int, microbatches: int) -> Iterator[Program]:
     With F = I = W no rank is idle between its first and its last action. That is a zero of stage
     time only: the makespan keeps the (p − 1)F after which the last rank starts, unless the next
     iteration may start before the last rank is done. It takes almost twice the memory.
+
+    When to use it: memory for nearly twice the activations of 1f1b, and optimizer steps that need
+    not wait for all ranks (sync of ``local`` or ``post-validation``). With a flush it gains on
+    zb-h1 only through latency or times that differ.
 
     p = 3, m = 6::
 
