@@ -23,6 +23,9 @@ settings.register_profile("explore", derandomize=False, print_blob=True, **CALM)
 settings.register_profile("quick", derandomize=True, **CALM)
 settings.load_profile(PROFILE)
 
+EXPLORES = PROFILE == "explore"
+"""Whether cases that are many and much alike all come, in place of some of them."""
+
 FACTOR, LEAST = 4, 6
 """A property test has one in four of its cases when quick, but some; to explore, four times all."""
 

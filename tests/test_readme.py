@@ -52,11 +52,11 @@ def test_commands_run_in_order(
     results = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(cache, "folder", lambda: results)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for line in COMMANDS:
+    # Searching is tested elsewhere.
+    less = {"optimize": ["--effort", "0.05"], "plan": ["--schedule", "1f1b"]}
+    for line in dict.fromkeys(COMMANDS):
         words = shlex.split(line)[1:]
-        # Searching is tested elsewhere.
-        less = ["--effort", "0.05"] if words[0] == "optimize" else []
-        result = CliRunner().invoke(app, [*words, *less])
+        result = CliRunner().invoke(app, [*words, *less.get(words[0], [])])
         assert result.exit_code == 0, f"{line}\n{result.output}"
     assert {path.name for path in tmp_path.iterdir()} == {
         "examples", "costs.yaml", "compare.html", "faster.csv", "interleaved.svg", "timeline.html",

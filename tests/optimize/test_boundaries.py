@@ -20,10 +20,10 @@ from debubble.optimize.layers import layers_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import rounded
 from debubble.optimize.stop import Stop
-from tests.conftest import PROFILE
+from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, random_problem
 
-CASES, PARTS = (1000 if PROFILE == "explore" else 80), 4
+CASES, PARTS = (1000 if EXPLORES else 40), 4
 FROZEN = {"default": 0, 0: 1, 1: 1}
 
 
@@ -118,8 +118,14 @@ def test_layers_are_frozen_one_by_one() -> None:
     assert table.boundaries.sends[1].tolist() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("mode", ["overlapped", "channel", "blocking"])
-@pytest.mark.parametrize("backward", ["fused", "split"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backward", "mode"),
+    [
+        ("fused", "overlapped"), ("split", "channel"), ("fused", "blocking"),
+        *[("split", "overlapped"), ("fused", "channel"), ("split", "blocking")] * EXPLORES,
+    ],
+)  # fmt: skip
 def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
     costs = db.Costs(p2p=4, embedding={"F": 1, "B": 2}, head={"F": 1, "B": 2})
     asked: dict[str, Any] = {"ranks": 3, "microbatches": 2, "backward": backward, "memory": 1000}

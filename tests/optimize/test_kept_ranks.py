@@ -17,10 +17,10 @@ from debubble.optimize.kept_ranks import Count, ends_before, keep, kept_bound
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import all_times, factor_for, rounded
 from debubble.optimize.stop import Stop
-from tests.conftest import PROFILE
+from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, problem, random_problem
 
-CASES, PARTS = (2000 if PROFILE == "explore" else 160), 8
+CASES, PARTS = (2000 if EXPLORES else 80), 8
 ENOUGH = 1e9
 """States that are never looked at."""
 

@@ -6,7 +6,7 @@ import pytest
 
 import debubble as db
 from debubble.schedules.registry import closed_forms
-from tests.conftest import PROFILE
+from tests.conftest import EXPLORES
 from tests.forms import hold
 
 # model, p, m, chunks; F, I, W, c in ms; published rates of 1F1B and interleaved 1F1B
@@ -148,7 +148,7 @@ def test_exact_forms_are_exact_and_bounds_are_bounds(
     costs = db.Costs(**times)
     checked = 0
     # Every size comes with two or three of the times; to explore, with all.
-    grid = GRID if PROFILE == "explore" else GRID[TIMES.index(times) % 2 :: 2]
+    grid = GRID if EXPLORES else GRID[TIMES.index(times) % 2 :: 2]
     for p, m, v in grid:
         try:
             schedule = db.make(

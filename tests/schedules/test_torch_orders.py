@@ -9,10 +9,11 @@ import pytest
 
 import debubble as db
 from debubble.schedules.registry import find
+from tests.conftest import EXPLORES
 
 pytest.importorskip("torch", reason="compares with torch.distributed.pipelining; install torch")
 
-MICROBATCHES = (1, 2, 3, 5, 8, 12)
+MICROBATCHES = (1, 2, 3, 5, 8, 12, *(4, 7, 16, 24) * EXPLORES)
 """Beside p, 2p − 1, 2p and 3p, which are all that many ranks are tried with."""
 
 # ours, its options, PyTorch's, chunks, whether we accept every case that PyTorch accepts

@@ -95,7 +95,7 @@ SLOW = {"default": 1.0, 2: 1.4}
 def test_as_much_is_gained_as_was_predicted(
     ranks: int, name: str, slow: int, costs: Any, sizes: dict[str, int]
 ) -> None:
-    for _ in range(3):  # on a loaded machine sleeps end late
+    for _ in range(10):  # on a loaded machine sleeps end late
         tuned, first = tuned_pipe(ranks, name, slow, costs, **sizes)
         if tuned.measured_gain == pytest.approx(tuned.predicted_gain, abs=0.03):
             break

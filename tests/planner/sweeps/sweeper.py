@@ -1,25 +1,25 @@
-"""A process that runs a sweep and says how far it is; tests end it at any moment.
-
-python sweeper.py SPEC RESULTS BACKEND
-"""
+"""A sweep in a process of its own, which says how far it is; tests end it at any moment."""
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
+from multiprocessing.connection import Connection
 
 from debubble.planner.sweeps.run import Progress, run
 
+END = -1
+"""What comes after the last report."""
 
-def say(progress: Progress) -> None:
-    print(progress.done, flush=True)
 
-
-if __name__ == "__main__":
+def sweep(spec: str, results: str, backend: str, alone: float, reports: Connection) -> None:
+    """Run a sweep that computes some seconds alone before it starts workers."""
     running = import_module("debubble.planner.sweeps.run")
-    # Many small batches, and workers soon: more moments that differ.
+    # Many small batches: more moments that differ.
     running.BATCH_SECONDS = 0.02
-    running.ALONE_SECONDS = 0.05
-    spec, results, backend = sys.argv[1:]
+    running.ALONE_SECONDS = alone
+
+    def say(progress: Progress) -> None:
+        reports.send(progress.done)
+
     run(spec, results, backend=backend, jobs=2, progress=say)
-    print("end", flush=True)
+    reports.send(END)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 from debubble.planner.sweeps import Results, read_spec, run
+from tests.planner.sweeps.sweeper import END, sweep
 
-PROGRAM = Path(__file__).with_name("sweeper.py")
 SPEC = """
 command: simulate
 options: {microbatches: 4}
@@ -25,6 +24,8 @@ samples:
   draw: {costs.p2p: {from: 0, to: 1}}
 """
 KILLS = 50
+IMPORTED = ["debubble.planner.sweeps.commands", "debubble.engine.timeline"]
+"""Modules of the sweep that are imported when they are first needed."""
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +54,28 @@ def kept(path: Path) -> dict[Any, Any]:
     return {row[:3]: row[3:] for row in rows}
 
 
-def killed(spec: Path, path: Path, backend: str, lines: int, delay: float) -> int:
+def killed(spec: Path, path: Path, backend: str, count: int, delay: float, alone: float) -> int:
     """Start a sweep, and kill it some time after some reports; how many points it reported.
 
     -1 where it was at its end before.
     """
-    words = [sys.executable, str(PROGRAM), str(spec), str(path), backend]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(words, **pipes) as process:
-        assert process.stdout is not None
-        said = ["0", *(process.stdout.readline().strip() for _ in range(lines))]
+    # Forked from a process that has imported everything and done nothing.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", sweep.__module__, *IMPORTED])
+    reports, sender = context.Pipe(duplex=False)
+    process = context.Process(target=sweep, args=(str(spec), str(path), backend, alone, sender))
+    process.start()
+    sender.close()
+    said = [0]
+    try:
+        said.extend(reports.recv() for _ in range(count))
         time.sleep(delay)
         process.kill()
-        said += process.stdout.read().split()
-    said = [line for line in said if line]
-    return -1 if "end" in said else int(said[-1])
+        while True:
+            said.append(reports.recv())
+    except EOFError:
+        process.join()
+    return END if END in said else said[-1]
 
 
 def check(before: dict[Any, Any], after: dict[Any, Any], reported: int) -> None:
@@ -90,9 +98,9 @@ def test_killed_50_times(spec: Path, whole: dict[Any, Any], tmp_path: Path) -> N
     before: dict[Any, Any] = {}
     while kills < KILLS:
         # Mostly before there are workers, which take a second to start; sometimes with them.
-        lines = chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 8))
-        delay = chance.uniform(0, 0.05 if lines else 0.6)
-        reported = killed(spec, path, "processes", lines, delay)
+        count = chance.choice((0, 1, 1, 2, 2, 3, 3, 4, 5, 8))
+        delay = chance.uniform(0, 0.05 if count else 0.1)
+        reported = killed(spec, path, "processes", count, delay, chance.choice((0.05, 9, 9)))
         if reported < 0:
             same(kept(path), whole)
             files += 1
@@ -117,7 +125,7 @@ def test_killed_on_a_cluster(
 ) -> None:
     pytest.importorskip(module)
     path = tmp_path / "x.sqlite"
-    reported = killed(spec, path, backend, 9, 0.01)
+    reported = killed(spec, path, backend, 9, 0.01, alone=0)
     assert reported > 0
     before = kept(path)
     assert reported <= len(before) < len(whole)
