@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import debubble as db
-from debubble.interchange.layouts import parse_layout
+from tests.interchange.test_layouts import layers_in
 
 Run = Callable[..., Any]
 SMALL = ["optimize", "-p", 2, "-m", 4, "-v", 2, "--no-cache"]
@@ -226,7 +226,7 @@ def test_layers_of_the_cost_file_are_cut(run: Run, tmp_path: Path) -> None:
     assert again["peak_activation"] == pytest.approx(data["peak_activation"])
     modules = json.loads((tmp_path / "best.modules.json").read_text())
     assert modules["layers"] == data["layers"]
-    assert parse_layout(modules["megatron"]).layers == tuple(data["layers"])
+    assert layers_in(modules["megatron"]) == data["layers"]
 
 
 def test_layers_that_no_cost_file_has_are_refused(refused: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
@@ -16,19 +16,13 @@ from debubble import CostError, Costs, Schedule
 from debubble.analysis.bubbles import bubbles
 from debubble.analysis.measures import p2p_volume
 from debubble.engine.modes import P2P_MODES
-from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from debubble.view.transfers import transfers_of
-from tests import oracle, oracle_modes
-from tests.engine.test_laws import by_position
+from tests.engine.agreement import check_mode, check_timeline, close
 from tests.pairs import each_family
 from tests.strategies import TIMES, costs_for, made, recomputing
 
 LENGTHS = st.sampled_from([0.5, 1.0, 2.0])
-
-
-def close(values: Any) -> Any:
-    return pytest.approx(values, rel=1e-9, abs=1e-9)
 
 
 @st.composite
@@ -54,13 +48,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
     if data.draw(st.booleans()):
         schedule = data.draw(recomputing(schedule))
-    costs = data.draw(differing(schedule))
-    expected = oracle.simulate(schedule, costs)
-    timeline = db.simulate(schedule, costs)
-    assert timeline.end.tolist() == close(by_position(schedule, expected.end))
-    assert timeline.start.tolist() == close(by_position(schedule, expected.start))
-    if not timeline.graph.has_copies:
-        assert timeline.peak_activation.tolist() == close(oracle.peaks(schedule, costs))
+    check_timeline(schedule, data.draw(differing(schedule)))
 
 
 @each_family
@@ -70,13 +58,7 @@ def test_every_mode_equals_its_oracle(entry: Entry, data: st.DataObject) -> None
     schedule = data.draw(made(entry, ranks=6, microbatches=12))
     costs = data.draw(differing(schedule))
     mode = data.draw(st.sampled_from(P2P_MODES))
-    lowered = add_transfers(schedule)
-    run = oracle_modes.simulate(lowered, costs, mode)
-    assume(run is not None)
-    assert run is not None
-    timeline = db.simulate(lowered, costs, mode)
-    assert timeline.start.tolist() == close(by_position(lowered, run.start))
-    assert timeline.end.tolist() == close(by_position(lowered, run.end))
+    timeline = check_mode(schedule, costs, mode)
     if mode in ("channel", "overlapped"):
         plain = db.simulate(schedule, costs, mode)
         assert plain.makespan == close(timeline.makespan)

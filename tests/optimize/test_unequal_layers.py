@@ -13,7 +13,7 @@ import pytest
 import debubble as db
 from debubble.core.actions import Kind
 from debubble.core.placement import Placement
-from debubble.interchange.layouts import cut_text, parse_layout
+from debubble.interchange.layouts import cut_text
 from debubble.optimize import strategies
 from debubble.optimize.choices import Ways, choice_of, ways_of, with_choice
 from debubble.optimize.cut_bound import bound_of_cuts
@@ -22,6 +22,7 @@ from debubble.optimize.layers import layers_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.search import problems_of
 from debubble.optimize.stage_choices import bound_of_all
+from tests.interchange.test_layouts import layers_in
 from tests.optimize.by_hand import INFINITE, Model, all_cuts, rounded
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
@@ -188,7 +189,7 @@ def test_a_heavy_head_is_alone_on_the_last_stage() -> None:
     assert result.layers == (3, 3, 0)
     assert result.status == "optimal"
     assert result.layout == "Et*3|t*3|L"
-    assert parse_layout(result.layout).layers == result.layers
+    assert layers_in(result.layout) == list(result.layers)
     assert db.simulate(result.schedule, result.costs).makespan == result.makespan
     # Without anything to do a stage needs a layer.
     assert min(db.optimize(**asked, layers=6).layers) > 0
@@ -206,7 +207,7 @@ def test_an_embedding_can_be_alone_in_every_program() -> None:
     assert '"tok_embeddings"' in modules
     assert result.layout is not None
     assert result.layout.startswith("E|")
-    assert parse_layout(result.layout).layers == result.layers
+    assert layers_in(result.layout) == list(result.layers)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.schedules.registry import Entry
-from debubble.view.terminal import grid
+from tests.grid import grid
 
 CAPTION = re.compile(
     r"^p = (\d+), m = (\d+)(?:, (\d+) iterations)?(?:, s = (\d+))?(?:, a head of (.*)|.*)::"

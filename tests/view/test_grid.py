@@ -8,7 +8,7 @@ import debubble as db
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import simulate
-from debubble.view.terminal import grid
+from tests.grid import grid
 from tests.view.timelines import pairs, run, zero_bubble
 
 

@@ -201,7 +201,7 @@ def _split_memory(
     schedule = timeline.schedule
     rank, start, end, cause, before = part
     actions = schedule.actions
-    home = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    home = schedule.ranks_of_actions
 
     # The next forward of the rank at or behind every position.
     count = len(actions)

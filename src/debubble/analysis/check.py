@@ -20,15 +20,9 @@ from debubble.analysis.optimizer_steps import inspect_steps
 from debubble.analysis.outputs import inspect_outputs, split_under_ddp
 from debubble.analysis.problems import LISTED, Findings, Problem, Report, spot
 from debubble.analysis.queues import lost_in_queues
-from debubble.analysis.sharding import inspect_sharding
+from debubble.analysis.sharding import inspect_sharding, reduces
 from debubble.analysis.structure import inspect_structure
-from debubble.core.actions import (
-    TRANSFER_KINDS,
-    Action,
-    Kind,
-    kinds_of,
-    pack,
-)
+from debubble.core.actions import TRANSFER_KINDS, Action, pack
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
@@ -148,8 +142,7 @@ def check(
     if not found:
         late = Findings()
         inspect_outputs(schedule, late)
-        reduced = more and bool(np.any(kinds_of(schedule.actions) == Kind.REDUCE_GRAD))
-        warnings = late.problems + (split_under_ddp(schedule) if reduced else [])
+        warnings = late.problems + (split_under_ddp(schedule) if reduces(schedule) else [])
     if not found and has_transfers:
         if not told:
             _deadlocks(schedule, bare, found)

@@ -73,7 +73,7 @@ def _first_blocked(timeline: Timeline) -> tuple[int, int, float, float] | None:
     """
     schedule, end = timeline.schedule, timeline.end
     kind = kinds_of(schedule.actions)
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    rank = schedule.ranks_of_actions
     ends = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
     reached = _reached(kind, rank, end)[ends]
     # Both ends of a transfer have one node.

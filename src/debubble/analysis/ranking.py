@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.actions import Kind
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -58,10 +58,11 @@ def differences(timelines: Sequence[Timeline]) -> tuple[str, ...]:
 
 
 def model_work(timeline: Timeline) -> NDArray[np.float64]:
-    """Time of all stages together for one microbatch: F, I, W and B, shape ``(4,)``."""
+    """Time of all stages together for one microbatch: F, B, I and W, shape ``(4,)``."""
     placement = timeline.schedule.placement
     whole = timeline.table.costs.resolve(placement)
-    work: NDArray[np.float64] = whole.duration[list(PASS_KINDS)].sum(axis=1) / placement.copies
+    kinds = [Kind.F, Kind.B, Kind.I, Kind.W]
+    work: NDArray[np.float64] = whole.duration[kinds].sum(axis=1) / placement.copies
     return work
 
 

@@ -67,7 +67,7 @@ def receive_slots(schedule: Schedule) -> ReceiveSlots:
     """
     actions, ranks = schedule.actions, schedule.ranks
     kinds, stages = kinds_of(actions), stages_of(actions)
-    home = np.repeat(np.arange(ranks), np.diff(schedule.offsets))
+    home = schedule.ranks_of_actions
     received = np.flatnonzero(np.isin(kinds, RECEIVES))
     received = received[stages[received] < schedule.stages]
     freed = _last_use(schedule, received)

@@ -12,6 +12,7 @@ from debubble.analysis.structure import Columns, period_of
 from debubble.core.actions import Action, Kind, unpack
 from debubble.core.kinds import WEIGHT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 
 Positions = NDArray[np.int64]
 
@@ -30,6 +31,11 @@ def inspect_sharding(schedule: Schedule, found: Findings) -> None:
         _reductions(columns, owner, reductions, found)
     if np.any((columns.kind == Kind.UNSHARD) | (columns.kind == Kind.RESHARD)):
         _weights(columns, owner, found)
+
+
+def reduces(schedule: Schedule) -> bool:
+    """Whether actions of the schedule reduce gradients among replicas."""
+    return schedule.explicit_reduction or has(schedule, (Kind.REDUCE_GRAD,))
 
 
 def _reductions(columns: Columns, owner: Positions, reductions: Positions, found: Findings) -> None:

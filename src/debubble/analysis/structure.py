@@ -51,7 +51,7 @@ class Columns:
         actions = schedule.actions
         kind, stage = kinds_of(actions), stages_of(actions)
         unit = microbatches_of(actions)
-        rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        rank = schedule.ranks_of_actions
         # The microbatch of a step is an iteration; the optimizer's own check looks at it.
         counted = (unit < schedule.units) | np.isin(kind, STEP_KINDS)
         real = (kind < len(Kind)) & (stage < schedule.stages) & (unit >= 0) & counted

@@ -18,7 +18,7 @@ from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.units import factor
 from debubble.engine.graph import P2PMode
 from debubble.interchange.text import read_number
-from debubble.lowering.chain import LOWERINGS, Lowering, lower, read_lowerings, split
+from debubble.lowering.chain import LOWERINGS, Lowering, read_lowerings
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -302,28 +302,22 @@ class Inputs:
 
     def schedule(self, target: str) -> Schedule:
         """The schedule that a text names, made for these parameters."""
-        from debubble.interchange.files import is_foreign, resolve
+        from debubble.interchange.named import lowered
 
-        storage, late = split(self.lowering)
-        named = not is_foreign(target)
-        made = resolve(
+        return lowered(
             target,
+            self.lowering,
             ranks=self.ranks,
             microbatches=self.microbatches,
             chunks=self.chunks,
             iterations=self.iterations,
             costs=self.costs,
             memory=self.memory,
+            p2p_mode=self.mode,
             sync=self.sync,
             defaults=self.defaults,
-            storage=storage if named else None,
             **self.options([target]),
         )
-        # A registered schedule is made with what it stores; its order may depend on that.
-        rest = late if named else self.lowering
-        if not any(rest.values()):
-            return made
-        return lower(made, **rest, costs=self.costs, memory=self.memory, p2p_mode=self.mode)
 
     @property
     def plain(self) -> Inputs:

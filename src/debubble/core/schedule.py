@@ -300,6 +300,11 @@ class Schedule:
             ranks.flags.writeable = False
         return ranks
 
+    @property
+    def ranks_of_actions(self) -> NDArray[np.int64]:
+        """The rank of every action, shape ``(n,)``."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.offsets))
+
     def text(self, action: Action) -> str:
         """An action of this schedule as text, with its slice where there are slices."""
         return action.text(self.slices)

@@ -129,7 +129,7 @@ class _Lookup:
         actions = schedule.actions
         self.kind = kinds_of(actions)
         self.stage, self.unit = stages_of(actions), microbatches_of(actions)
-        self.rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        self.rank = schedule.ranks_of_actions
         # Whole microbatches, so that the slice behind the last is in no other stage's cells.
         self.units = (int(self.unit.max(initial=0)) // schedule.slices + 1) * schedule.slices
         self.cell = self.stage * self.units + self.unit

@@ -85,11 +85,18 @@ def _findings(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
     more = len(found.findings) - LISTED_FINDINGS
     if more > 0:
         yield f"and {more} more, see --json"
-    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    others, first = faster_schedules(found)
     if others:
-        names = [f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES]]
-        text = f"Other schedules at these times: {', '.join(names)}"
-        yield from wrap(f"{text}; --schedule {others[0].text} says more", width, 2)
+        yield from wrap(f"{others}; --schedule {first} says more", width, 2)
+
+
+def faster_schedules(found: Diagnosis) -> tuple[str, str]:
+    """The schedules that would be faster, in a sentence, and the first; empty where none is."""
+    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    if not others:
+        return "", ""
+    names = ", ".join(f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES])
+    return f"Other schedules at these times: {names}", others[0].text
 
 
 def untrusted(found: Diagnosis) -> str:

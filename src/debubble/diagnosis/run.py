@@ -102,7 +102,7 @@ class Run:
     @cached_property
     def rank(self) -> Indices:
         """Rank of every action."""
-        return np.repeat(np.arange(self.schedule.ranks), np.diff(self.schedule.offsets))
+        return self.schedule.ranks_of_actions
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

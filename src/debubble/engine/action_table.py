@@ -83,7 +83,7 @@ class ActionTable:
             shown = zip(texts, part.tolist(), whole.tolist(), strict=True)
             texts = [text if alone else f"{text}.{j}" for text, j, alone in shown]
         return cls(
-            np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)),
+            schedule.ranks_of_actions,
             np.array(texts, dtype=object),
             stage.astype(np.int64),
             names,

@@ -207,7 +207,7 @@ class Varied:
         shared = graph.base or graph
         actions = schedule.actions
         kinds, places, stages = kinds_of(actions), schedule.places_of(actions), stages_of(actions)
-        rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        rank = schedule.ranks_of_actions
         factor = np.ones(len(actions))
         links = np.ones((schedule.ranks, schedule.ranks))
         for item in slow:

@@ -140,7 +140,7 @@ class EventGraph:
         schedule, width = self.schedule, self.dynamic_costs + len(self.dynamic_kind)
         if self.base is not None:
             counted = ends_group(schedule.actions) & computes(kinds_of(schedule.actions))
-            payer = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))[counted]
+            payer = schedule.ranks_of_actions[counted]
             return Work(payer, self.cost[self.node[counted]].astype(np.int64), np.ones_like(payer))
         payers, costs, times = [], [], []
         for rank in range(schedule.ranks):

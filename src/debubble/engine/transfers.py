@@ -102,18 +102,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_programs(schedule, "overlapped")
     ranks, count = schedule.ranks, len(schedule)
-    home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
-    consumer = np.zeros(count, dtype=np.int32)
-    transfers = kernels.find_transfers.run(
-        2 * count,
-        schedule.actions,
-        home,
-        schedule.stages,
-        schedule.units,
-        schedule.recompute_after == "gradient",
-        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
-        consumer,
-    )
+    home, consumer, transfers = consumers_of(schedule)
     # Every slice counts as a whole microbatch, so that times stay whole numbers.
     slicing = Slicing((1.0,) * schedule.slices)
     vector = graph.cost_vector(UNIT_COSTS.resolve(schedule.placement, slicing))
@@ -194,6 +183,27 @@ def refuse_transfers(schedule: Schedule) -> None:
             f"{schedule.text(unpack(int(schedule.actions[position])))} "
             f"on rank {schedule.rank_of(position)}; lower a schedule without them"
         )
+
+
+def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    """Rank of every action, the one on another rank that gets its result, and how many do.
+
+    The consumer of what goes to no other rank is −1.
+    """
+    count = len(schedule)
+    home = schedule.ranks_of_actions.astype(np.int32)
+    consumer = np.zeros(count, dtype=np.int32)
+    transfers: int = kernels.find_transfers.run(
+        2 * count,
+        schedule.actions,
+        home,
+        schedule.stages,
+        schedule.units,
+        schedule.recompute_after == "gradient",
+        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
+        consumer,
+    )
+    return home, consumer, transfers
 
 
 def _one_order(

@@ -65,9 +65,3 @@ def _shape(spec: FileKey | CostField) -> str:
 def reference(section: str) -> list[tuple[str, str, str]]:
     """Key, shape of the value and meaning of all keys of a section."""
     return [(key, _shape(spec), spec.text) for key, spec in keys_of(section).items()]
-
-
-def markdown(section: str) -> str:
-    """The same as a table in Markdown."""
-    rows = [f"| `{key}` | {shape} | {text} |" for key, shape, text in reference(section)]
-    return "\n".join(["| key | value | what it is |", "|---|---|---|", *rows])

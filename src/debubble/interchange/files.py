@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from debubble.core.actions import Kind, kinds_of
+from debubble.core.actions import computes, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.kinds import STEP_KINDS
@@ -84,7 +82,7 @@ def save(schedule: Schedule, path: str | Path) -> None:
         schedule.
     """
     _check_ending(path)
-    lowered = bool(np.any(kinds_of(schedule.actions) > Kind.OPT))
+    lowered = not computes(kinds_of(schedule.actions)).all()
     form = "torch-csv-comms" if lowered else "torch-csv"
     write_text(path, text_of(schedule, "json" if str(path).lower().endswith(".json") else form))
 

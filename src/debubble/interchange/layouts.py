@@ -10,20 +10,13 @@ and NeMo Automodel take the names of every stage's modules, in stage order.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 
-from debubble.core.errors import FormatError, ParameterError
+from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-
-LETTERS = "EtmL"
-
-MAX_LAYERS = 1 << 16
-"""Letters of a layout at most, once it is written out."""
 
 LONGEST_GROUP = 8
 """Stages that are looked at as a group that repeats."""
@@ -75,118 +68,19 @@ AUTOMODEL = ModuleNames(
 PROGRAMS = {"torchtitan": TORCHTITAN, "torchtitan<=0.2.2": TORCHTITAN_0_2, "automodel": AUTOMODEL}
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A model cut into stages, as Megatron-LM's string says it.
-
-    Parameters
-    ----------
-    stages
-        The letters of every stage, in stage order.
-
-    Raises
-    ------
-    FormatError
-        When there are other letters, or they are out of order.
-    """
-
-    stages: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        letters = "".join(self.stages)
-        if unknown := sorted(set(letters) - set(LETTERS)):
-            raise FormatError(
-                f"a layout has the letter '{unknown[0]}'; it is made of E (embedding), t (layer), "
-                "m (multi-token prediction) and L (loss)"
-            )
-        if not re.fullmatch("Et*m*L", letters):
-            raise FormatError(
-                f"a layout has its layers in the order {_shown(letters)}; it is one E, all t, "
-                "all m, one L"
-            )
-
-    @cached_property
-    def layers(self) -> tuple[int, ...]:
-        """Decoder layers of every stage."""
-        return tuple(stage.count("t") for stage in self.stages)
-
-    @cached_property
-    def mtp(self) -> tuple[int, ...]:
-        """Layers of multi-token prediction of every stage."""
-        return tuple(stage.count("m") for stage in self.stages)
-
-    def on_ranks(self, ranks: int) -> list[list[str]]:
-        """The letters of every rank's chunks: stage s is chunk s // ranks of rank s mod ranks.
-
-        Raises
-        ------
-        ParameterError
-            When the stages are not the same number for every rank.
-
-        Examples
-        --------
-        >>> parse_layout("Et|(tt|)*2L").on_ranks(2)
-        [['Et', 'tt'], ['tt', 'L']]
-        """
-        if len(self.stages) % ranks:
-            raise ParameterError(
-                f"the layout has {len(self.stages)} stages; {ranks} ranks take a multiple"
-            )
-        return [list(self.stages[rank::ranks]) for rank in range(ranks)]
-
-    def __str__(self) -> str:
-        cells = [_runs(stage) + "|" for stage in self.stages[:-1]]
-        return _groups(cells) + _runs(self.stages[-1])
-
-
-def cut_layout(cut: Sequence[int], mtp: int = 0) -> Layout:
-    """The layout of a cut: the embedding first, multi-token prediction and loss last.
+def layout_text(cut: Sequence[int], mtp: int = 0) -> str:
+    """Megatron-LM's layout string of a cut, with layers of multi-token prediction before the loss.
 
     Examples
     --------
-    >>> str(cut_layout([3, *[2] * 29, 0], mtp=1))
+    >>> layout_text([3, *[2] * 29, 0], mtp=1)
     'Et*3|(tt|)*29mL'
     """
     stages = ["t" * count for count in cut]
     stages[0] = "E" + stages[0]
     stages[-1] += "m" * mtp + "L"
-    return Layout(tuple(stages))
-
-
-def parse_layout(text: str) -> Layout:
-    """Read the string that Megatron-LM takes as ``--pipeline-model-parallel-layout``.
-
-    Raises
-    ------
-    FormatError
-        When it is none; the message says where.
-
-    Examples
-    --------
-    >>> parse_layout("Et*3|(tt|)*2,m|L").stages
-    ('Ettt', 'tt', 'tt', 'm', 'L')
-    """
-    plain = text.replace(",", "")
-    letters, position = "", 0
-    while position < len(plain):
-        part = _GROUP.match(plain, position) or _LETTER.match(plain, position)
-        if part is None:
-            raise FormatError(
-                f"a layout has '{_shown(plain[position:])}' where a letter of {LETTERS}, a bar or "
-                "a group such as (tt|)*3 is expected"
-            )
-        inner, times = part.groups()
-        if part.re is _GROUP:
-            inner = "".join(letter * int(n or 1) for letter, n in _LETTER.findall(inner))
-        if len(inner) * int(times or 1) > MAX_LAYERS - len(letters):
-            raise FormatError(f"a layout has more than {MAX_LAYERS:,} layers and stages")
-        letters += inner * int(times or 1)
-        position = part.end()
-    return Layout(tuple(letters.split("|")))
-
-
-_LETTER = re.compile(r"([A-Za-z|])(?:\*([0-9]{1,6}))?")
-_GROUP = re.compile(r"\(((?:[A-Za-z|](?:\*[0-9]{1,6})?)+)\)\*([0-9]{1,6})")
+    cells = [_runs(stage) + "|" for stage in stages[:-1]]
+    return _groups(cells) + _runs(stages[-1])
 
 
 def in_loop(placement: Placement) -> bool:
@@ -199,7 +93,7 @@ def in_v(placement: Placement) -> bool:
     return placement.table == Placement.v(placement.ranks).table
 
 
-def megatron_layout(placement: Placement, cut: Sequence[int], mtp: int = 0) -> str:
+def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
     """The layout string of a cut over a placement.
 
     Raises
@@ -212,7 +106,7 @@ def megatron_layout(placement: Placement, cut: Sequence[int], mtp: int = 0) -> s
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
             f"'{placement.name}' cannot be written as a layout"
         )
-    return str(cut_layout(cut, mtp))
+    return layout_text(cut)
 
 
 def cut_text(placement: Placement, cut: Sequence[int]) -> str:
@@ -270,7 +164,3 @@ def _groups(cells: Sequence[str]) -> str:
         text += best
         start += width
     return text
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 24 else text[:24] + "…"

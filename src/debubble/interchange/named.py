@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 from debubble.analysis import compare as comparing
 from debubble.analysis.comparison import Comparison
+from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
+from debubble.engine.graph import P2PMode
+from debubble.engine.memory import Limit
 from debubble.interchange.files import is_file_name, is_foreign, resolve
 from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
-from debubble.lowering.chain import LOWERINGS, lower
+from debubble.lowering.chain import LOWERINGS, lower, split
 from debubble.schedules import registry
 
 
@@ -26,6 +29,32 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
     costs, memory = parameters.get("costs"), parameters.get("memory")
     in_order = {row.name: parameters.pop(row.name, None) for row in LOWERINGS if row.in_order}
     return lower(resolve(name, **parameters), **in_order, costs=costs, memory=memory)
+
+
+def lowered(
+    name: str,
+    lowering: Mapping[str, Any],
+    *,
+    costs: Costs,
+    memory: Limit | None,
+    p2p_mode: P2PMode,
+    **parameters: Any,
+) -> Schedule:
+    """A schedule by any name with lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
+
+    A registered schedule is made with what it stores, since its order may depend on that; others
+    are lowered when they are there. `parameters` are those of
+    :func:`debubble.interchange.files.resolve`.
+    """
+    foreign = is_foreign(name)
+    storage, late = split(lowering)
+    rest = lowering if foreign else late
+    made = resolve(
+        name, costs=costs, memory=memory, storage=None if foreign else storage, **parameters
+    )
+    if not any(rest.values()):
+        return made
+    return lower(made, **rest, costs=costs, memory=memory, p2p_mode=p2p_mode)
 
 
 @wraps(comparing.compare)

@@ -20,6 +20,7 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.analysis.sharding import reduces
 from debubble.core.actions import (
     COPY_KINDS,
     SHARDING_KINDS,
@@ -40,6 +41,7 @@ from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import GRADIENT_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.interchange.cells import MAX_RANKS, check_size, read_cells
 
 COMMUNICATING = (*PASS_KINDS, *TRANSFER_KINDS, *SHARDING_KINDS)
@@ -284,9 +286,8 @@ def with_transfers(schedule: Schedule) -> Schedule:
     from debubble.lowering.sharding import add_sharding
     from debubble.lowering.transfers import add_transfers
 
-    kinds = kinds_of(schedule.actions)
-    reduced = schedule.explicit_reduction or bool(np.any(kinds == Kind.REDUCE_GRAD))
-    if not np.any(np.isin(kinds, TRANSFER_KINDS)):
+    reduced = reduces(schedule)
+    if not has(schedule, TRANSFER_KINDS):
         refuse_inexpressible(schedule, (*PASS_KINDS, *SHARDING_KINDS))
         schedule = add_transfers(schedule)
     return schedule if reduced else add_sharding(schedule)

@@ -74,7 +74,7 @@ class Tracks:
     def process(self) -> NDArray[np.int64]:
         """Process of every action."""
         schedule = self.schedule
-        ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        ranks = schedule.ranks_of_actions
         return ranks + self.first_process
 
     @cached_property

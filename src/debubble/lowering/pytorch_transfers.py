@@ -11,8 +11,7 @@ from debubble.core.actions import SHARDING_KINDS, group_bounds, kinds_of
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.kernels.rounds import defer_receives, write_rounds
-from debubble.engine.kernels.transfers import find_transfers
-from debubble.engine.transfers import without
+from debubble.engine.transfers import consumers_of, without
 from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
 
 
@@ -45,18 +44,7 @@ def pytorch_transfers(schedule: Schedule, *, deferred: bool) -> Schedule:
 
 def _placed(schedule: Schedule, deferred: bool) -> Schedule:
     actions, ranks, count = schedule.actions, schedule.ranks, len(schedule)
-    home = np.repeat(np.arange(ranks, dtype=np.int32), np.diff(schedule.offsets))
-    consumer = np.zeros(count, dtype=np.int32)
-    transfers = find_transfers.run(
-        2 * count,
-        actions,
-        home,
-        schedule.stages,
-        schedule.units,
-        schedule.recompute_after == "gradient",
-        np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
-        consumer,
-    )
+    home, consumer, transfers = consumers_of(schedule)
     senders = np.flatnonzero(consumer >= 0)
     producer = np.full(count, -1, dtype=np.int32)
     producer[consumer[senders]] = senders

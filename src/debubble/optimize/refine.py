@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize._refine_kernel import COUNTERS
 from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
 from debubble.optimize.problem import Problem
+from debubble.optimize.rounding import together
 from debubble.optimize.stop import Stop
 
 TEMPERATURES = ((0.06, 0.01), (0.5, 0.03), (1.0, 0.05), (0.2, 0.02))
@@ -177,8 +178,7 @@ def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.gene
     )
     chains = number // m
     if fused.any():
-        together = problem.table.duration[Kind.B] + problem.recompute_time
-        times[1] = np.where(fused, together[:, None], times[1])
+        times[1] = np.where(fused, together(problem)[:, None], times[1])
         freed[1] += np.where(fused, freed[2], 0.0)
         times[2, fused] = freed[2, fused] = 0.0
         chains[2, fused] = problem.size + number[2, fused]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from debubble.interchange.layouts import cut_layout
+from debubble.interchange.layouts import layout_text
 from debubble.planner.activations import recompute_modules
 from debubble.planner.candidate import recomputed_layers
 from debubble.planner.rules import Case
@@ -82,7 +82,7 @@ def split_lines(cut: Sequence[int], ranks: int, chunks: int, mtp: int) -> list[s
         if ranks > 2 and last != middle:
             lines = [*lines, f"--decoder-last-pipeline-num-layers {last * chunks}"]
         return lines
-    return [f"--pipeline-model-parallel-layout {shlex.quote(str(cut_layout(cut, mtp)))}"]
+    return [f"--pipeline-model-parallel-layout {shlex.quote(layout_text(cut, mtp))}"]
 
 
 def _state(case: Case) -> list[str]:

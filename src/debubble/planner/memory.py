@@ -203,22 +203,6 @@ def memory_curves(
         )
 
 
-def activation_limits(
-    model: Model, cluster: Gpus, training: Training, candidate: Candidate, timeline: Timeline
-) -> tuple[float, ...]:
-    """Bytes that every rank has for activations: limits for ``compare`` and ``optimize``.
-
-    What is left of a GPU beside all else that :func:`memory_of` counts, buffers and logits at their
-    largest in this timeline; zero or less where nothing is left.
-    """
-    found = []
-    for curve in memory_curves(model, training, candidate, timeline):
-        changing = (cluster.memory - curve.state.total - curve.fixed) / (1 + FRAGMENTATION)
-        beside = curve.buffers.max(initial=0.0) + curve.logits.max(initial=0.0)
-        found.append(float(changing - beside))
-    return tuple(found)
-
-
 def margin(training: Training) -> float:
     """Bytes that no formula itemises, with the buckets in which DeepSpeed sends what is split.
 

@@ -227,14 +227,11 @@ def _explained(name: str, error: Any) -> str:
 
 
 WHOLE = {
-    "ranks": (1, limits.MAX_RANKS),
-    "microbatches": (1, limits.MAX_MICROBATCHES),
-    "chunks": (1, limits.MAX_CHUNKS),
-    "iterations": (1, limits.MAX_ITERATIONS),
-    **dict.fromkeys(("gpus", "tp", "cp", "ep", "dp", "pp"), (1, limits.MAX_GPUS)),
-    **dict.fromkeys(("batch", "microbatch_size"), (1, limits.MAX_BATCH)),
-    "sequence": (1, limits.MAX_SEQUENCE),
-    "zero": (0, 3),
+    name: (spec["minimum"], spec["maximum"])
+    for model in (State, Question)
+    for name, about in model.model_json_schema()["properties"].items()
+    for spec in (about, *about.get("anyOf", ()))
+    if spec.get("type") == "integer"
 }
 """The least and the most of whole numbers."""
 

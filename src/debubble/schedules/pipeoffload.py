@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import as_kind, backward_input, forward, merge
 from debubble.schedules.registry import ClosedForm, Constraint, register
-
-Slots = NDArray[np.int64]
 
 
 def chunk_slots(ranks: int, chunks: int) -> list[int]:

@@ -187,7 +187,7 @@ def transfers_of(schedule: Schedule, times: Times, zero: int) -> list[Transfer]:
     zero
         What the step begins at.
     """
-    ranks = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets)).tolist()
+    ranks = schedule.ranks_of_actions.tolist()
     start, end, posted = ((row - zero) / 1e9 for row in times)
     return [
         Transfer(

@@ -24,9 +24,6 @@ from debubble.engine.timeline import Timeline
 from debubble.view import text_transfers, words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
 from debubble.view.colors import NAMES, rgb, shade, text_color, xterm, xterm_rgb
-from debubble.view.grid import grid
-
-__all__ = ["draw", "grid", "print_timeline"]
 
 MIN_WIDTH = 20
 _RESET = "\x1b[0m"

@@ -233,7 +233,7 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Positions of what is drawn: compute of rank 0, of rank 1, …, then other streams likewise."""
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    rank = schedule.ranks_of_actions
     row = np.where(computes(kind), rank, schedule.ranks + rank)
     alone = bool(computes(kind).all())
     order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))

@@ -17,15 +17,15 @@ from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.report import (
     ACCOUNT_TITLE,
-    LISTED_LINES,
     account_columns,
     facts,
+    faster_schedules,
     gain_text,
     sentences,
     untrusted,
     what_if_text,
 )
-from debubble.diagnosis.what_if import WhatIf, faster
+from debubble.diagnosis.what_if import WhatIf
 from debubble.engine.timeline import Timeline, simulate
 from debubble.view.marks import Look, Mark, add_differences, add_marks, joined
 from debubble.view.timeline_data import encode
@@ -196,9 +196,8 @@ def _notes(found: Diagnosis) -> Iterable[str]:
         yield untrusted(found)
     if not found.findings:
         yield nothing(found.beyond, len(found.run.step_times))
-    others = faster(found.replay) if found.replay_error <= TRUSTED else []
+    others, _ = faster_schedules(found)
     if others:
-        names = ", ".join(f"{one.text} −{100 * one.gain:.0f} %" for one in others[:LISTED_LINES])
-        yield f"Other schedules at these times: {names}"
+        yield others
     if not found.run.known[found.shown].all():
         yield "nothing was traced of a rank: what was observed cannot be drawn"

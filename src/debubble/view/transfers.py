@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import kinds_of, microbatches_of, stages_of
-from debubble.core.kinds import KINDS, TRANSFER_KINDS, Kind
+from debubble.core.kind_relations import boundary_offsets
+from debubble.core.kinds import FORWARD_KINDS, KINDS, TRANSFER_KINDS, Kind
 from debubble.engine.timeline import Timeline
 
 
@@ -45,13 +46,13 @@ def transfers_of(timeline: Timeline) -> Transfers:
     """The transfers of a timeline: its actions where it has such, else what p2p costs say."""
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
-    rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+    rank = schedule.ranks_of_actions
     here = np.flatnonzero(np.isin(kind, TRANSFER_KINDS))
     if len(here):
         return Transfers(
             rank[here], timeline.start[here], timeline.end[here],
             np.isin(kind[here], [other for other in TRANSFER_KINDS if KINDS[other].receives]),
-            np.isin(kind[here], [other for other in TRANSFER_KINDS if _moves(other)[1] < 0]),
+            ~np.isin(kind[here], FORWARD_KINDS),
             microbatches_of(schedule.actions[here]),
         )  # fmt: skip
     if not timeline.table.link.any():
@@ -73,15 +74,7 @@ def transfers_of(timeline: Timeline) -> Transfers:
     )
 
 
-def _moves(kind: Kind) -> tuple[tuple[Kind, ...], int]:
-    """Whose results an end of a transfer moves, and by how many stages."""
-    spec = KINDS[kind]
-    send = spec if spec.sends else KINDS[spec.needs[0].kinds[0]]
-    assert send.other_end is not None
-    return send.needs[0].kinds, -KINDS[send.other_end].needs[0].stage
-
-
-MOVED = {moved: _moves(kind)[1] for kind in TRANSFER_KINDS for moved in _moves(kind)[0]}
+MOVED = boundary_offsets()
 """Kinds whose results go to another stage, and by how many stages."""
 
 _OFFSETS = np.array([MOVED.get(kind, 0) for kind in Kind])

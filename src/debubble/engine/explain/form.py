@@ -80,7 +80,7 @@ class Form:
         actions = schedule.actions
         self.kind, self.stage = kinds_of(actions), stages_of(actions)
         self.unit = microbatches_of(actions)
-        self.rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        self.rank = schedule.ranks_of_actions
         self.units = int(self.unit.max(initial=0)) + 1
         self.cell = self.stage * self.units + self.unit
 

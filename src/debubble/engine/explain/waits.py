@@ -93,7 +93,7 @@ class _Edges:
         self.schedule, self.spec = schedule, MODE[mode]
         self.count = len(schedule)
         self.kind = kinds_of(schedule.actions)
-        self.rank = np.repeat(np.arange(schedule.ranks), np.diff(schedule.offsets))
+        self.rank = schedule.ranks_of_actions
         self.begin = group_bounds(schedule.actions)[0]
         self.before = computing_before(schedule)
         self.compute = np.isin(self.kind, COMPUTE_KINDS)

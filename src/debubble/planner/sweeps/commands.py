@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import ParameterError, ScheduleError
-from debubble.lowering.chain import LOWERINGS, lower, split
+from debubble.lowering.chain import LOWERINGS
 from debubble.planner.sweeps import plans
 from debubble.planner.sweeps.parameters import (
     COSTS,
@@ -93,26 +93,24 @@ def simulate(options: Options) -> list[Row]:
     from debubble.analysis.measures import MEASURES
     from debubble.analysis.results import keeps
     from debubble.engine.timeline import simulate as run
-    from debubble.interchange.files import is_foreign, resolve
+    from debubble.interchange.files import is_foreign
+    from debubble.interchange.named import lowered
 
     costs, filled = costs_of(options)
     name, memory = options["schedule"], filled.get("memory")
     mode = filled.get("p2p_mode", "overlapped")
     wanted = {row.name: filled.get(row.name) for row in LOWERINGS}
-    early, late = split(wanted)
-    foreign = is_foreign(name)
-    schedule = resolve(
+    schedule = lowered(
         name,
+        wanted,
         **{key: options.get(key) for key in (*SIZES, "iterations", "sync")},
         defaults={key: filled.get(key) for key in SIZES},
         costs=costs,
         memory=memory,
-        storage=None if foreign else early,
+        p2p_mode=mode,
         **family(options, "options"),
     )
-    rest = wanted if foreign else late
-    schedule = lower(schedule, **rest, costs=costs, memory=memory, p2p_mode=mode)
-    if foreign:
+    if is_foreign(name):
         report = check(schedule, p2p_mode=mode)
         if not report.ok:
             raise ScheduleError(f"its order is wrong: {report.problems[0]}")
