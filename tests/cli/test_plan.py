@@ -59,6 +59,57 @@ def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     assert "plans considered" in out
 
 
+def test_the_terminal_has_the_pictures_and_the_flags(run: Run) -> None:
+    out = run(*SMALL, "--pp", 2, "--tp", 1, "--schedule", "1f1b", "--top", 1).out
+    assert "rank 1 │" in out
+    assert "at action" in out
+    assert "flags for megatron, others with --framework" in out
+    assert "--pipeline-model-parallel-size 2" in out
+    other = run(*SMALL, "--pp", 2, "--tp", 1, "--framework", "automodel", "--top", 1).out
+    assert "flags for automodel:" in other
+    assert "pp_size: 2" in other
+
+
+def test_memory_is_that_of_the_framework(run: Run) -> None:
+    held = (*SMALL, "--pp", 4, "--tp", 1, "--microbatch-size", 1, "--schedule", "1f1b")
+    held = (*held, "--recompute", "full", "--top", 1)
+    plain = run(*held, "--json").data["plans"][0]
+    own = run(*held, "--framework", "torchtitan", "--zero", 2, "--json").data["plans"][0]
+    # PyTorch keeps a buffer for every microbatch and stage, here for 8 of them.
+    boundary = 2 * 4096 * 4096
+    assert own["microbatches"] == 8
+    assert own["memory"][1]["buffers"] > 8 * boundary > 2 * plain["memory"][1]["buffers"]
+    said = plain["flags"]["torchtitan"].splitlines()[0]
+    assert said.startswith("# as PyTorch 2.13 with FSDP2 keeps it, rank ")
+    assert "as PyTorch" not in own["flags"]["torchtitan"]
+    assert "as PyTorch 2.13 with FSDP2 keeps it" in run(*held, "--framework", "automodel").out
+
+
+def test_a_sequence_need_not_be_given(run: Run, refused: Callable[..., str]) -> None:
+    words = ("plan", "gpt2", "--gpu", "h100", "--gpus", 2, "--batch", 8, "--schedule", "1f1b")
+    assert "8 sequences of 1,024 tokens" in " ".join(run(*words).out.split())
+    message = refused(*words, "--seq", 2048)
+    assert "gpt2 has 1,024 learned positions; the nearest that works is 1,024" in message
+    words = ("plan", "llama-3.2-1b", *words[2:])
+    assert "8 sequences of 4,096 tokens" in " ".join(run(*words).out.split())
+
+
+def test_odd_sizes_warn(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        "{hidden: 3000, vocabulary: 50304, layers: 4, mlp: {width: 10922},"
+        " attention: {heads: 24, kv_heads: 24, head_dim: 125}}"
+    )
+    words = ("plan", path, "--gpu", "h100", "--gpus", 1, "--batch", 4, "--top", 1)
+    out = " ".join(run(*words).out.split())
+    assert "warning: heads have 125 channels" in out
+    assert "warning: the width 10922 of the MLP" in out
+    (plan,) = run(*words, "--json").data["plans"]
+    assert len(plan["warnings"]) == 3
+    (plan,) = run(*SMALL, "--top", 1, "--json").data["plans"]
+    assert plan["warnings"] == []
+
+
 @pytest.mark.parametrize("ending", ["html", "yaml"])
 def test_files(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"plan.{ending}"

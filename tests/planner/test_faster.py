@@ -13,7 +13,8 @@ from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
 from debubble.planner.faster import faster_order, optimized
 from debubble.planner.plan import Asked, simulated
-from debubble.planner.report import data, text
+from debubble.planner.plan_data import data
+from debubble.planner.report import text
 from debubble.planner.search import Found
 from tests.planner.cases import evaluate
 

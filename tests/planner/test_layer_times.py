@@ -5,7 +5,9 @@ import pytest
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster, find_gpu
-from debubble.planner.layer_times import LayerTimes, layer_times
+from debubble.planner.layer_times import INTERFERENCE, LayerTimes, layer_times
+from debubble.planner.layer_work import Times
+from debubble.planner.links import Group, reduce_scatter
 from debubble.planner.model import Layer
 from debubble.planner.model_files import read_model
 from tests.planner.published import korthikanti
@@ -123,6 +125,20 @@ def test_the_efficiency_scales_kernels_alone() -> None:
     )
     assert slow["tp"] == fast["tp"]
     assert slow["compute"] != fast["compute"]
+
+
+def test_gradients_in_shards_are_scattered_by_every_microbatch() -> None:
+    whole, split = (modern(Degrees(dp=64), zero=zero) for zero in (1, 2))
+    gpu, model = find_gpu("h100"), read_model("llama-3.1-8b")
+    size = 4 * model.layer_parameters(model.layers[0])
+    scatter = reduce_scatter(gpu, Group(64, 8), size)
+    assert split.F == whole.F
+    assert split.I == whole.I
+    exposed = max(scatter - whole.I - whole.W, 0.0)
+    assert pytest.approx(INTERFERENCE * scatter + exposed) == split.W - whole.W
+    assert dict(split.parts)["dp"].W == split.W - whole.W
+    # PyTorch's pipelines add them up first: see test_state.
+    assert dict(modern(Degrees(dp=64), zero=2, runtime="torch").parts)["dp"] == Times()
 
 
 def test_weights_in_shards_are_exposed_where_links_are_slow() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,8 +103,11 @@ def test_speed_counts_attention_by_two_conventions() -> None:
 
 
 def test_plans_tie_within_the_error_of_what_differs() -> None:
-    one, other = (evaluate(ASKED, candidate(zero=level)) for level in (1, 2))
+    one = evaluate(ASKED, candidate())
+    more = {"tp": one.causes["tp"] + 0.11, "bubble": one.causes["bubble"] - 0.1}
+    other = replace(one, step_time=one.step_time + 0.01, causes=one.causes | more)
     assert tied(ASKED, one, other)
+    assert not tied(ASKED, one, evaluate(ASKED, candidate(zero=2)))  # does what the other does
     slow = evaluate(ASKED, candidate(recompute="full"))
     assert not tied(ASKED, one, slow)
 

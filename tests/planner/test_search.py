@@ -257,14 +257,22 @@ def test_why_not() -> None:
     asked = ask("llama-3.1-8b", "h100", 16, 16, 4096)
     best = search(asked, few(asked), 1).plans[0]
     assert best.candidate.degrees.pp != 8
-    answer = why_not(asked, best, "pp=8", lambda: search(asked, few(asked, pp=8), 1))
+    answer = why_not(asked, best, "pp=8", Fixed(pp=8), lambda _: search(asked, few(asked, pp=8), 1))
     assert answer.plan is not None
     assert answer.plan.candidate.degrees.pp == 8
     assert "slower" in answer.reason
     assert why_text(answer).startswith("pp=8: ")
     assert why_data(asked, answer)["plan"]["degrees"]["pp"] == 8
-    same = why_not(asked, best, "zero=1", lambda: search(asked, few(asked), 1))
+    same = why_not(asked, best, "zero=1", Fixed(zero=1), lambda _: search(asked, few(asked), 1))
     assert same.reason == "the best plan has it"
     small = replace(asked, limit=13e9)
-    answer = why_not(small, None, "tp=1", lambda: search(small, few(small, tp=1, dp=1), 1))
+    held = Fixed(tp=1, dp=1)
+    answer = why_not(small, None, "tp=1", held, lambda _: search(small, few(small, tp=1, dp=1), 1))
     assert "fit" in answer.reason or "room" in answer.reason
+
+
+def test_why_not_what_no_plan_can_have() -> None:
+    asked = ask("llama-3.1-8b", "h100", 16, 16, 4096)
+    answer = why_not(asked, None, "pp=3", Fixed(pp=3), lambda _: search(asked, (), 1))
+    assert answer.plan is None
+    assert answer.reason.startswith("pp 3 does not divide 16 GPUs; the nearest that work are pp 4")

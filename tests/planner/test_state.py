@@ -152,7 +152,13 @@ def test_zero_3_gathers_two_layers_and_fsdp_in_a_pipeline_keeps_all():
     plan = even(model, dp=8, zero=3)
     state = stage_state(model, training, plan, 0)
     assert state.weights == 2 * model.parameters / 8 + 2 * 2 * layer
+    assert state.gradients == 4 * model.parameters / 8 + 2 * 4 * layer
+    two = stage_state(model, training, replace(plan, zero=2), 0)
+    assert (two.weights, two.gradients) == (2 * model.parameters, state.gradients)
+    assert two.between_steps == (2 + 16 / 8) * model.parameters
     fsdp = replace(training, runtime="torch")
+    one = stage_state(model, fsdp, replace(plan, zero=1), 0)
+    assert one == stage_state(model, fsdp, replace(plan, zero=2), 0)
     assert stage_state(model, fsdp, plan, 0).between_steps == 16 * model.parameters / 8
     split = even(model, dp=4, pp=2, zero=3)
     count = stage_parameters(model, fsdp, split, 0).total

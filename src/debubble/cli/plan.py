@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +20,7 @@ from debubble.interchange.text import read_number
 
 if TYPE_CHECKING:
     from debubble.planner.degrees import Fixed
-    from debubble.planner.plan import Asked
+    from debubble.planner.plan import Asked, Plan
     from debubble.planner.search import Found
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
@@ -43,7 +42,10 @@ def plan(
     batch: Annotated[
         str | None, typer.Option(metavar="N", help="Sequences per optimizer step.")
     ] = None,
-    seq: Annotated[str | None, typer.Option(metavar="N", help="Tokens per sequence.")] = None,
+    seq: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Tokens per sequence.", show_default="4096"),
+    ] = None,
     tp: Count = None,
     cp: Count = None,
     ep: Count = None,
@@ -116,7 +118,7 @@ def plan(
     split and recompute, within the memory of every GPU; says what a step takes, where the time
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
-    from debubble.planner import report
+    from debubble.planner import plan_data, report
     from debubble.planner.ask import whole
     from debubble.planner.degrees import groups
     from debubble.planner.held import held, held_with, with_measured_steps
@@ -130,8 +132,8 @@ def plan(
         _print_rows(rows, as_json)
         return
     asked = _asked(
-        {"MODEL": model, "--gpu": gpu, "--gpus": gpus, "--batch": batch, "--seq": seq},
-        precision, memory, imbalance,
+        {"MODEL": model, "--gpu": gpu, "--gpus": gpus, "--batch": batch}, seq,
+        precision, memory, imbalance, framework,
     )  # fmt: skip
     given = {
         "tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp, "chunks": chunks,
@@ -168,16 +170,21 @@ def plan(
                 if best is None
                 else one_more_node(asked, fixed, best, _Progress(line))
             )
-    answers = [why_not(asked, best, text, partial(found_with, other, 1)) for text, other in others]
+    answers = [
+        why_not(asked, best, text, other, lambda fixed: found_with(fixed, 1))
+        for text, other in others
+    ]
     if best is not None and output is not None:
         _write(asked, found, output)
     if as_json:
-        data = report.data(asked, found)
+        data = plan_data.data(asked, found)
         print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
     else:
         print(report.text(asked, found, line_width()))
         for answer in answers:
             print("\n".join(wrap(why_text(answer), line_width(), 2)))
+        if best is not None:
+            _print_best(asked, found.plans[0], framework)
     sys.stdout.flush()
     if best is None:
         raise typer.Exit(1)
@@ -186,21 +193,47 @@ def plan(
 
 
 def _asked(
-    texts: dict[str, str | None], precision: str, memory: str | None, imbalance: str
-) -> Asked:
-    """The question, whose five parts have to be given."""
+    texts: dict[str, str | None], seq: str | None, precision: str, memory: str | None,
+    imbalance: str, framework: str | None,
+) -> Asked:  # fmt: skip
+    """The question, four parts of which have to be given."""
     from debubble.planner.ask import ask, whole
 
     for name, text in texts.items():
         if text is None:
             raise ParameterError(f"{name} is missing; for instance: {EXAMPLE}")
     model, gpu, *numbers = (str(text) for text in texts.values())
-    names = list(texts)[2:]
-    gpus, batch, sequence = (whole(*pair) for pair in zip(names, numbers, strict=True))
+    gpus, batch = (whole(*pair) for pair in zip(("--gpus", "--batch"), numbers, strict=True))
     return ask(
-        model, gpu, gpus, batch, sequence,
-        precision=precision, memory=memory, imbalance=read_number(imbalance),
+        model, gpu, gpus, batch, None if seq is None else whole("--seq", seq),
+        precision=precision, memory=memory, imbalance=read_number(imbalance), framework=framework,
     )  # fmt: skip
+
+
+MOST_RANKS = 32
+"""Pipeline ranks up to which the memory of each is printed."""
+
+
+def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
+    """Pictures of the best plan, and the flags of a framework that runs it."""
+    from debubble.planner.plan_data import plan_flags, runs_nothing
+    from debubble.planner.report import whole_timeline
+    from debubble.planner.rules import FRAMEWORKS
+    from debubble.view.plan_page import memory_rows
+    from debubble.view.terminal import print_timeline
+
+    ranks = best.candidate.degrees.pp
+    if ranks > 1:
+        print("\ntime and memory of the pipeline:\n")
+        print_timeline(whole_timeline(asked, best))
+    if ranks <= MOST_RANKS:
+        print("\nmemory of every rank at its peak:\n")
+        print("\n".join(table(memory_rows(best))))
+    texts = {name: plan_flags(asked, best, name) for name in FRAMEWORKS}
+    chosen = framework or next((one for one in FRAMEWORKS if not runs_nothing(texts[one])), "")
+    name = chosen or FRAMEWORKS[0]
+    others = "" if framework else ", others with --framework, -o plan.html or --json"
+    print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
 
 
 def _seconds(text: str, plans: int) -> float:

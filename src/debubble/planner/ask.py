@@ -14,9 +14,13 @@ from debubble.planner.model import Model
 from debubble.planner.model_files import read_model
 from debubble.planner.plan import Asked
 from debubble.planner.request import check_precision
+from debubble.planner.rules import RUNTIMES, check_framework
 
 LARGEST = 10_000_000
 """Most GPUs, sequences or tokens that a plan is made for."""
+
+SEQUENCE = 4096
+"""Tokens of a sequence where nobody says."""
 
 
 def ask(
@@ -24,11 +28,12 @@ def ask(
     gpu: str,
     gpus: int,
     batch: int,
-    sequence: int,
+    sequence: int | None = None,
     *,
     precision: str = "bf16",
     memory: str | None = None,
     imbalance: float = 1.0,
+    framework: str | None = None,
 ) -> Asked:
     """A question from names, files and numbers.
 
@@ -38,13 +43,17 @@ def ask(
         Names, or files, see :func:`debubble.planner.model_files.read_model` and
         :func:`debubble.planner.cluster.find_gpu`; or a model that was read.
     gpus, batch, sequence
-        Number of GPUs, sequences per step, tokens per sequence.
+        Number of GPUs, sequences per step, tokens per sequence; of the latter :data:`SEQUENCE`
+        unless given, or as many as the model has learned positions.
     precision
         ``"bf16"``, ``"fp16"`` or ``"fp8"``.
     memory
         Memory of one GPU, such as ``"72GB"``; the default is all that it has.
     imbalance
         Tokens of the busiest experts over the mean.
+    framework
+        Who runs it, and so what is kept for how long, see :data:`debubble.planner.rules.RUNTIMES`;
+        Megatron-LM unless given.
 
     Raises
     ------
@@ -56,8 +65,15 @@ def ask(
     found = find_gpu(gpu)
     check_precision(precision, found)
     limit = found.memory if memory is None else read_bytes(memory)
-    training = Training(batch, sequence, precision=precision, imbalance=imbalance)
     known = read_model(model) if isinstance(model, str) else model
+    length = min(SEQUENCE, known.positions or SEQUENCE) if sequence is None else sequence
+    if known.positions and length > known.positions:
+        raise ParameterError(
+            f"a sequence of {length:,} tokens, and {known.name} has {known.positions:,} learned "
+            f"positions; the nearest that works is {known.positions:,}"
+        )
+    runtime = RUNTIMES["megatron" if framework is None else check_framework(framework)]
+    training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)
 
 

@@ -14,6 +14,9 @@ from debubble.planner.candidate import recomputed_layers
 from debubble.planner.degrees import Fixed, candidates
 from debubble.planner.plan import Asked
 
+_LIKE = {"schedule": "1f1b", "recompute": "full", "layers": "7,8,8,9"}
+"""Values to show, of what is no number."""
+
 Texts = Mapping[str, str | None]
 """Options by name, such as ``tp`` or ``schedule``; None where nothing is given."""
 
@@ -50,6 +53,9 @@ def held_with(given: Texts, text: str, framework: str | None) -> Fixed:
     """What is held fixed when one thing more is, such as ``"pp=16"``."""
     key, equals, value = text.partition("=")
     name = key.strip().replace("-", "_")
+    if not equals and name in given:
+        like = _LIKE.get(name, "2")
+        raise ParameterError(f"--why is '{text}'; give a value, too, such as {name}={like}")
     if not equals or name not in given:
         hint = did_you_mean(name, list(given))
         raise ParameterError(f"--why is '{text}'; give a key and a value, such as pp=16: {hint}")

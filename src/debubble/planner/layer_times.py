@@ -15,8 +15,16 @@ from debubble.planner.layer_work import (
     module_times,
     tokens_of,
 )
-from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, send
+from debubble.planner.links import (
+    all_gather,
+    all_reduce,
+    dispatch,
+    group_of,
+    reduce_scatter,
+    send,
+)
 from debubble.planner.model import Attention, Layer, Model
+from debubble.planner.state import scatters
 
 EXPOSED = 0.5
 """Share of tensor-parallel communication that stays visible when it runs in pieces beside products:
@@ -42,7 +50,7 @@ class LayerTimes:
         is recomputed.
     parts
         The same by cause: ``compute``, and communication that is exposed of ``tp``, ``cp``, ``ep``
-        and ``dp`` (gathered weights).
+        and ``dp`` (weights that are gathered, gradients that are scattered).
     """
 
     F: float
@@ -83,7 +91,7 @@ def _layer_times(
         "tp": _tensor_parallel(model, layer, cluster, training, candidate),
         "cp": _context_parallel(layer, cluster, training, candidate, modules["core_attn"]),
         "ep": _expert_parallel(model, layer, cluster, training, candidate),
-        "dp": _gathered_weights(model, layer, cluster, candidate, compute),
+        "dp": _sharded(model, layer, cluster, training, candidate, compute),
     }
     total = sum(parts.values(), Times())
     again = 0.0
@@ -167,20 +175,26 @@ def _expert_parallel(
     return Times(both, both)
 
 
-def _gathered_weights(
-    model: Model, layer: Layer, cluster: Cluster, candidate: Candidate, compute: Times
-) -> Times:
-    """With weights in shards, each layer is gathered before both passes, its gradients scattered.
+def _sharded(
+    model: Model, layer: Layer, cluster: Cluster, training: Training, candidate: Candidate,
+    compute: Times,
+) -> Times:  # fmt: skip
+    """What every microbatch moves of weights and gradients that replicas split.
 
-    This runs beside the neighbouring layer's work, which it slows down; what takes longer than that
-    work is exposed.
+    With weights in shards (ZeRO-3), each layer is gathered before both passes, its gradients
+    scattered; with only gradients in shards (ZeRO-2), that alone. This runs beside the neighbouring
+    layer's work, which it slows down; what takes longer than that work is exposed.
     """
     degrees = candidate.degrees
     group = group_of(cluster, degrees, "shards")
-    if candidate.zero < 3 or group.size == 1:
+    if not scatters(training, candidate) or group.size == 1:
         return Times()
     experts = model.expert_parameters(layer)
     own = (model.layer_parameters(layer) - experts) / degrees.tp + experts / degrees.ep
+    if candidate.zero == 2:
+        scatter = reduce_scatter(cluster.gpu, group, training.gradient_bytes * own)
+        exposed = max(scatter - compute.I - compute.W, 0.0)
+        return Times(W=INTERFERENCE * scatter + exposed)
     gather = all_gather(cluster.gpu, group, 2 * own)
     beside = INTERFERENCE * gather
     return Times(

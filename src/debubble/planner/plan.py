@@ -191,7 +191,7 @@ CAUSES = {
     "tp": "tensor-parallel communication that nothing hides",
     "cp": "context-parallel communication that nothing hides",
     "ep": "tokens on their way to experts and back",
-    "dp": "weights that are gathered for every layer, where they are split",
+    "dp": "weights gathered and gradients scattered layer by layer, where replicas split them",
     "imbalance": "what the busiest rank does more than the average one",
     "bubble": "what the pipeline's busiest rank waits",
     "gradients": "summing gradients over replicas after the last backward",

@@ -1,10 +1,9 @@
-"""The answer to what was asked: plans as plain data and as text."""
+"""The answer to what was asked, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,11 +13,6 @@ from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import costs_data
 from debubble.interchange.cost_syntax import yaml_text
 from debubble.planner.candidate import Candidate
-from debubble.planner.flags import flags
-from debubble.planner.flags_torchtitan import CSV
-from debubble.planner.flops import flops_per_token
-from debubble.planner.memory import RankMemory
-from debubble.planner.more_gpus import with_gpus
 from debubble.planner.plan import (
     CAUSES,
     Asked,
@@ -30,105 +24,18 @@ from debubble.planner.plan import (
     speed,
     tied,
 )
-from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found, nearly_fits
+from debubble.planner.shape_traps import shape_traps
 
 GB = 1e9
 
 SHORT = {
     "compute": "compute", "recompute": "recompute", "tp": "tensor-parallel links",
-    "cp": "context-parallel links", "ep": "expert links", "dp": "gathered weights",
+    "cp": "context-parallel links", "ep": "expert links", "dp": "shards over replicas",
     "imbalance": "uneven ranks", "bubble": "bubble", "gradients": "gradient sums",
     "optimizer": "optimizer", "weights": "new weights",
 }  # fmt: skip
 """Causes of :data:`debubble.planner.plan.CAUSES` in a few words."""
-
-
-def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
-    """A plan as plain data, in seconds and bytes."""
-    candidate, degrees = plan.candidate, plan.candidate.degrees
-    fast = speed(asked, plan.step_time)
-    return {
-        "degrees": {
-            name: getattr(degrees, name) for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
-        },
-        "microbatch_size": candidate.microbatch_size,
-        "microbatches": candidate.microbatches,
-        "schedule": plan.schedule,
-        "layers": list(candidate.layers),
-        "recompute": candidate.recompute,
-        "zero": candidate.zero,
-        "step_time": plan.step_time,
-        "step_time_error": relative_error(asked, plan) * plan.step_time,
-        "efficiency": {"value": efficiency(asked, plan), "origin": origin(asked, plan)},
-        "tokens_per_second": fast.tokens_per_second,
-        "tflops_per_gpu": fast.flops_per_gpu["causal"] / 1e12,
-        "mfu": fast.mfu,
-        "bubble_ratio": plan.bubble_ratio,
-        "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
-        "memory": [_memory_data(rank) for rank in plan.memory],
-        "fits": plan.fits,
-        "flags": {name: plan_flags(asked, plan, name) for name in FRAMEWORKS},
-        **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
-        **({"instead_of": candidate.schedule} if plan.order is not None else {}),
-    }
-
-
-def plan_flags(asked: Asked, plan: Plan, framework: str) -> str:
-    """The text with which a framework runs a plan."""
-    if plan.order is None:
-        return flags(asked.model, asked.training, plan.candidate, framework)
-    return (
-        f"# {framework} has no such order; write it with -o {CSV}, and run it on PyTorch with\n"
-        f"# debubble.torch.Pipeline({CSV!r}, stages, loss_fn) in a training loop, or\n"
-        f"# debubble.torch.titan.pipelining_fn({CSV!r}) in torchtitan\n"
-    )
-
-
-def _memory_data(rank: RankMemory) -> dict[str, Any]:
-    parts = ("weights", "gradients", "optimizer", "activations", "buffers", "logits", "margin")
-    return {
-        "rank": rank.rank,
-        "peak": rank.peak,
-        **{name: getattr(rank, name) for name in parts},
-        "at": {"action": rank.at.action, "time": rank.at.time},
-    }
-
-
-def data(asked: Asked, found: Found) -> dict[str, Any]:
-    """The whole answer as plain data."""
-    return {
-        "model": model_data(asked),
-        "plans": [plan_data(asked, plan) for plan in found.plans],
-        "near": [plan_data(asked, plan) for plan in found.near],
-        "buys": larger_data(asked, found),
-        "considered": found.considered,
-        "simulated": found.simulated,
-        "left_out": dict(found.left_out),
-        "interrupted": found.interrupted,
-    }
-
-
-def larger_data(asked: Asked, found: Found) -> dict[str, Any] | None:
-    """What more GPUs bring, as plain data; `saves` are seconds per step."""
-    plan = found.larger
-    if plan is None:
-        return None
-    gpus = plan.candidate.degrees.gpus - asked.cluster.gpus
-    saves = found.plans[0].step_time - plan.step_time if found.plans else None
-    more = plan_data(with_gpus(asked, plan.candidate.degrees.gpus), plan)
-    return {"gpus": gpus, "saves": saves, "plan": more}
-
-
-def model_data(asked: Asked) -> dict[str, Any]:
-    """The model as plain data."""
-    model = asked.model
-    return {
-        "name": model.name,
-        "parameters": model.parameters,
-        "active_parameters": model.active_parameters,
-        "flops_per_token": flops_per_token(model, asked.training.sequence),
-    }
 
 
 def degrees_text(candidate: Candidate) -> str:
@@ -235,11 +142,17 @@ def _sentences(asked: Asked, found: Found) -> list[str]:
         f"ZeRO-{candidate.zero}; layers per stage: {layers_text(candidate.layers)}",
         f"time: {spent}",
         f"memory: rank {fullest} is the fullest with {gigabytes(plan.peaks[fullest])} of "
-        f"{gigabytes(plan.limit)}",
+        f"{gigabytes(plan.limit)}, as {KEEPERS[asked.training.runtime]} keeps it",
         f"how sure: times and bytes are modelled; kernels run at {efficiency(asked, plan):.3g} of "
         f"the modelled speed, {origin(asked, plan)}; 9 of 10 such steps stay within "
         f"± {percent(relative_error(asked, plan))}",
+        *(f"warning: {trap}" for trap in shape_traps(asked.model, candidate.degrees.tp)),
     ]
+
+
+KEEPERS = {"megatron": "Megatron-LM", "torch": "PyTorch 2.13 with FSDP2", "deepspeed": "DeepSpeed",
+           "debubble": "debubble's runtime"}  # fmt: skip
+"""Who keeps buffers, by :attr:`debubble.planner.candidate.Training.runtime`."""
 
 
 def ranked(found: Found) -> list[Plan]:

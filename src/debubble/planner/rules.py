@@ -22,7 +22,11 @@ from debubble.schedules.registry import find
 if TYPE_CHECKING:
     from debubble.planner.cluster import Cluster
 
-FRAMEWORKS = ("megatron", "torchtitan", "automodel")
+RUNTIMES = {"megatron": "megatron", "torchtitan": "torch", "automodel": "torch"}
+"""By framework, who keeps weights, activations and buffers, as in
+:class:`~debubble.planner.candidate.Training`: two of them run PyTorch's pipelines on FSDP2."""
+
+FRAMEWORKS = tuple(RUNTIMES)
 
 ANY = "any"
 """Whoever runs it."""

@@ -19,9 +19,14 @@ together; experts have replicas of their own. With weights split (ZeRO-3; Rajbha
 
 DeepSpeed's bf16 optimizer adds bf16 gradients up in a whole fp32 copy: 8 + 12 / D.
 
-PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights.
-In a pipeline these stay gathered during the step, and unsplit gradients add up in fp32 until the
-stage's last microbatch.
+Gradients that are split (ZeRO-2 and 3) are scattered behind the backward of every microbatch, layer
+by layer: one layer's whole gradients are there while the next one's come. Only without that
+communication would they add up whole, and take as much as with ZeRO-1 (pytorch#126166 says so of
+FSDP2, and offers both).
+
+PyTorch's FSDP2, as torchtitan uses it, keeps everything in fp32, 16 / D, and gathers bf16 weights;
+it splits all three or none, so that ZeRO-1 is ZeRO-2 there. In a pipeline weights stay gathered
+during the step, and unsplit gradients add up in fp32 until the stage's last microbatch.
 """
 
 from __future__ import annotations
@@ -41,7 +46,16 @@ PADDING = ("megatron", "deepspeed")
 """Runtimes that do."""
 
 GATHERED_LAYERS = 2
-"""Layers whose weights are there at a time where replicas split them: one, and the next."""
+"""Layers whose weights, or gradients, are there at a time where replicas split them: one, and the
+next."""
+
+
+def scatters(training: Training, candidate: Candidate) -> bool:
+    """Whether the replicas scatter gradients behind the backward of every microbatch.
+
+    PyTorch's pipelines add them up first where weights stay gathered.
+    """
+    return candidate.zero >= (3 if training.runtime == "torch" else 2)
 
 
 @dataclass(frozen=True)
@@ -184,17 +198,19 @@ def _states(
     model: Model, training: Training, degrees: Degrees, layers: tuple[int, ...], zero: int
 ) -> tuple[State, ...]:
     torch = training.runtime == "torch"
-    gathers = zero >= (2 if torch else 3)
+    gathers = degrees.dp * degrees.cp > 1 and zero >= (1 if torch else 3)
     stays = torch and degrees.pp > 1
+    # DeepSpeed scatters gradients from buckets, which are in its margin.
+    scattered = training.gradient_bytes * (zero >= 2 and training.runtime == "megatron")
     found = []
     for stage, counts in enumerate(_parameters(model, training, degrees, layers)):
         state = _bytes(counts.dense, degrees.dp * degrees.cp, training, zero)
         state += _bytes(counts.experts, degrees.expert_dp, training, zero)
-        if gathers:
+        if gathers or scattered:
             begin = sum(layers[:stage])
-            some = model.layers[begin : begin + layers[stage]]
-            gathered = 2 * (counts.total if stays else _two_layers(model, degrees, some))
-            summed = 4 * counts.total if stays else 0.0
+            two = _two_layers(model, degrees, model.layers[begin : begin + layers[stage]])
+            gathered = 2 * (counts.total if stays else two) * gathers
+            summed = 4 * counts.total if stays else scattered * two
             state += State(gathered, summed, 0.0, gathered, summed)
         found.append(state)
     return tuple(found)
@@ -223,7 +239,7 @@ def bytes_per_parameter(training: Training, zero: int, replicas: int) -> tuple[f
     moments = 2 * training.moment_bytes
     if training.runtime == "torch":
         # FSDP2 splits all three or none.
-        share = 1 / replicas if zero >= 2 else 1.0
+        share = 1 / replicas if zero >= 1 else 1.0
         return 4 * share, 4 * share, 8 * share
     weights, gradients = 2.0, float(training.gradient_bytes)
     optimizer = float(training.master_bytes + moments)

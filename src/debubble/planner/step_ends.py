@@ -12,7 +12,7 @@ from debubble.planner.efficiency import memory_time
 from debubble.planner.gpus import Gpu
 from debubble.planner.links import END_NETWORK, NETWORK, all_gather, all_reduce, group_of
 from debubble.planner.model import Model
-from debubble.planner.state import StageParameters, stage_parameters
+from debubble.planner.state import StageParameters, scatters, stage_parameters
 
 GRADIENT_BYTES = 20
 """Bytes of an optimizer step per parameter for its fp32 gradient: read for the norm, read and
@@ -49,7 +49,8 @@ def step_ends(
     """The ends of a step on every rank.
 
     Gradients that are reduced beside other work show what takes longer than the backward of the
-    rank's last stage, and at least one layer's. Without overlap everything shows.
+    rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
+    Without overlap everything shows.
 
     Parameters
     ----------
@@ -64,7 +65,7 @@ def step_ends(
     if not training.overlap_dp:
         gpu = replace(gpu, nic=gpu.nic * END_NETWORK / NETWORK)
     shards, experts = group_of(cluster, degrees, "shards"), group_of(cluster, degrees, "expert_dp")
-    split = candidate.zero >= 1
+    split, scattered = candidate.zero >= 1, scatters(training, candidate)
     reduce = all_gather if split else all_reduce
 
     @cache
@@ -84,15 +85,18 @@ def step_ends(
         # The stage that comes first in the model ends the step and begins the next.
         last = min(range(len(here)), key=here.__getitem__)
         layers = max(candidate.layers[here[last]], 1)
-        if candidate.zero >= 3:
+        beside = backward[here[last]]
+        if scattered:
             gradients.append(reduced[last] / layers)
-            weights.append(gathered[last] / layers)
         elif training.overlap_dp:
-            beside = backward[here[last]]
             gradients.append(max(reduced[last] - beside, reduced[last] / layers))
-            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
         else:
             gradients.append(sum(reduced))
+        if candidate.zero >= 3:
+            weights.append(gathered[last] / layers)
+        elif training.overlap_dp:
+            weights.append(max(gathered[last] - beside / 2, gathered[last] / layers) * split)
+        else:
             weights.append(sum(gathered) * split)
         optimizer.append(_optimizer(gpu, training, own, (shards.size, experts.size), split=split))
     return StepEnds(tuple(gradients), tuple(optimizer), tuple(weights))

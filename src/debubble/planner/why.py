@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from debubble.core.errors import DebubbleError
+from debubble.planner.degrees import Fixed
 from debubble.planner.plan import Asked, Plan, tied
+from debubble.planner.plan_data import plan_data
 from debubble.planner.report import (
     degrees_text,
     difference,
     excess,
     gigabytes,
-    plan_data,
     seconds,
 )
+from debubble.planner.request import check_request
 from debubble.planner.search import Found
 
 
@@ -38,20 +40,23 @@ class Why:
     reason: str
 
 
-def why_not(asked: Asked, best: Plan | None, asked_for: str, again: Callable[[], Found]) -> Why:
+def why_not(
+    asked: Asked, best: Plan | None, asked_for: str, fixed: Fixed, again: Callable[[Fixed], Found]
+) -> Why:
     """The best plan under one more condition, and what it loses by.
 
     Parameters
     ----------
     asked, best
         The question, and the best plan without the condition.
-    asked_for
-        The condition.
+    asked_for, fixed
+        The condition, in words and with all that is held.
     again
-        The search with the condition.
+        The search.
     """
     try:
-        found = again()
+        check_request(asked.model, asked.cluster, asked.training, fixed)
+        found = again(fixed)
     except DebubbleError as error:
         return Why(asked_for, None, str(error))
     if not found.plans:

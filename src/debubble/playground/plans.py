@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from debubble.core.errors import DebubbleError, did_you_mean
 from debubble.planner.ask import ask
 from debubble.planner.candidate import PRECISIONS, RECOMPUTES
 from debubble.planner.degrees import ZEROS, Fixed, Group, groups
-from debubble.planner.flags import flags
 from debubble.planner.gpus import GPUS
 from debubble.planner.held import held, held_with, with_measured_steps
 from debubble.planner.model import Model
 from debubble.planner.model_files import parse_model, read_model, shipped_models
 from debubble.planner.orders import plannable
 from debubble.planner.plan import Asked
+from debubble.planner.plan_data import plan_flags
 from debubble.planner.report import (
     columns,
     costs_yaml,
@@ -71,6 +70,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
     asked = ask(
         _model(question), question.gpu, question.gpus, question.batch, question.sequence,
         precision=question.precision, memory=question.memory, imbalance=question.imbalance,
+        framework=question.framework,
     )  # fmt: skip
     values = {name: getattr(question, name) for name in (*SIZES, "schedule", "recompute", "zero")}
     given = {name: None if value is None else str(value) for name, value in values.items()}
@@ -103,7 +103,8 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         found.leave_out(TOO_LONG, sum(long))
     best = found.plans[0] if found.plans else None
     answers = [
-        why_not(asked, best, text, partial(found_with, other, 1, [])) for text, other in others
+        why_not(asked, best, text, other, lambda fixed: found_with(fixed, 1, []))
+        for text, other in others
     ]
     return _answer(asked, found) | {"why": [why_text(answer) for answer in answers]}
 
@@ -178,9 +179,7 @@ def _answer(asked: Asked, found: Found) -> dict[str, Any]:
         ],
         "memory": memory_rows(best),
         "front": picture,
-        "flags": [
-            [name, flags(asked.model, asked.training, best.candidate, name)] for name in FRAMEWORKS
-        ],
+        "flags": [[name, plan_flags(asked, best, name)] for name in FRAMEWORKS],
         "timelines": encode([timeline], limit=asked.limit),
         "other_tab": _for_comparison(asked, found),
     }

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from debubble.analysis.layout import html_table
 from debubble.planner.plan import Asked, Plan
+from debubble.planner.plan_data import plan_flags
 from debubble.planner.report import (
     columns,
     gigabytes,
     left_out,
     paragraphs,
-    plan_flags,
     whole_timeline,
 )
 from debubble.planner.rules import FRAMEWORKS

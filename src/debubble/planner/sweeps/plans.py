@@ -27,7 +27,7 @@ def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     asked = ask(
         options["model"], options["gpu"], options["gpus"], options["batch"], options["seq"],
         precision=options.get("precision", "bf16"), memory=options.get("memory"),
-        imbalance=options.get("imbalance", 1.0),
+        imbalance=options.get("imbalance", 1.0), framework=options.get("framework"),
     )  # fmt: skip
     held = {name: options[name] for name in HELD if name in options}
     if "schedules" in options:
