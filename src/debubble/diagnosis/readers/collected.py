@@ -116,8 +116,8 @@ class Collected:
         """All rows of a kind."""
         width = WIDTHS[name]
         single = np.array(getattr(self, name), dtype=np.float64).reshape(-1, width)
-        blocks = self._blocks[name]
-        return np.concatenate([single, *blocks]) if blocks else single
+        blocks = [block for block in (single, *self._blocks[name]) if len(block)]
+        return np.concatenate(blocks) if len(blocks) > 1 else (blocks or [single])[0]
 
     def _room(self, rows: list[tuple[float, ...]]) -> None:
         if len(rows) >= MAX_ROWS:
@@ -163,8 +163,10 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
-        self._check_numbers()
-        actions = table(Actions, self._rows("actions"))
+        rows = self._rows("actions")
+        self._check_numbers(rows)
+        actions = table(Actions, rows)
+        del rows
         span = actions.end - actions.start
         sound = np.isfinite(span) & (span >= 0)
         self._count(BACKWARDS_IN_TIME, len(actions) - int(sound.sum()))
@@ -203,9 +205,8 @@ class Collected:
             taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
         )  # fmt: skip
 
-    def _check_numbers(self) -> None:
+    def _check_numbers(self, rows: NDArray[np.float64]) -> None:
         """Refuse numbers of actions that no run has."""
-        rows = self._rows("actions")
         for place, name in enumerate(KEY):
             found, most = int(rows[:, place].max(initial=0)), LIMITS[name]
             if found >= most:
