@@ -1,14 +1,16 @@
-"""Reading traces of PyTorch's profiler: bytes per second, unpacked, and how much memory it takes.
+"""Reading traces: bytes per second, unpacked, and how much memory it takes.
 
     python benchmarks/trace_speed.py [megabytes]
 
 Makes a trace of 200 MB with two ranks, of which a part of the events are kernels and their
-launches as on a GPU, another operators and Python frames, and reads it plain and compressed.
+launches as on a GPU, another operators and Python frames, and reads it plain and compressed; and
+one of NDTimeline, in which two thirds of the events are actions and transfers.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import resource
 import shutil
 import subprocess
@@ -89,6 +91,50 @@ def write(path: Path, rank: int, size: int) -> None:
         file.write('\n  ],\n  "traceName": "x"\n}\n')
 
 
+def write_ndtimeline(path: Path, size: int) -> int:
+    """A file of about `size` bytes, compact as the writer has it; how many actions it has."""
+    ranks = 4
+    found, actions, step = [], 0, 0
+    with open(path, "w") as file:
+        file.write("[")
+        while file.tell() < size:
+            at = step * 1e6
+            for rank in range(ranks):
+                for unit in range(MICROBATCHES):
+                    for half, word in enumerate(("forward", "backward")):
+                        begin = at + 1e5 * half + 1e3 * (unit + rank) + 0.123456789
+                        rows = [("compute", 0, unit), ("recv", -1, -1), ("send", -1, -1)]
+                        edge = (0, ranks - 1)
+                        if rank == edge[half]:
+                            del rows[1]
+                        if rank == edge[1 - half]:
+                            del rows[-1]
+                        for kind, chunk, number in rows:
+                            args = {"step": step, "model_chunk": chunk, "mb_id": number,
+                                    "seq_id": unit}  # fmt: skip
+                            name = f"{word}-{kind}"
+                            found.append({
+                                "name": name, "cat": name, "pid": 0, "tid": rank, "ts": begin,
+                                "dur": 812.3456789, "ph": "X", "args": args,
+                            })  # fmt: skip
+                        found.append({
+                            "name": "optimizer", "cat": "optimizer", "pid": 0, "tid": rank,
+                            "ts": begin, "dur": 1.5, "ph": "X", "args": {"step": step},
+                        })  # fmt: skip
+                        actions += 1
+            step += 1
+            text = json.dumps(found, separators=(",", ":"))[1:-1]
+            file.write(text + ",")
+            found = []
+        names = [
+            {"name": "thread_name", "pid": 0, "tid": rank, "ph": "M",
+             "args": {"name": f"PP rank {rank}, TP rank 0, compute"}}
+            for rank in range(ranks)
+        ]  # fmt: skip
+        file.write(json.dumps(names, separators=(",", ":"))[1:-1] + "]")
+    return actions
+
+
 def measure(folder: Path) -> None:
     """Read a folder in this process, and print what it took."""
     from debubble.diagnosis.readers.folder import read
@@ -98,33 +144,37 @@ def measure(folder: Path) -> None:
     found = read(folder)
     wall, work = time.perf_counter() - begin, time.process_time() - work
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-    assert len(found.actions) == 2 * STEPS * MICROBATCHES * 2, found.left_out
-    print(wall, work, grown)
+    print(wall, work, grown, len(found.actions))
 
 
-def main(size: int) -> None:
+def main(wanted: int) -> None:
     with tempfile.TemporaryDirectory() as name:
-        for form in ("plain", "gzip"):
-            folder = Path(name, form)
-            folder.mkdir()
+        expected = {"plain": STEPS * MICROBATCHES * 4, "gzip": STEPS * MICROBATCHES * 4}
+        for form in (*expected, "ndtimeline"):
+            Path(name, form).mkdir()
         total = 0
         for rank in range(2):
             path = Path(name, "plain", f"rank{rank}.json")
-            write(path, rank, size // 2)
+            write(path, rank, wanted // 2)
             total += path.stat().st_size
             packed = Path(name, "gzip", f"{path.name}.gz")
             with open(path, "rb") as plain, gzip.open(packed, "wb", 1) as file:
                 shutil.copyfileobj(plain, file, MEGABYTE)
-        print(f"{total / MEGABYTE:.0f} MB on 2 ranks, {STEPS * MICROBATCHES * 4} actions")
-        for form in ("plain", "gzip"):
+        timeline = Path(name, "ndtimeline", "timeline.json")
+        expected["ndtimeline"] = write_ndtimeline(timeline, total)
+        sizes = {"plain": total, "gzip": total, "ndtimeline": timeline.stat().st_size}
+        for form, actions in expected.items():
             output = subprocess.run(
                 [sys.executable, __file__, "--read", str(Path(name, form))],
                 check=True, capture_output=True, text=True,
             ).stdout  # fmt: skip
-            wall, work, grown = (float(value) for value in output.split())
+            wall, work, grown, read = (float(value) for value in output.split())
+            size = sizes[form] / MEGABYTE
+            assert read == actions, (form, read, actions)
             print(
-                f"{form:6} {total / MEGABYTE / wall:6.0f} MB/s  ({total / MEGABYTE / work:.0f} MB "
-                f"per second of processor time), memory grows by {grown:.0f} MB"
+                f"{form:10} {size:.0f} MB, {actions:,} actions: {size / wall:.0f} MB/s  "
+                f"({size / work:.0f} MB per second of processor time), memory grows by "
+                f"{grown:.0f} MB"
             )
 
 

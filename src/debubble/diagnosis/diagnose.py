@@ -22,7 +22,7 @@ from debubble.diagnosis.gains import Slowdown, slowdown
 from debubble.diagnosis.names import Name
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.order import Orders, reconstruct
-from debubble.diagnosis.readers.collected import PARTS
+from debubble.diagnosis.readers.whole_steps import PARTS
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import Run, run_of, without_waits
 from debubble.diagnosis.times import Spread, cost_file, costs_of, spreads_of

@@ -70,8 +70,12 @@ def write(
     suffix: str = ".json.gz",
     zero: float | None = None,
     late: bool = False,
+    quirks: bool = False,
 ) -> None:
-    """A file for every rank of every copy, in which the host runs `ahead` of the device."""
+    """A file for every rank of every copy, in which the host runs `ahead` of the device.
+
+    With `quirks` it has all that such files have and no action needs.
+    """
     ranks = run.schedule.ranks
     copies = 1 + max(one.copy for one in run.done)
     zero = (min(one.start for one in run.done) if zero is None else zero) - 1.0
@@ -87,7 +91,8 @@ def write(
             rows = [row for row in events.rows if id(row) not in dropped]
             name = f"rank{number}_trace{suffix}" if not old else f"rank-{number}{suffix}"
             node = host.format(node=number // 8)
-            text = _old(rows) if old else _document(rows, number, copies, ranks, node, late)
+            more = _quirks(rows) if quirks else []
+            text = _old(rows) if old else _document(rows, number, copies, ranks, node, late, more)
             made.write(folder / name, text)
 
 
@@ -167,6 +172,82 @@ def _noise(events: Events, done: list[Done]) -> None:
         events.add("python_function", "<built-in function collect>", MAIN, end, end + 3e-3)
 
 
+def _quirks(rows: list[dict[str, Any]]) -> list[str]:
+    """Change events to all the forms that they have, and texts of events beside them."""
+    more = [
+        '{"ph": "X", "cat": "Trace", "ts": 1.5, "dur": 9.25, "pid": "Spans", '
+        '"tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)", "args": {"Op count": 0}}',
+        '{"name": "Iteration Start: PyTorch Profiler", "ph": "i", "s": "g", "pid": "Traces", '
+        '"tid": "Trace PyTorch Profiler", "ts": 1.500}',
+        '{"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 9.500}',
+    ]
+    launches = {
+        row["args"]["correlation"]: row for row in rows if row["name"] == "cudaLaunchKernel"
+    }
+    kernels = [row for row in rows if row["cat"] == "kernel"]
+    graphs: dict[float, int] = {}
+    for number, kernel in enumerate(kernels):
+        at = kernel["args"]["correlation"]
+        launch = launches[at]
+        where = {"pid": launch["pid"], "tid": launch["tid"], "ts": launch["ts"] + 0.5}
+        more += [
+            json.dumps({
+                "ph": phase, "id": at, "pid": row["pid"], "tid": row["tid"], "ts": row["ts"],
+                "cat": "ac2g", "name": "ac2g", **({"bp": "e"} if phase == "f" else {}),
+            }) for phase, row in (("s", launch), ("f", kernel))
+        ]  # fmt: skip
+        # Calls that launch nothing have correlations, too; so have waits of streams.
+        more += [
+            json.dumps({
+                "ph": "X", "cat": "cuda_runtime", "name": name, **where, "dur": 0.25,
+                "args": {"cbid": 147, "correlation": 1_000_000 + at},
+            }) for name in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamIsCapturing")
+        ]  # fmt: skip
+        more.append(json.dumps({
+            "ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "pid": kernel["pid"],
+            "tid": kernel["tid"], "ts": kernel["ts"] - 900.0, "dur": 2.0,
+            "args": {"wait_on_stream": 7, "correlation": at, "stream": kernel["tid"]},
+        }))  # fmt: skip
+        if number % 5 == 0:  # as Triton launches
+            launch["cat"], launch["name"] = "cuda_driver", "cuLaunchKernelEx"
+        elif number % 5 == 1:
+            kernel["cat"], kernel["name"] = "gpu_memcpy", "Memcpy DtoH (Device -> Pinned)"
+            launch["name"] = "cudaMemcpyAsync"
+        elif number % 5 == 2:
+            kernel["cat"], kernel["name"] = "gpu_memset", "Memset (Device)"
+            launch["name"] = "cudaMemsetAsync"
+        elif number % 5 == 3 and "nccl" not in kernel["name"]:
+            kernel["name"] = 'void k<"an unescaped quote">(Params)'
+        if "SendRecv" in kernel["name"] or "SendRecv" in str(launch):
+            more.append(json.dumps({
+                "ph": "X", "cat": "gpu_user_annotation", "name": "nccl:send 0->1",
+                "pid": kernel["pid"], "tid": kernel["tid"], "ts": kernel["ts"] - 0.001,
+                "dur": kernel["dur"] + 0.002, "args": {},
+            }))  # fmt: skip
+        if kernel["tid"] == P2P_STREAM:
+            kernel["cat"], kernel["name"] = "kernel", "ncclDevKernel_SendRecv(ncclDevKernelArgs)"
+            kernel["args"] |= {"Collective name": "coalesced", "Group size": 2}
+        # Where a graph of kernels is launched at once, all of them have its correlation.
+        elif 0.4 < number / len(kernels) < 0.6:
+            graph = graphs.setdefault(launch["ts"] // 160, at)
+            if graph == at:
+                launch["cat"], launch["name"] = "cuda_runtime", "cudaGraphLaunch"
+            elif abs(launches[graph]["ts"] - launch["ts"]) < 150:
+                kernel["args"]["correlation"] = graph
+                launch["name"] = "cudaStreamGetCaptureInfo"
+    more.append(
+        '{"ph": "X", "cat": "kernel", "name": "lost", "pid": 0, "tid": 7, "ts": 0, "dur": 1, '
+        '"args": {"correlation": 999999999, "stream": 7}}'
+    )
+    more += [
+        json.dumps({
+            "ph": "X", "cat": "overhead", "name": "Lazy Function Loading", "pid": -1, "tid": 0,
+            "ts": row["ts"], "dur": 5.0, "args": {},
+        }) for row in [row for row in rows if row["name"].startswith("PP:")][:3]
+    ]  # fmt: skip
+    return more
+
+
 def _old(rows: list[dict[str, Any]]) -> str:
     """The text of a file of years ago: other categories, and times since 1970."""
     categories = {"kernel": "Kernel", "cuda_runtime": "Runtime", "cpu_op": "Operator"}
@@ -180,8 +261,9 @@ def _old(rows: list[dict[str, Any]]) -> str:
 
 
 def _document(
-    rows: list[dict[str, Any]], rank: int, copies: int, ranks: int, host: str, late: bool
-) -> str:
+    rows: list[dict[str, Any]], rank: int, copies: int, ranks: int, host: str, late: bool,
+    more: list[str],
+) -> str:  # fmt: skip
     """The text of a file, laid out as the profiler lays it out; `late` says the rank at the end."""
     mine = rank // ranks * ranks
     config = [
@@ -198,7 +280,7 @@ def _document(
     (tail if late else head)["distributedInfo"] = info
     begin, end = json.dumps(head, indent=2)[:-2], json.dumps(tail)[1:]
     name = '{"name": "process_name", "ph": "M", "ts": 1.5, "pid": 1, "tid": 0, "args": {}}'
-    events = ",\n".join([name, *(_event(row) for row in rows)])
+    events = ",\n".join([name, *(_event(row) for row in rows), *more])
     return f'{begin},\n  "traceEvents": [\n  {events}\n  ],\n  {end}\n'
 
 

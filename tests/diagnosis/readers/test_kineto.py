@@ -50,6 +50,23 @@ def test_times_of_kernels(tmp_path: Path, name: str, copies: int) -> None:
         assert messages.sent[at] == pytest.approx(ends[key])
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe-v"])
+def test_all_that_the_profiler_writes_beside_kernels(tmp_path: Path, name: str) -> None:
+    run = made.run(name, ranks=4, microbatches=8)
+    made_kineto.write(run, tmp_path / "plain", host="node-a")
+    made_kineto.write(run, tmp_path / "quirks", host="node-a", quirks=True)
+    plain, found = read(tmp_path / "plain"), read(tmp_path / "quirks")
+    made.assert_recovered(found, run)
+    # A kernel without a time is no kernel.
+    assert found.left_out == {"events without a time": 4}
+    for one, other in ((plain.messages, found.messages), (plain.actions, found.actions)):
+        for column in one.types():
+            if column != "issued":  # a graph is launched at once
+                np.testing.assert_allclose(
+                    getattr(one, column), getattr(other, column), rtol=0, atol=2e-9
+                )
+
+
 def test_what_was_launched_in_time_waited_for_its_input(tmp_path: Path) -> None:
     run = made.run("1f1b", ranks=4, microbatches=8)
     made_kineto.write(run, tmp_path, ahead=30e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +74,46 @@ def test_a_published_run() -> None:
     assert forward[3] / np.mean(forward[:3]) == pytest.approx(2.1, abs=0.05)
     messages = found.messages
     assert (messages.arrived > messages.sent).all()
+
+
+@pytest.mark.parametrize(
+    "how", ["spaced", "indented", "other keys first", "named threads", "mixed"]
+)
+def test_it_may_be_written_in_any_way(tmp_path: Path, how: str) -> None:
+    run = made.run("interleaved-1f1b", ranks=2, microbatches=4, copies=2)
+    made.write_ndtimeline(run, tmp_path / "timeline.json.gz")
+    expected = read(tmp_path)
+    events = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    if how == "other keys first":
+        events = [dict(reversed(event.items())) for event in events]
+    if how == "named threads":
+        for event in events:
+            if "tid" in event:
+                event["tid"] = f"thread {event['tid']}"
+    text = json.dumps(events, indent=1 if how == "indented" else None)
+    if how == "mixed":
+        text = json.dumps(events, separators=(",", ":")).replace('"ts":', '"ts" : ', 3)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "timeline.json").write_text(text)
+    found = read(tmp_path / "other")
+    assert found.left_out == expected.left_out
+    for name in ("actions", "messages"):
+        one, two = getattr(found, name), getattr(expected, name)
+        for column in one.types():
+            np.testing.assert_allclose(
+                getattr(one, column), getattr(two, column), rtol=0, atol=1.1e-9
+            )
+
+
+def test_numbers_no_run_has_are_left_to_the_slow_way(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=2, microbatches=4, copies=1)
+    made.write_ndtimeline(run, tmp_path / "timeline.json.gz")
+    text = gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()).decode()
+    text = text.replace('"mb_id": ', f'"mb_id": {"9" * 400}', 1)
+    (tmp_path / "timeline.json.gz").write_text(text)
+    assert read(tmp_path).left_out == {
+        "events without whole numbers as step, model_chunk and mb_id": 1,
+        "steps of a worker with another number of transfers than its actions need": 1,
+        "steps that are not complete on every rank": 1,
+    }

@@ -49,6 +49,42 @@ def test_a_file_for_each_rank(tmp_path: Path) -> None:
     made.assert_recovered(found, run)
 
 
+def test_every_eighth_rank_is_one_of_the_pipeline(tmp_path: Path) -> None:
+    run = made.run("1f1b", ranks=4, microbatches=8)
+    made_nsys.write(run, tmp_path / "report.sqlite", [0, 1, 2, 3], base=BASE, stride=8)
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert "one in 8 of the job's ranks" in found.taken_for["rank"]
+
+
+def test_reports_that_do_not_say_when_they_began(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    path = tmp_path / "report.sqlite"
+    made_nsys.write(run, path, [0, 1], base=BASE)
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute("ALTER TABLE TARGET_INFO_SESSION_START_TIME RENAME utcEpochNs TO systemNs")
+        base.execute("DROP TABLE TARGET_INFO_SYSTEM_ENV")
+        base.commit()
+    found = read(tmp_path)
+    made.assert_recovered(found, run)
+    assert found.clocks == "hosts"
+
+
+def test_passes_of_a_sharded_vocabulary_are_counted(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    path = tmp_path / "report.sqlite"
+    made_nsys.write(run, path, [0, 1], base=BASE, texts=True)
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute(
+            "INSERT INTO NVTX_EVENTS (start, end, eventType, globalTid, text) "
+            "SELECT start, end, 59, globalTid, 'S0.0.0' FROM NVTX_EVENTS WHERE text = 'F0.0.0'"
+        )
+        base.commit()
+    found = read(tmp_path)
+    assert sum(found.left_out.values()) >= 4
+    assert "ranges S and T of a sharded output layer" in found.left_out
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     run = made.run("1f1b")
     path = tmp_path / "report.sqlite"

@@ -10,17 +10,18 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
-from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, KINDS, Kind
-from debubble.core.units import counted
-from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Messages, Observed, Pauses
+from debubble.core.kinds import FORWARD_KINDS, KINDS, Kind
+from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Observed, Pauses
+from debubble.diagnosis.readers.paired import paired
 from debubble.diagnosis.readers.stream import LeftOut
+from debubble.diagnosis.readers.whole_steps import whole_steps
 
 T = TypeVar("T", bound=Columns)
 
@@ -40,14 +41,12 @@ LIMITS = {
 }  # fmt: skip
 """Least number of each column that is refused."""
 
-NAMED = 3
-"""Ranks, actions or microbatches that a message names."""
+WIDTHS = {"actions": len(Actions.types()), "sends": 8, "receives": 10}
+"""Values of a row: of a message's end step, copy, whether it is an activation, stage, microbatch
+and slice of what it carries, the rank, and when it was sent, or posted, waited for and there."""
 
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
-TWO_TIMES = "steps in which an action occurs twice with different times"
-INCOMPLETE = "steps that are not complete on every rank"
-PARTS = "ranks of which no step is complete (taken as missing): "
 NO_ACTION = "sends and receives of no action of the trace"
 
 
@@ -69,6 +68,7 @@ class Collected:
     sends: list[tuple[float, ...]] = field(default_factory=list)
     receives: list[tuple[float, ...]] = field(default_factory=list)
     pauses: list[tuple[float, ...]] = field(default_factory=list)
+    _blocks: dict[str, list[NDArray[np.float64]]] = field(default_factory=lambda: defaultdict(list))
 
     def action(
         self, step: int, copy: int, rank: int, kind: int, stage: int, microbatch: int,
@@ -100,11 +100,34 @@ class Collected:
         self._room(self.receives)
         self.receives.append((*key, rank, posted, waited, arrived))
 
+    def many(self, name: Literal["actions", "sends", "receives"], *columns: ArrayLike) -> None:
+        """Add many rows at once, column by column in the order in which one has its values.
+
+        A column may be one value for all.
+        """
+        (count,) = np.broadcast_shapes(*map(np.shape, columns))
+        rows = np.empty((count, len(columns)))
+        for place, column in enumerate(columns):
+            rows[:, place] = column
+        self._blocks[name].append(rows)
+        if sum(map(len, self._blocks[name])) > MAX_ROWS:
+            self._full()
+
+    def _rows(self, name: Literal["actions", "sends", "receives"]) -> NDArray[np.float64]:
+        """All rows of a kind."""
+        width = WIDTHS[name]
+        single = np.array(getattr(self, name), dtype=np.float64).reshape(-1, width)
+        blocks = [block for block in (single, *self._blocks[name]) if len(block)]
+        return np.concatenate(blocks) if len(blocks) > 1 else (blocks or [single])[0]
+
     def _room(self, rows: list[tuple[float, ...]]) -> None:
         if len(rows) >= MAX_ROWS:
-            raise FormatError(
-                f"{self.where}: more than {MAX_ROWS:,} actions, the limit; give fewer steps"
-            )
+            self._full()
+
+    def _full(self) -> NoReturn:
+        raise FormatError(
+            f"{self.where}: more than {MAX_ROWS:,} actions, the limit; give fewer steps"
+        )
 
     def pause(self, copy: int, rank: int, cause: int, start: float, end: float) -> None:
         """Add a time in which the host stood still."""
@@ -141,8 +164,10 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
-        self._check_numbers()
-        actions = table(Actions, self.actions)
+        rows = self._rows("actions")
+        self._check_numbers(rows)
+        actions = table(Actions, rows)
+        del rows
         span = actions.end - actions.start
         sound = np.isfinite(span) & (span >= 0)
         self._count(BACKWARDS_IN_TIME, len(actions) - int(sound.sum()))
@@ -158,8 +183,9 @@ class Collected:
         actions = self._once(actions)
         ranks = max(ranks, int(actions.rank.max()) + 1)
         copies = max(copies, int(actions.copy.max()) + 1)
-        actions, steps = self._whole_steps(actions)
-        messages = self._messages(actions, steps)
+        actions, steps = whole_steps(self.where, actions, self._count)
+        messages, stray = paired(actions, steps, self._rows("sends"), self._rows("receives"))
+        self._count(NO_ACTION, stray)
         pauses = table(Pauses, self.pauses)
         zero = float(min(
             np.nanmin(column, initial=np.inf) for rows in (actions, messages, pauses)
@@ -172,7 +198,7 @@ class Collected:
             )
         names = hosts or {}
         known = [names.get(divmod(at, ranks), "") for at in range(copies * ranks)]
-        present = set((actions.copy.astype(np.int64) * ranks + actions.rank).tolist())
+        present = set(np.unique(actions.copy.astype(np.int64) * ranks + actions.rank).tolist())
         missing = [divmod(each, ranks) for each in range(copies * ranks) if each not in present]
         return Observed(
             format, ranks, copies, steps, since(zero, actions), since(zero, messages),
@@ -180,10 +206,10 @@ class Collected:
             taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
         )  # fmt: skip
 
-    def _check_numbers(self) -> None:
+    def _check_numbers(self, rows: NDArray[np.float64]) -> None:
         """Refuse numbers of actions that no run has."""
         for place, name in enumerate(KEY):
-            found, most = max((row[place] for row in self.actions), default=0), LIMITS[name]
+            found, most = int(rows[:, place].max(initial=0)), LIMITS[name]
             if found >= most:
                 raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
 
@@ -194,6 +220,12 @@ class Collected:
     def _once(self, actions: Actions) -> Actions:
         """Actions in order of step, copy, rank and time, without what was written twice."""
         order = np.lexsort((actions.end, actions.start, actions.rank, actions.copy, actions.step))
+        same = np.ones(len(order) - 1, bool)
+        for name in ("step", "copy", "rank", "start", "end"):
+            column = getattr(actions, name)[order]
+            same &= column[1:] == column[:-1]
+        if not same.any():
+            return actions.take(order)
         rows = np.stack([getattr(actions, name) for name in (*KEY, "start", "end")])
         _, first = np.unique(rows, axis=1, return_index=True)
         self._count(TWICE, len(actions) - len(first))
@@ -201,144 +233,8 @@ class Collected:
         keep[first] = True
         return actions.take(order[keep[order]])
 
-    def _whole_steps(self, actions: Actions) -> tuple[Actions, tuple[int, ...]]:
-        """The actions of complete steps, and the numbers of those steps."""
-        sets: dict[tuple[int, int], dict[int, list[tuple[int, ...]]]] = defaultdict(
-            lambda: defaultdict(list)
-        )
-        columns = [getattr(actions, name).tolist() for name in KEY]
-        for step, copy, rank, *action in zip(*columns, strict=True):
-            sets[copy, rank][step].append(tuple(action))
-        steps = set(actions.step.tolist())
-        twice: set[int] = set()
-        wrong: dict[tuple[int, int], set[int]] = {}
-        usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
-        for place, by_step in sets.items():
-            found = {step: frozenset(done) for step, done in by_step.items()}
-            twice |= {step for step, done in by_step.items() if len(done) > len(found[step])}
-            counts = Counter(found.values())
-            usual[place] = max(counts, key=lambda done: (counts[done], len(done)))
-            wrong[place] = {step for step in steps if found.get(step) != usual[place]}
-        parts = _parts(usual)
-        if len(parts) == len(usual):
-            raise FormatError(
-                f"{self.where}: no rank has the forward and backward of every microbatch in any "
-                f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
-            )
-        if parts:
-            self._count(PARTS + _lacks(usual, parts), len(parts))
-        units = {action[2] for done in usual.values() for action in done}
-        absent = sorted(set(range(max(units))) - units)
-        if absent:
-            raise FormatError(
-                f"{self.where}: microbatch {', '.join(map(str, absent[:NAMED]))} is in no action, "
-                f"and {max(units)} is; begin the trace before a step, or count microbatches from 0"
-            )
-        cut = {step for place, found in wrong.items() if place not in parts for step in found}
-        cut -= twice
-        self._count(TWO_TIMES, len(twice))
-        self._count(INCOMPLETE, len(cut))
-        kept = sorted(steps - twice - cut)
-        if not kept:
-            raise FormatError(
-                f"{self.where}: none of {len(steps)} steps is complete on every rank with every "
-                "action once; trace whole steps on all ranks"
-            )
-        keep = np.isin(actions.step, kept)
-        for copy, rank in parts:
-            keep &= (actions.copy != copy) | (actions.rank != rank)
-        actions = actions.take(keep)
-        index = np.searchsorted(kept, actions.step).astype(np.int32)
-        return Actions(**{**vars(actions), "step": index}), tuple(kept)
 
-    def _messages(self, actions: Actions, steps: tuple[int, ...]) -> Messages:
-        """Sends and receives of the same message put together, with the ranks of both ends."""
-        number = {step: index for index, step in enumerate(steps)}
-        made: dict[tuple[float, ...], tuple[int, int]] = {}
-        columns = [getattr(actions, name).tolist() for name in KEY]
-        for step, copy, rank, kind, stage, microbatch, part in zip(*columns, strict=True):
-            if kind in FORWARD_KINDS or kind in GRADIENT_KINDS:
-                made[step, copy, kind in FORWARD_KINDS, stage, microbatch, part] = (kind, rank)
-        ends: dict[tuple[float, ...], list[float]] = {}
-        for index, rows in ((0, self.sends), (1, self.receives)):
-            for step, *rest in rows:
-                if step not in number:
-                    continue
-                key = (number[int(step)], *rest[:5])
-                row = ends.setdefault(key, [NAN] * 6)
-                row[index] = rest[5]
-                row[2 + index : 2 + len(rest) - 6 + index] = rest[6:]
-        found = []
-        for (step, copy, forward, stage, *unit), row in ends.items():
-            source, target = row[:2]
-            kind, at = made.get((step, copy, forward, stage, *unit), (None, NAN))
-            after = made.get((step, copy, forward, stage + (1 if forward else -1), *unit))
-            source = at if math.isnan(source) else source
-            target = after[1] if math.isnan(target) and after else target
-            if math.isnan(source) or math.isnan(target):
-                self._count(NO_ACTION, 1)
-                continue
-            if kind is None:
-                kind = Kind.F if forward else after[0] if after else Kind.B
-            found.append((step, copy, source, target, kind, stage, *unit, *row[2:]))
-        found.sort(key=lambda row: row[:8])
-        return table(Messages, found)
-
-
-def _parts(
-    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
-) -> set[tuple[int, int]]:
-    """The copies and ranks that never have all microbatches, or not the backward of each."""
-    forwards = {
-        at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
-    }
-    backwards = {
-        at: {one[1:] for one in done if one[0] in GRADIENT_KINDS} for at, done in usual.items()
-    }
-    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
-    most = max(counts.values())
-    learns = any(backwards.values())
-    return {
-        at for at, found in forwards.items()
-        if counts[at] < most or (learns and backwards[at] != found)
-    }  # fmt: skip
-
-
-def _lacks(
-    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]], parts: set[tuple[int, int]]
-) -> str:
-    """What these copies and ranks lack."""
-    several = any(copy for copy, _ in usual)
-    done = [{one[0] for one in actions} for actions in usual.values()]
-    learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
-    backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
-    units = [{one[2:] for one in actions} for actions in usual.values()]
-    # Where each rank has half of the microbatches of a stage, only pairs tell what is not there.
-    every = set.union(*units) if max(map(len, units)) == len(set.union(*units)) else set()
-    found = []
-    for copy, rank in sorted(parts):
-        names = _absent(usual[copy, rank], every, backward if learns else "")
-        what = ", ".join(names[:NAMED])
-        what += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        found.append(f"rank {rank}" + (f" of copy {copy}" if several else "") + f" lacks {what}")
-    more = len(found) - NAMED
-    return "; ".join(found[:NAMED]) + (f"; and {counted(more, 'more rank')}" if more > 0 else "")
-
-
-def _absent(
-    done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
-) -> list[str]:
-    """Actions that a rank does not have: of these units, or to go with another of its actions."""
-    forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
-    backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
-    wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
-    found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
-    if backward:
-        found += [(unit, stage, backward) for stage, unit, _ in wanted - backwards]
-    return [f"{stage}{kind}{unit}" for unit, stage, kind in sorted(found)]
-
-
-def table(columns: type[T], rows: Sequence[Sequence[float]]) -> T:
+def table(columns: type[T], rows: Sequence[Sequence[float]] | NDArray[np.float64]) -> T:
     """Columns of rows that have a value for each of them."""
     names = list(columns.types())
     values: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, len(names))

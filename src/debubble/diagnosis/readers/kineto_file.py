@@ -228,7 +228,8 @@ def _kernel(found: KinetoFile, text: bytes, left_out: LeftOut) -> None:
             return
         thread = stream[1]
         start, end = times(text)
-    if start < 0:
+    # The profiler writes 0 where the device told it no time.
+    if start <= 0:
         left_out[NO_TIME] += 1
         return
     sort = (2 if b"SendRecv" in text else 1) if b"nccl" in text else 0

@@ -8,6 +8,7 @@ first to its last kernel, as in traces of PyTorch's profiler.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections import defaultdict
@@ -30,6 +31,7 @@ MAGIC = b"SQLite format 3\0"
 NANOSECONDS = 1e-9
 
 _RANGE = re.compile(r"(F|B|W|BW)(\d{1,6})\.(\d{1,3})(?:\.(\d{1,4}))?", re.ASCII)
+_SHARDED = re.compile(r"[ST]\d{1,6}\.\d{1,3}(?:\.\d{1,4})?", re.ASCII)
 _ITERATION = re.compile(r"iter_(\d{1,7})_(\d{1,9})", re.ASCII)
 _RANK = re.compile(r"rank[-_ ]?(\d{1,7})", re.IGNORECASE | re.ASCII)
 
@@ -39,6 +41,7 @@ DAMAGED = "files that are no SQLite database, or a damaged one"
 NO_TABLES = f"files without the tables {NVTX} and {KERNELS}"
 NO_RANGES = "processes without ranges called like actions, such as F0.0.0"
 NO_RANK = "processes without a rank, in a range iter_0_1 or in the file's name"
+SHARDED = "ranges S and T of a sharded output layer"
 CLEARED = "ranges W_clear, which do not say whose backwards for weights they are"
 NO_KERNELS = "processes whose ranges launched no kernel"
 
@@ -74,10 +77,21 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             f"{where}: no rank's actions ({counted}); profile with nsys -t nvtx,cuda and export "
             "with --type sqlite"
         )
-    return _observed(where, traces, left_out)
+    stride = _stride(list(traces))
+    traces = {rank // stride: trace for rank, trace in traces.items()}
+    return _observed(where, traces, stride, left_out)
 
 
-def _observed(where: str, traces: dict[int, RankTrace], left_out: LeftOut) -> Observed:
+def _stride(ranks: Sequence[int]) -> int:
+    """How many ranks of the job lie between two of the pipeline.
+
+    Ranges tell the rank in the job. With tensor or data parallelism every eighth or so is of one
+    pipeline, and a folder has the reports of one.
+    """
+    return math.gcd(*ranks) if len(ranks) > 1 and 0 in ranks else 1
+
+
+def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: LeftOut) -> Observed:
     ranks = 1 + max(traces)
     origin = min(trace.file.base + trace.steps[0][0][0].start for trace in traces.values())
     rows: list[tuple[Row, int, float, float]] = []
@@ -107,7 +121,10 @@ def _observed(where: str, traces: dict[int, RankTrace], left_out: LeftOut) -> Ob
     return collected.observed(
         NAME,
         {
-            "rank": "ranges iter_… or the file's name; all ranks are one pipeline",
+            "rank": "ranges iter_… or the file's name; " + (
+                f"one in {stride} of the job's ranks is of the pipeline" if stride > 1
+                else "all ranks are one pipeline"
+            ),
             "stage": "chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
             "microbatch": "names of ranges",
             "step": "ranges iter_…, or where an action comes again",
@@ -169,6 +186,8 @@ def _ranges(
             file.steps.add(start, end, int(iteration[2]))
         elif name.startswith("W_clear"):
             left_out[CLEARED] += 1
+        elif _SHARDED.fullmatch(name) is not None:
+            left_out[SHARDED] += 1
         elif match is not None:
             kind = "B" if match[1] == "BW" else match[1]
             if file.ranges.full:
@@ -210,7 +229,8 @@ def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
 def _session(base: sqlite3.Connection, tables: set[str]) -> tuple[int, str]:
     """When times begin, in nanoseconds since 1970, and the host."""
     zero, host = 0, ""
-    if "TARGET_INFO_SESSION_START_TIME" in tables:
+    began = "TARGET_INFO_SESSION_START_TIME"
+    if began in tables and "utcEpochNs" in _columns(base, began):
         row = base.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
         zero = row[0] if row and _are_times(row[0]) else 0
     if "TARGET_INFO_SYSTEM_ENV" in tables:

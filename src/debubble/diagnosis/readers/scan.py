@@ -22,6 +22,9 @@ LONGEST = 1 << 24
 KEPT = 1 << 20
 """Bytes before the first event, and of the file's end, that are kept."""
 
+WINDOW = 1 << 14
+"""Bytes at a text's end in which the last event is looked for first."""
+
 TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
 NO_JSON = "events that are no JSON"
 
@@ -57,6 +60,11 @@ class Scan:
 
     def events(self) -> Iterator[list[bytes]]:
         """Events as lists of texts, each without its outer braces."""
+        for block in self.blocks():
+            yield events_of(block)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Texts of whole events each, without the outer braces of the first and the last."""
         rest = b""
         begun = False
         for chunk in chunks(self.path, self.left_out):
@@ -70,14 +78,15 @@ class Scan:
                 begun = True
                 self.head = rest[: begin.start() if begin else KEPT]
                 rest = rest[begin.end() if begin else KEPT :]
-            pieces = _BETWEEN.split(rest)
-            rest = pieces.pop()
+            last = _last(rest)
+            if last is not None:
+                yield rest[: last.start()]
+                rest = rest[last.end() :]
             if len(rest) > LONGEST:
                 self.left_out[TOO_LONG] += 1
                 rest = b""
-            yield pieces
         if begun and rest:
-            yield [rest]
+            yield rest
         elif not begun:
             self.head = rest[:KEPT]
 
@@ -114,6 +123,22 @@ class Scan:
                     continue
                 return value
         return None
+
+
+def events_of(block: bytes) -> list[bytes]:
+    """The events of a text of whole ones."""
+    return _BETWEEN.split(block)
+
+
+def _last(text: bytes) -> re.Match[bytes] | None:
+    """The last place between two events."""
+    window = WINDOW
+    while True:
+        begin = max(len(text) - window, 0)
+        found = list(_BETWEEN.finditer(text, begin))
+        if found or not begin:
+            return found[-1] if found else None
+        window *= 8
 
 
 def number(value: Any) -> float:

@@ -1,0 +1,163 @@
+"""Which steps of a trace are whole: every rank has all of its actions in them, each once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from debubble.core.errors import FormatError
+from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
+from debubble.core.units import counted
+from debubble.diagnosis.observed import Actions
+from debubble.diagnosis.readers.paired import packed
+
+NAMED = 3
+"""Ranks, actions or microbatches that a message names."""
+
+INCOMPLETE = "steps that are not complete on every rank"
+TWO_TIMES = "steps in which an action occurs twice with different times"
+PARTS = "ranks of which no step is complete (taken as missing): "
+
+ACTION = ("kind", "stage", "microbatch", "slice")
+"""Columns that say which action of its rank and step a row is."""
+
+
+def whole_steps(
+    where: str, actions: Actions, count: Callable[[str, int], None]
+) -> tuple[Actions, tuple[int, ...]]:
+    """The actions of complete steps, and the numbers of those steps.
+
+    What a rank usually has is what most of its steps have; a rank that lacks something even so is
+    left out as a whole.
+
+    Parameters
+    ----------
+    where
+        The file or folder, for messages.
+    actions
+        All that was read.
+    count
+        Told why how many ranks or steps are left out.
+
+    Raises
+    ------
+    FormatError
+        When nothing is left.
+    """
+    columns = {name: getattr(actions, name).astype(np.int64) for name in ACTION}
+    code = packed(list(columns.values()))
+    group = packed(
+        [column.astype(np.int64) for column in (actions.copy, actions.rank, actions.step)]
+    )
+    order = np.lexsort((code, group))
+    new = np.diff(group[order], prepend=-1) != 0
+    again = np.append(False, np.diff(code[order]) == 0) & ~new
+    twice = set(np.unique(actions.step[order[again]]).tolist())
+    order, new = order[~again], new[~again]
+    bounds = [*np.flatnonzero(new).tolist(), len(order)]
+    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
+    shown: dict[bytes, slice] = {}
+    first = order[bounds[:-1]]
+    groups = zip(
+        *(getattr(actions, n)[first].tolist() for n in ("copy", "rank", "step")), strict=True
+    )
+    for at, (copy, rank, step) in enumerate(groups):
+        here = slice(bounds[at], bounds[at + 1])
+        key = code[order[here]].tobytes()
+        found[copy, rank][step] = key
+        shown.setdefault(key, here)
+    steps = set(np.unique(actions.step).tolist())
+    wrong: dict[tuple[int, int], set[int]] = {}
+    usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
+    for place, by_step in found.items():
+        counts = Counter(by_step.values())
+        most = max(counts, key=lambda done: (counts[done], len(done)))
+        rows = order[shown[most]]
+        usual[place] = frozenset(zip(*(columns[n][rows].tolist() for n in ACTION), strict=True))
+        wrong[place] = {step for step in steps if by_step.get(step) != most}
+    parts = _parts(usual)
+    if len(parts) == len(usual):
+        raise FormatError(
+            f"{where}: no rank has the forward and backward of every microbatch in any "
+            f"step: {_lacks(usual, parts)}; begin the trace before a step and end it behind one"
+        )
+    if parts:
+        count(PARTS + _lacks(usual, parts), len(parts))
+    units = {action[2] for done in usual.values() for action in done}
+    absent = sorted(set(range(max(units))) - units)
+    if absent:
+        raise FormatError(
+            f"{where}: microbatch {', '.join(map(str, absent[:NAMED]))} is in no action, "
+            f"and {max(units)} is; begin the trace before a step, or count microbatches from 0"
+        )
+    cut = {step for place, found in wrong.items() if place not in parts for step in found}
+    cut -= twice
+    count(TWO_TIMES, len(twice))
+    count(INCOMPLETE, len(cut))
+    kept = sorted(steps - twice - cut)
+    if not kept:
+        raise FormatError(
+            f"{where}: none of {len(steps)} steps is complete on every rank with every "
+            "action once; trace whole steps on all ranks"
+        )
+    keep = np.isin(actions.step, kept)
+    for copy, rank in parts:
+        keep &= (actions.copy != copy) | (actions.rank != rank)
+    actions = actions.take(keep)
+    index = np.searchsorted(kept, actions.step).astype(np.int32)
+    return Actions(**{**vars(actions), "step": index}), tuple(kept)
+
+
+def _parts(
+    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]],
+) -> set[tuple[int, int]]:
+    """The copies and ranks that never have all microbatches, or not the backward of each."""
+    forwards = {
+        at: {one[1:] for one in done if one[0] in FORWARD_KINDS} for at, done in usual.items()
+    }
+    backwards = {
+        at: {one[1:] for one in done if one[0] in GRADIENT_KINDS} for at, done in usual.items()
+    }
+    counts = {at: len({unit[1:] for unit in found}) for at, found in forwards.items()}
+    most = max(counts.values())
+    learns = any(backwards.values())
+    return {
+        at for at, found in forwards.items()
+        if counts[at] < most or (learns and backwards[at] != found)
+    }  # fmt: skip
+
+
+def _lacks(
+    usual: Mapping[tuple[int, int], frozenset[tuple[int, ...]]], parts: set[tuple[int, int]]
+) -> str:
+    """What these copies and ranks lack."""
+    several = any(copy for copy, _ in usual)
+    done = [{one[0] for one in actions} for actions in usual.values()]
+    learns = any(kinds & set(GRADIENT_KINDS) for kinds in done)
+    backward = "B" if any(Kind.B in kinds for kinds in done) else "I"
+    units = [{one[2:] for one in actions} for actions in usual.values()]
+    # Where each rank has half of the microbatches of a stage, only pairs tell what is not there.
+    every = set.union(*units) if max(map(len, units)) == len(set.union(*units)) else set()
+    found = []
+    for copy, rank in sorted(parts):
+        names = _absent(usual[copy, rank], every, backward if learns else "")
+        what = ", ".join(names[:NAMED])
+        what += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        found.append(f"rank {rank}" + (f" of copy {copy}" if several else "") + f" lacks {what}")
+    more = len(found) - NAMED
+    return "; ".join(found[:NAMED]) + (f"; and {counted(more, 'more rank')}" if more > 0 else "")
+
+
+def _absent(
+    done: frozenset[tuple[int, ...]], units: set[tuple[int, ...]], backward: str
+) -> list[str]:
+    """Actions that a rank does not have: of these units, or to go with another of its actions."""
+    forwards = {one[1:] for one in done if one[0] in FORWARD_KINDS}
+    backwards = {one[1:] for one in done if one[0] in GRADIENT_KINDS}
+    wanted = forwards | backwards | {(one[1], *unit) for one in done for unit in units}
+    found = [(unit, stage, "F") for stage, unit, _ in wanted - forwards]
+    if backward:
+        found += [(unit, stage, backward) for stage, unit, _ in wanted - backwards]
+    return [f"{stage}{kind}{unit}" for unit, stage, kind in sorted(found)]
