@@ -103,6 +103,7 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
     np.add.at(times, node[members], table.times(kinds[members], places[members], own[members]))
     last = group_bounds(actions)[1][first] - 1
     halves = [(kinds[a] == Kind.F) & _HALVES[kinds[b]] for a, b in ((first, last), (last, first))]
+    halves[0] |= (kinds[first] == Kind.F) & (kinds[last] == Kind.F)
     pairs = (last == first + 1) & (halves[0] | halves[1])
     forward = np.where(halves[0], first, last)[pairs]
     backward = np.where(halves[0], last, first)[pairs]
