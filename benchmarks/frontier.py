@@ -3,9 +3,10 @@
     python benchmarks/frontier.py [part …] [--seconds S]
 
 A part is ``published`` (points somebody else's schedulers reach, measured with another simulator),
-``small`` (p ≤ 4, m ≤ 8: is optimality proven?), or ``even`` and ``uneven`` (a grid, against the
-schedules registered here). Points that are in the results file are not computed again, so that a
-run can be broken off and continued; the document is written from all of them.
+``small`` (p ≤ 4, m ≤ 8: is optimality proven?), ``even`` and ``uneven`` (a grid, against the
+schedules registered here), or one of the other planners' problems in :mod:`rivals`. Points that are
+in the results file are not computed again, so that a run can be broken off and continued; the
+document is written from all of them.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from registered import registered
+from rivals import RIVALS, measure_rival, rival_key, table
 
 import debubble as db
-from debubble.core.actions import Kind, kinds_of
-from debubble.core.errors import DebubbleError
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "frontier.jsonl"
@@ -58,7 +58,6 @@ PUBLISHED: list[tuple[int, int, int, dict[str, float], dict[float, tuple[float, 
 
 GRID = {"F": 10.0, "I": 12.0, "W": 8.0, "p2p": 0.0}
 PARTS = ("published", "small", "even", "uneven")
-COMPUTE = (Kind.F, Kind.I, Kind.W, Kind.B)
 
 Point = tuple[int, int, int, dict[str, Any], float, float | None, str]
 """Ranks, microbatches, chunks, costs per rank, memory, published makespan and its schedule."""
@@ -88,35 +87,15 @@ def points(part: str) -> Iterator[Point]:
         for m in (p, 2 * p, 4 * p, 8 * p):
             costs = GRID if part == "even" else uneven(p)
             for v in (1, 2):
-                for memory, (makespan, name) in registered(p, m, v, costs).items():
+                for memory, (makespan, name) in frontier(p, m, v, costs).items():
                     yield p, m, v, costs, memory, makespan, name
 
 
-def registered(p: int, m: int, v: int, costs: dict[str, Any]) -> dict[float, tuple[float, str]]:
-    """The best makespan of the schedules here by peak activation, where more memory is faster.
-
-    Those that cut sequences, offload or shard the head solve another problem.
-    """
-    found = []
-    true = db.Costs.per_rank(**costs, chunks=v)
-    for entry, known in product(db.schedules(), (None, true)):
-        if entry.weight_versions != 1 or entry.chunks not in (None, v):
-            continue
-        try:
-            own = None if entry.chunks else v
-            schedule = db.make(entry.name, ranks=p, microbatches=m, chunks=own, costs=known)
-        except DebubbleError:
-            continue
-        if schedule.placement.copies > 1:  # twice the weights: another problem
-            continue
-        if schedule.slices > 1 or set(np.unique(kinds_of(schedule.actions))) - set(COMPUTE):
-            continue
-        timeline = db.simulate(schedule, true)
-        peak = round(float(timeline.peak_activation.max()), 6)
-        found.append((peak, timeline.makespan, entry.name))
+def frontier(p: int, m: int, v: int, costs: dict[str, Any]) -> dict[float, tuple[float, str]]:
+    """The best makespan of the schedules here by peak activation, where more memory is faster."""
     best: dict[float, tuple[float, str]] = {}
     fastest = float("inf")
-    for peak, makespan, name in sorted(found):
+    for peak, makespan, name in sorted(registered(p, m, v, db.Costs.per_rank(**costs, chunks=v))):
         if makespan < fastest * (1 - 1e-9):
             best[peak] = makespan, name
             fastest = makespan
@@ -136,6 +115,20 @@ def measure(part: str, point: Point, seconds: float | None) -> dict[str, Any]:
         "bound": result.lower_bound, "status": result.status, "found_by": result.found_by,
         "seconds": time.perf_counter() - wall, "cpu": time.process_time() - used,
     }  # fmt: skip
+
+
+def tasks(
+    part: str, seconds: float | None
+) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
+    """Every point of a part: what tells it apart, and what measures it."""
+    if part in RIVALS:
+        for number in range(len(RIVALS[part].points)):
+            yield rival_key(part, number), partial(measure_rival, part, number, seconds)
+        return
+    for point in points(part):
+        p, m, v, costs, memory, *_ = point
+        row = {"part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory}
+        yield row, partial(measure, part, point, seconds)
 
 
 def key(row: dict[str, Any]) -> str:
@@ -191,6 +184,9 @@ def document(rows: list[dict[str, Any]]) -> str:
                 f"| {row['found_by']} | {row['seconds']:.1f} | {row['cpu']:.1f} |"
             )
         lines.append("")
+    for part in RIVALS:
+        if mine := [row for row in rows if row["part"] == part]:
+            lines += table(part, mine)
     return "\n".join(lines)
 
 
@@ -212,17 +208,15 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=PARTS)
+    parser.add_argument("parts", nargs="*", default=(*PARTS, *RIVALS))
     parser.add_argument("--seconds", type=float, help="time limit of every point")
     arguments = parser.parse_args()
     done = load()
     for part in arguments.parts:
-        for point in points(part):
-            p, m, v, costs, memory, *_ = point
-            row = {"part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory}
+        for row, run in tasks(part, arguments.seconds):
             if key(row) in done:
                 continue
-            row = measure(part, point, arguments.seconds)
+            row = run()
             done[key(row)] = row
             with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

@@ -100,8 +100,11 @@ def longer(schedule: Schedule, costs: Costs, length: float) -> Costs:
     )  # fmt: skip
 
 
-def said_pair(costs: Costs, forward: int, backward: int) -> float | None:
-    """What costs say about the time of a pair of stages."""
+def said_pair(costs: Costs, forward: int, backward: int | None) -> float | None:
+    """What costs say about the time of a pair of stages, of two forwards without a backward's."""
+    if backward is None:
+        each = costs.FF[forward] if isinstance(costs.FF, Sequence) else costs.FF
+        return None if each is None else float(each)
     if isinstance(costs.O, Mapping):
         for key in ((forward, backward), forward, "default"):
             if key in costs.O:
@@ -113,7 +116,7 @@ def said_pair(costs: Costs, forward: int, backward: int) -> float | None:
 
 
 def pair_time(own: OwnCosts, first: Action, second: Action) -> float:
-    """Time of an overlapped forward and backward, each of its own microbatch."""
+    """Time of an overlapped pair with a forward, each of its own microbatch."""
     schedule, costs = own.schedule, own.average
     started, halves = costs.overhead, []
     for action in (first, second):
@@ -124,7 +127,7 @@ def pair_time(own: OwnCosts, first: Action, second: Action) -> float:
         whole = own.table.duration - own.table.part_duration - started
         halves.append((plain, parts, float(whole[at[0], at[1] % places :: places].sum())))
     (one, part, all_one), (other, more, all_other) = halves
-    said = said_pair(costs, first.stage, second.stage)
+    said = said_pair(costs, first.stage, None if second.kind == Kind.F else second.stage)
     if said is None:
         return costs.overlap_factor * (one + other + part + more) + 2 * started
     share = (one + other) / (all_one + all_other) if all_one + all_other else 0.0
@@ -132,12 +135,12 @@ def pair_time(own: OwnCosts, first: Action, second: Action) -> float:
 
 
 def group_time(own: OwnCosts, members: list[Action]) -> float:
-    """A forward and a backward take their overlapped time, other groups the sum of their parts."""
+    """A pair with a forward takes its overlapped time, other groups the sum of their parts."""
     schedule = own.schedule
     kinds = [member.kind for member in members]
-    if len(members) == 2 and kinds.count(Kind.F) == 1 and Kind.R not in kinds:
+    if len(members) == 2 and Kind.F in kinds and Kind.R not in kinds:
         first, second = sorted(members, key=lambda member: member.kind)
-        if not backward_needed(schedule, own.average, second.stage):
+        if second.kind != Kind.F and not backward_needed(schedule, own.average, second.stage):
             table = own.table_of(first.microbatch)
             return float(table.duration[int(first.kind), place_of(schedule, first)])
         if own.costs[0] is not own.average:

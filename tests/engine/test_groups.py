@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,6 +124,44 @@ def test_a_backward_may_stand_before_its_forward() -> None:
     other = from_rows("0F0 (0B0;0F1)OVERLAP_F_B 0B1")
     costs = Costs(F=1, B=2, O=2.5)
     assert simulate(one, costs).makespan == simulate(other, costs).makespan == 5.5
+
+
+@pytest.mark.parametrize(
+    ("costs", "time"),
+    [
+        (Costs(F=2, B=2, O=3), 4),
+        (Costs(F=2, B=2, O=3, overlap_factor=0.75), 3),
+        (Costs(F=2, B=2, FF=3.5, overlap_factor=0.75), 3.5),
+        (Costs.per_rank(F=2, B=2, FF=[3.5, 9], chunks=1), 3.5),
+        (Costs(F=2, B=2, overlap_factor=0.5, overhead=0.25), 2.5),
+        (Costs(F=2, B=2, FF=3, overlap_factor=0.5, embedding={"F": 1}), 4),
+        (Costs(F=2, B=2, FF=3, microbatch=[1, 3, 0.5, 2]), 6),
+        (Costs(F=2, B=2, overlap_factor=0.5, microbatch=[1, 3, 0.5, 2]), 4),
+    ],
+    ids=str,
+)
+def test_two_forwards_take_a_time_of_their_own(costs: Costs, time: float) -> None:
+    rows = "(0F0;0F1)OVERLAP_F_B 0B0 0B1 0F2 0B2 0F3 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"
+    schedule = from_rows(*rows, microbatches=4)
+    timeline = simulate(schedule, costs)
+    assert timeline.end[:2].tolist() == [time, time]
+    expected = oracle.simulate(schedule, costs).end
+    assert timeline.end == pytest.approx([expected[r, i] for r in range(2) for i in range(8)])
+
+
+def test_the_time_of_two_forwards_is_known_where_schedules_are_drawn_and_compared(
+    tmp_path: Path,
+) -> None:
+    schedule = db.make("stp", ranks=2, microbatches=6)
+    costs = Costs(FF=1.5)
+    gain = simulate(schedule, costs)
+    # Rank 1 has one such pair in its warm-up, rank 0 none.
+    assert (simulate(schedule).busy - gain.busy).tolist() == [0, 0.5]
+    assert "pair F of stage 1 and F of stage 1" in gain.graph.cost_names()
+    rows = db.compare([schedule, "zb-v"], ranks=2, microbatches=6, costs=costs).rows
+    assert gain.bubble_ratio in {row.bubble_ratio for row in rows}
+    gain.save(tmp_path / "stp.txt")
+    assert "makespan 37" in (tmp_path / "stp.txt").read_text(encoding="utf-8")
 
 
 def test_text_reads_back() -> None:

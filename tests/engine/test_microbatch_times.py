@@ -36,7 +36,7 @@ def uneven(draw: st.DrawFn, schedule: Schedule) -> Costs:
     return replace(
         costs, I=half, W=half, attention=draw(st.sampled_from([0.0, 0.25])), microbatch=lengths,
         message=draw(TIMES), bandwidth=4.0, overhead=draw(st.sampled_from([0.0, 0.5])),
-        overlap_factor=draw(st.sampled_from([0.75, 1.0])),
+        FF=draw(st.none() | st.just(1.25)), overlap_factor=draw(st.sampled_from([0.75, 1.0])),
         embedding=draw(st.none() | st.just({"F": 0.5, "B": 1.0, "activation": 0.25})),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -76,6 +77,8 @@ class CostTable:
     overlap
         Time of every other pair by the place of its forward, NaN where its parts say it; shape
         ``(copies * stages,)``.
+    forwards
+        The same of pairs of two forwards, by the place of the first.
     causal
         Part of `duration` that is causal attention, of the same shape; None where the costs have no
         lengths of microbatches.
@@ -107,6 +110,7 @@ class CostTable:
     slicing: Slicing
     pairs: Mapping[tuple[int, int], float]
     overlap: NDArray[np.float64]
+    forwards: NDArray[np.float64]
     causal: NDArray[np.float64] | None = None
     lengths: NDArray[np.float64] | None = None
     boundaries: Boundaries | None = None
@@ -149,11 +153,12 @@ class CostTable:
             spread(costs.offload_share, "offload_share", 1.0),
             spread(costs.attention, "attention", 0.0),
             overlap,
+            spread(costs.FF, "FF", math.nan) / divisor,
             spread(costs.unshard, "unshard", 0.0) / divisor,
             spread(costs.reduce_grad, "reduce_grad", 0.0) / divisor,
         )
-        times, collective = rows[:5], rows[12:]
-        activation, kept, checkpoint, kv, offload, attention, overlaps = rows[5:12]
+        times, collective = rows[:5], rows[13:]
+        activation, kept, checkpoint, kv, offload, attention, overlaps, forwards = rows[5:13]
         if frozen is not None:
             rows[5:8] *= frozen.needed
             kept *= 1 - frozen.share
@@ -200,7 +205,7 @@ class CostTable:
             spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"), collective,
             link_times(costs, placement.ranks, message), excess, part_duration,
             sharded.get("activation", 0.0) / placement.ranks, costs,
-            placement, slicing, pairs, overlaps, causal, None,
+            placement, slicing, pairs, overlaps, forwards, causal, None,
             boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
         )  # fmt: skip
 
@@ -325,14 +330,14 @@ class CostTable:
         return latency + size / costs.bandwidth
 
     def pair(self, first: tuple[int, int], second: tuple[int, int]) -> float:
-        """Time of an overlapped pair of two (kind, place) halves, the forward first."""
+        """Time of an overlapped pair of two (kind, place) halves, a forward first."""
         kinds, places = (np.array(column)[:, None] for column in zip(first, second, strict=True))
         return float(self.pair_times((kinds[0], places[0]), (kinds[1], places[1]))[0])
 
     def pair_times(
         self, first: Halves, second: Halves, lengths: tuple[Spread, Spread] | None = None
     ) -> NDArray[np.float64]:
-        """Times of many overlapped pairs, from arrays of kinds and of places.
+        """Times of many overlapped pairs, from arrays of kinds and of places, forwards first.
 
         The microbatches of the two halves have `lengths`, and are average ones without.
         """
@@ -342,6 +347,9 @@ class CostTable:
         if self.pairs:
             keys = zip(*((half[1] % stages).tolist() for half in (first, second)), strict=True)
             time = np.array([self.pairs.get(key, time[at]) for at, key in enumerate(keys)])
+        if np.any(second[0] == Kind.F):
+            both = self.forwards[first[1] % len(self.forwards)]
+            time = np.where(second[0] == Kind.F, both, time)
         if self.frozen is not None:
             # A forward beside a backward that has nothing to do is no pair.
             idle = self.frozen.idle(*second)

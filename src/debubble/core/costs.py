@@ -53,8 +53,11 @@ class Costs:
         specific counts. The default is `overlap_factor` times the sum of the two parts. A time is
         that of the stages themselves: what embedding, head and mtp add comes on top, times
         `overlap_factor`.
+    FF
+        An overlapped pair of two forwards; one number, or one per stage of its first. What is said
+        of `O` holds for it.
     overlap_factor
-        Share of a pair's summed time that it takes when `O` does not say, 1 for no gain.
+        Share of a pair's summed time that it takes when `O` or `FF` does not say, 1 for no gain.
     R
         Recompute; the default is F.
     OPT
@@ -158,9 +161,13 @@ class Costs:
         None, "pair", "2.5", "overlapped pair of a forward and a backward; the sum of its parts"
         " unless given", timed=True,
     )  # fmt: skip
+    FF: Value | None = cost(
+        None, "stage", "1.8", "overlapped pair of two forwards; the sum of its parts unless given",
+        timed=True,
+    )  # fmt: skip
     overlap_factor: float = cost(
-        1.0, "number", "0.9", "share of the sum of its parts that a pair takes where O does not"
-        " say; 1 unless given",
+        1.0, "number", "0.9", "share of the sum of its parts that a pair takes where O, or FF, does"
+        " not say; 1 unless given",
     )  # fmt: skip
     OPT: Value = cost(
         0.0, "rank", "0", "optimizer step of one rank, never divided by chunks", timed=True

@@ -35,9 +35,10 @@ from debubble.engine.modes import P2PMode
 from debubble.engine.recompute import recompute_share
 
 TIMED_KINDS = len(WORK_KINDS)
-LINK, SUM = layout.LINK, layout.SUM
-"""``dynamic_kind`` of a link, and of two costs that are added; other values are the kind of a
-pair's backward half, of a copy, of a collective, or of a pass of the output layer's shard."""
+LINK, SUM, FORWARDS = layout.LINK, layout.SUM, layout.FORWARDS
+"""``dynamic_kind`` of a link, of two costs that are added, and of a pair of two forwards; other
+values are the kind of a pair's backward half, of a copy, of a collective, or of a pass of the
+output layer's shard."""
 
 COLLECTIVE_KINDS = (Kind.UNSHARD, Kind.REDUCE_GRAD)
 """Kinds of the rows of :attr:`debubble.core.cost_table.CostTable.collective`."""
@@ -172,7 +173,7 @@ class EventGraph:
         if self.link_times == 1 and not np.count_nonzero(kinds != LINK):
             vector[begin:] = table.link[a, b]
             return vector
-        links, pairs = kinds == LINK, (kinds > LINK) & (kinds < TIMED_KINDS)
+        links, pairs = kinds == LINK, (kinds > LINK) & (kinds < TIMED_KINDS) | (kinds == FORWARDS)
         if self.link_times == 1:
             vector[begin:][links] = table.link[a[links], b[links]]
         else:
@@ -181,7 +182,8 @@ class EventGraph:
                 for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
             ]
         there = a[pairs]
-        halves = (np.zeros_like(there), there), (kinds[pairs], b[pairs])
+        # Forwards are kind 0.
+        halves = (np.zeros_like(there), there), (np.maximum(kinds[pairs], 0), b[pairs])
         vector[begin:][pairs] = table.pair_times(*halves)
         rare = np.flatnonzero(~links & ~pairs)
         what = (kinds[rare].tolist(), a[rare].tolist(), b[rare].tolist())
@@ -234,7 +236,8 @@ class EventGraph:
             elif kind not in WORK_KINDS:
                 names.append(f"{Kind(kind).name} of {where(a)}")
             else:
-                names.append(f"pair F of {where(a)} and {Kind(kind).name} of {where(b)}")
+                name = Kind(max(kind, Kind.F)).name
+                names.append(f"pair F of {where(a)} and {name} of {where(b)}")
         return names
 
     def evaluate(

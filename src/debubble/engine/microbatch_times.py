@@ -95,6 +95,7 @@ def _stretch_work(graph: EventGraph, table: CostTable, own: Floats, times: Float
     last = group_bounds(actions)[1][first] - 1
     half = columns(schedule).reshape(-1, layout.WIDTH)[kinds, layout.HALF]
     halves = [(half[a] == 1) & (half[b] == 2) for a, b in ((first, last), (last, first))]
+    halves[0] |= (half[first] == 1) & (half[last] == 1)
     pairs = (last == first + 1) & (halves[0] | halves[1])
     forward = np.where(halves[0], first, last)[pairs]
     backward = np.where(halves[0], last, first)[pairs]

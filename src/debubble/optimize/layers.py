@@ -189,7 +189,7 @@ def layers_of(given: Given, costs: Costs) -> Layers:
         each, count = {}, given
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
         raise ParameterError(f"layers is {count}; give a whole number from 1 to {MOST:,}")
-    for name in (*OF_LAYERS, "O", "OPT"):
+    for name in (*OF_LAYERS, "O", "FF", "OPT"):
         value = getattr(costs, name)
         if isinstance(value, Sequence | Mapping):
             owner = {"O": "pair", "OPT": "rank"}.get(name, "stage")
@@ -250,7 +250,7 @@ def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: in
     if not even:
         # The default of a stage is ranks / stages, and is not divided.
         defaults["activation"] = divisor * placement.ranks / placement.stages
-    given = {name: getattr(costs, name) for name in SCALED}
+    given = {name: getattr(costs, name) for name in (*SCALED, "FF")}
     values = defaults | {name: value for name, value in given.items() if value is not None}
     changes = {name: spread(value) for name, value in values.items()}
     if costs.O is not None:

@@ -63,7 +63,7 @@ def _program(ranks: int, microbatches: int, rank: int) -> Program:
 
 def _sums(k: Any) -> bool:
     """Whether pairs take the sum of their parts, and W no longer than F or I."""
-    parts = ((k.I, Kind.I), (k.W, Kind.W), (k.B, Kind.B))
+    parts = ((k.F, Kind.F), (k.I, Kind.I), (k.W, Kind.W), (k.B, Kind.B))
     whole = all(
         math.isclose(k.table.pair((int(Kind.F), 0), (int(kind), 0)), k.F + time)
         for time, kind in parts
@@ -109,8 +109,9 @@ def stp(*, ranks: int, microbatches: int) -> Iterator[Program]:
     other: F with B or I, F with W, and in the warm-up F with F. Alone run 2p + 1 passes, whatever
     the number of microbatches.
 
-    A pair saves no computing: give `O`, or an `overlap_factor` below 1, for what a forward hides
-    with B, I or W; two forwards take the sum of their parts. Where every pair does, ranks wait
+    A pair saves no computing: give an `overlap_factor` below 1 for what the all-reduces of one pass
+    hide, or the time `O` of a forward with B, I or W, and `FF` of two forwards. Where pairs take
+    the sum of their parts, ranks wait
     (p − 1)(2F + 2I − 3W) for F ≤ I, as simulated for p up to 9; the authors' (p − 1)(F + B − W) is
     the same only for F = I = W. Rank r holds 3p + r chunks, and rank 0 one more; the authors' 3p is
     rank 0's where a pair frees what its backward needed before its forward takes.

@@ -64,7 +64,7 @@ def members_of(here: int, stop: int, program: Program) -> int:
 def group_cost(
     members: int, kinds: Array, group: Group, sizes: Sizes, rare: Rare, state: Array
 ) -> int:
-    """Cost index of the group at hand: of a forward and a backward, or a sum of several."""
+    """Cost index of the group at hand: of a pair with a forward, or a sum of several."""
     places = sizes.places
     time: int = 1 + kinds[group.row[0] + at.COST] * places + group.place[0]
     halves = kinds[group.row[0] + at.HALF]
@@ -75,8 +75,10 @@ def group_cost(
             kind, a, b = kinds[row + at.COST], group.place[0], place
             if halves == 2:
                 kind, a, b = kinds[group.row[0] + at.COST], place, group.place[0]
+        elif members == 2 and halves == 1 and kinds[row + at.HALF] == 1:
+            kind, a, b = at.FORWARDS, group.place[0], place
         halves = kinds[row + at.HALF]
-        key = ((kind + 1) * (sizes.base + len(rare.kind)) + a) * sizes.base + b + 1
+        key = ((kind + 2) * (sizes.base + len(rare.kind)) + a) * sizes.base + b + 1
         spot = (key ^ (key >> 13)) * 40503 & (len(group.key) - 1)
         tries = 1
         while group.key[spot] != 0 and group.key[spot] != key and tries < TRIES:

@@ -43,8 +43,8 @@ WORK, TRANSFER, COPY, SHARD, STEP, COLLECTIVE, UNKNOWN = range(7)
 ALWAYS = 1 << 16
 """Stands for what a kind needs to have been done that needs nothing."""
 
-LINK, SUM = 0, -1
-"""``dynamic_kind`` of a link, and of the summed time of a group, see ``EventGraph``."""
+LINK, SUM, FORWARDS = 0, -1, -2
+"""``dynamic_kind`` of a link, a group's summed time, and a pair of forwards: ``EventGraph``."""
 
 
 Maybe: TypeAlias = Any
