@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.readers import READERS
-from tests.fuzz.run_readers import ENGINES, replay, report, run
+from tests.fuzz.run_readers import ENGINES, load, replay, report, run
 from tests.fuzz.targets import TARGETS
 
 LINE = "{:<22}{:>12}{:>12}{:>10}  {}"
@@ -49,6 +49,8 @@ def main() -> int:
     kept.mkdir(parents=True, exist_ok=True)
     print(LINE.format("target", "inputs", "accepted", "failures", ""))
     failed, figures = False, []
+    if given.engine == "random":
+        load()
     end = time.monotonic() + 60 * given.minutes
     for number, name in enumerate(names):
         # What one target leaves over of its time, the others have.

@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -114,7 +115,7 @@ def changed(random: Random, data: Any) -> Any:
             if isinstance(node[key], dict | list):
                 waiting.append(node[key])
     if not places:
-        return random.choice(VALUES)
+        return deepcopy(random.choice(VALUES))
     node, key = random.choice(places)
     how = random.randrange(8)
     if how == 0:
@@ -122,18 +123,18 @@ def changed(random: Random, data: Any) -> Any:
     elif how == 1:
         other, name = random.choice(places)
         if name in other if isinstance(other, dict) else name < len(other):
-            node[key] = json.loads(json.dumps(other[name]))
+            node[key] = deepcopy(other[name])
     elif how == 2 and isinstance(node, dict):
         node[random.choice(("", "x", "F", "times", f"{key}s", *map(str, node)))] = node.pop(key)
     elif how == 3 and isinstance(node, list):
-        node.insert(key, node[random.randrange(len(node))])
+        node.insert(key, deepcopy(node[random.randrange(len(node))]))
     elif how == 4 and isinstance(node[key], int | float):
         step = random.choice((-1, 1, 0.5, -2.0, 1 << 20, 1e300))
         node[key] = node[key] + step if abs(node[key]) < 1e300 else step
     elif how == 5:
         node[key] = {str(key): node[key]} if random.random() < 0.5 else [node[key]]
     else:
-        node[key] = random.choice(VALUES)
+        node[key] = deepcopy(random.choice(VALUES))
     return data
 
 

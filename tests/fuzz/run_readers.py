@@ -153,6 +153,16 @@ Start = Callable[[str, Path, Path, int, float, int], int]
 """Starts a process that works; its number."""
 
 
+def load() -> None:
+    """Load what most readers need, once for all copies of this process."""
+    import debubble.cli.app
+    import debubble.diagnosis.diagnose
+    import debubble.planner.calibration_files
+    import debubble.planner.rows
+    import debubble.playground.app
+    import debubble.view.sweep  # noqa: F401
+
+
 def forked(name: str, board: Path, kept: Path, seed: int, until: float, count: int) -> int:
     """A copy of this process."""
     child = os.fork()

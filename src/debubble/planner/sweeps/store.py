@@ -29,7 +29,7 @@ FORMAT = 1
 OWN = ("point", "number", "item", "options", "error", "seconds")
 """Columns of ``results`` that are no results."""
 
-DAMAGED = ("not a database", "malformed", "no such", "UTF-8", "corrupt")
+DAMAGED = ("not a database", "malformed", "no such", "UTF-8", "utf-8", "corrupt")
 """Words of SQLite about files that are no databases, or not ours."""
 
 PATIENCE = 0.5
@@ -71,7 +71,8 @@ def reported(path: Path) -> Iterator[None]:
     """Turn errors of SQLite into ones that say what to do."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # Messages of SQLite quote what a damaged file has, and may be no text themselves.
         text = str(error)
         if "locked" in text or "busy" in text:
             raise ParameterError(
@@ -145,7 +146,8 @@ class Writer:
     def done(self, failed: bool = True) -> set[str]:
         """Keys of the points whose results are there; without `failed`, those with no error."""
         errors = "" if failed else " GROUP BY point HAVING count(error) = 0"
-        return {key for (key,) in self._file.execute(f"SELECT point FROM results{errors}")}
+        with reported(self.path):
+            return {key for (key,) in self._file.execute(f"SELECT point FROM results{errors}")}
 
     def add(self, results: Iterable[Result]) -> None:
         """Keep results; they are safe when this returns."""
@@ -201,9 +203,9 @@ class Writer:
 
     def close(self) -> None:
         """Let go of the file; what was not added is not there."""
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             self._file.execute("ROLLBACK")
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             # Else whoever reads the file later leaves two more beside it.
             self._file.execute("PRAGMA journal_mode = DELETE")
         self._file.close()
