@@ -61,8 +61,10 @@ format: $(VENV)/.dev  ## format and sort imports
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz: $(VENV)/.dev  ## random inputs against independent judges: make fuzz MINUTES=60
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+TARGETS ?=
+ENGINE ?= random
+fuzz: $(VENV)/.dev  ## random inputs, judged or read: make fuzz MINUTES=60 TARGETS=readers ENGINE=atheris
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --engine $(ENGINE) $(TARGETS)
 
 figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/figures
 	$(BIN)/python docs/figures/draw.py

@@ -189,7 +189,7 @@ def _whole(flag: str, text: str | None) -> int | None:
 
 def whole(flag: str, text: str) -> int:
     """The whole number in the text of an option."""
-    if not re.fullmatch(r"\s*[+-]?[0-9]{1,40}\s*", text):
+    if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
         raise ParameterError(f"{flag} is '{text}'; give a whole number")
     return int(text)
 

@@ -145,7 +145,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if not math.isfinite(entry.bound):
         return None

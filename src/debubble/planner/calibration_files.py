@@ -13,20 +13,22 @@ from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.interchange import cost_syntax
 from debubble.interchange.cost_files import CostFile, parse_costs
-from debubble.interchange.text import read_text
+from debubble.interchange.text import read_text, shown
 from debubble.planner.calibrate import Factors, calibrated, with_measured
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.layer_times import layer_times
 from debubble.planner.model import Model
-from debubble.planner.row_plans import read_row, spread
+from debubble.planner.row_plans import LARGEST, MOST_ACTIONS, read_row, spread
 from debubble.planner.rows import parse_rows
 
 MAX_BYTES = 16 << 20
 """Most bytes of a file."""
-LOG_LINE = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
-BATCH = re.compile(r"global batch size:\s*(\d+)")
+LOG_LINE = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9]+(?:\.[0-9]+)?)")
+BATCH = re.compile(r"global batch size:\s*([0-9]{1,18})\b")
+LONGEST = 1e6
+"""Seconds that no step takes."""
 WARM_UP = 3
 """Iterations of a log that are left out where it has more than twice as many."""
 
@@ -134,13 +136,15 @@ def _from_step(
     step: Any, where: str, factors: Factors, model: Model, cluster: Cluster, training: Training
 ) -> Factors:
     if not isinstance(step, Mapping):
-        raise FormatError(f"{where}: {step!r}; give a mapping with tp, pp, … and seconds")
+        raise FormatError(f"{where}: {shown(step)}; give a mapping with tp, pp, … and seconds")
     for key in step:
         if key not in STEP_KEYS:
-            raise FormatError(f"{where}: unknown key '{key}'; {did_you_mean(str(key), STEP_KEYS)}")
+            raise FormatError(
+                f"{where}: unknown key {shown(key)}; {did_you_mean(str(key), STEP_KEYS)}"
+            )
     if "log" in step:
         seconds = log_seconds(str(step["log"]), where)
-    elif isinstance(step.get("seconds"), int | float) and step["seconds"] > 0:
+    elif isinstance(step.get("seconds"), int | float) and 0 < step["seconds"] < LONGEST:
         seconds = float(step["seconds"])
     else:
         raise FormatError(f"{where}: give seconds, or log with a line of Megatron")
@@ -165,8 +169,8 @@ def measured_run(
 
     def whole(key: str, default: int) -> int:
         value = given.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise FormatError(f"{where}.{key}: {value!r}; give a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            raise FormatError(f"{where}.{key}: {shown(value)}; give a whole number")
         return value
 
     numbers = {key: max(whole(key, 1), 1) for key in DEGREES if key != "dp"}
@@ -177,7 +181,7 @@ def measured_run(
     )  # fmt: skip
     if training.precision not in PRECISIONS:
         hint = did_you_mean(training.precision, PRECISIONS)
-        raise FormatError(f"{where}.precision: '{training.precision}'; {hint}")
+        raise FormatError(f"{where}.precision: {shown(training.precision)}; {hint}")
     size = numbers["tp"] * numbers["cp"] * numbers["pp"]
     dp = whole("dp", gpus // size)
     if dp * size != gpus:
@@ -186,13 +190,33 @@ def measured_run(
     micro = max(whole("microbatch_size", 1), 1)
     if batch % (micro * dp) or not batch:
         raise FormatError(f"{where}: batch {batch} is no multiple of {micro} x dp {dp}")
+    if degrees.stages > len(model.layers) + 2:
+        raise FormatError(f"{where}: pp x chunks is {degrees.stages}; {model.name} has no more than"
+                          f" {len(model.layers)} layers, embedding and head to split")  # fmt: skip
+    if 2 * degrees.stages * (batch // (micro * dp)) > MOST_ACTIONS:
+        raise FormatError(f"{where}: batch {batch} makes more than {MOST_ACTIONS:,} actions")
     default = "interleaved-1f1b" if degrees.chunks > 1 else "1f1b"
-    layers = tuple(given.get("layers", spread(len(model.layers), degrees.stages)))
+    layers = spread(len(model.layers), degrees.stages)
+    if "layers" in given:
+        layers = _layers(given["layers"], where, degrees.stages, len(model.layers))
     candidate = Candidate(
         degrees, micro, batch // (micro * dp), str(given.get("schedule", default)), layers,
         str(given.get("recompute", "none")), whole("zero", 1),
     )  # fmt: skip
     return replace(cluster, gpus=gpus), training, candidate
+
+
+def _layers(value: Any, where: str, stages: int, layers: int) -> tuple[int, ...]:
+    """The number of layers of every stage."""
+    counts = value if isinstance(value, list | tuple) else ()
+    if not all(type(count) is int and count >= 0 for count in counts) or (
+        (len(counts), sum(counts)) != (stages, layers)
+    ):
+        raise FormatError(
+            f"{where}.layers: {shown(value)}; give a whole number for each of {stages} stages, "
+            f"{layers} in all"
+        )
+    return tuple(counts)
 
 
 SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}

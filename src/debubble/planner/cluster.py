@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
 from debubble.interchange import cost_syntax
-from debubble.interchange.text import read_text
+from debubble.interchange.text import read_number, read_text, shown
 from debubble.planner.gpus import GPUS, Gpu
 
 MAX_BYTES = 1 << 20
@@ -87,13 +88,15 @@ def _value(key: str, value: Any, where: str) -> Any:
         return str(value)
     if key == "attention":
         if not isinstance(value, list) or len(value) != 2:
-            raise FormatError(f"{where}: attention: {value!r}; give [forward, backward] in FLOP/s")
+            raise FormatError(
+                f"{where}: attention: {shown(value)}; give [forward, backward] in FLOP/s"
+            )
         return tuple(_number(key, item, where) for item in value)
     number = _number(key, value, where)
     if _KEYS[key] != "int":
         return number
     if number != int(number) or number < 1:
-        raise FormatError(f"{where}: {key}: {value!r}; give a whole number from 1 up")
+        raise FormatError(f"{where}: {key}: {shown(value)}; give a whole number from 1 up")
     return int(number)
 
 
@@ -101,11 +104,12 @@ _MAY_BE_ZERO = ("fp8", "fp4", "peer")
 
 
 def _number(key: str, value: Any, where: str) -> float:
-    try:
-        number = float("nan" if isinstance(value, bool) else value)
-    except (TypeError, ValueError):
-        number = float("nan")
+    number = math.nan
+    if isinstance(value, str):
+        number = read_number(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30:
+        number = float(value)
     least = 0.0 if key in _MAY_BE_ZERO else 1e-9
     if not least <= number < 1e30:
-        raise FormatError(f"{where}: {key}: {value!r}; give a positive number")
+        raise FormatError(f"{where}: {key}: {shown(value)}; give a positive number")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -84,7 +85,7 @@ def with_measured_steps(asked: Asked, path: str, fixed: Fixed, text: str | None 
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    parts = [part.strip(" ") for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
         raise ParameterError(f"{flag} is '{text}'; give a number for every stage, such as 7,8,8,9")
     return tuple(map(int, parts))

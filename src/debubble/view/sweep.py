@@ -163,6 +163,11 @@ def _read(results: Results, wanted: str) -> tuple[dict[str, str], dict[str, str]
         if key in ("x", "y", "by"):
             results.check_column(value)
             axes[key] = value
+        elif key in results.columns and key not in results.options:
+            raise ParameterError(
+                f"--plot '{word}': {key} is a result; points are chosen by an option: "
+                f"{', '.join(results.options)}"
+            )
         else:
             results.check_column(key)
             chosen[key] = value

@@ -124,7 +124,7 @@ def _calls(
         return
     for name, kind in KINDS.items():
         starts, ends = lists[name]
-        units, parts = one.get(f"{name}_minibatch") or [], one.get(f"{name}_chunk") or []
+        units, parts = (_list(one.get(f"{name}_{key}")) for key in ("minibatch", "chunk"))
         given = len(units) == len(parts) == len(starts)
         for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
             if given and type(units[k]) is int and type(parts[k]) is int and parts[k] < 64:
@@ -160,10 +160,17 @@ def _zeros(runs: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
     return zeros
 
 
+def _list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
 def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list) or not all(type(v) in (int, float) for v in values):
         return []
-    return [float(value) for value in values]
+    try:
+        return [float(value) for value in values]
+    except OverflowError:
+        return []
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:

@@ -69,7 +69,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     zero: Decimal | None = None
     for path in files:
         rows = csv.reader(_without_nulls(path, left_out))
-        columns, scale = _columns(path, next(rows, []), left_out)
+        try:
+            header = next(rows, [])
+        except csv.Error as error:
+            raise FormatError(f"{path}: the first line is none of a CSV: {error}") from None
+        columns, scale = _columns(path, header, left_out)
         while True:
             try:
                 row = next(rows)

@@ -29,6 +29,9 @@ FORMAT = 1
 OWN = ("point", "number", "item", "options", "error", "seconds")
 """Columns of ``results`` that are no results."""
 
+DAMAGED = ("not a database", "malformed", "no such", "UTF-8", "utf-8", "corrupt")
+"""Words of SQLite about files that are no databases, or not ours."""
+
 PATIENCE = 0.5
 """Seconds to wait for somebody who holds the file for a moment."""
 
@@ -68,13 +71,14 @@ def reported(path: Path) -> Iterator[None]:
     """Turn errors of SQLite into ones that say what to do."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # Messages of SQLite quote what a damaged file has, and may be no text themselves.
         text = str(error)
         if "locked" in text or "busy" in text:
             raise ParameterError(
                 f"another sweep writes to '{path}'; wait for it, or give another file"
             ) from None
-        if "not a database" in text or "malformed" in text:
+        if any(word in text for word in DAMAGED):
             raise FormatError(f"'{path}' is no file of a sweep; give another name") from None
         if "full" in text:
             raise ParameterError(
@@ -127,7 +131,7 @@ class Writer:
         )
         known = about(self._file)
         if known:
-            check_same(json.loads(known["spec"]), spec.to_dict(), self.path, extend)
+            check_same(kept_spec(known, self.path), spec.to_dict(), self.path, extend)
         values = {
             "format": str(FORMAT), "version": version, "command": spec.command,
             "spec": json.dumps(spec.to_dict()),
@@ -135,14 +139,15 @@ class Writer:
         run("DELETE FROM about")
         self._file.executemany("INSERT INTO about VALUES (?, ?)", values.items())
         self._columns = columns_of(self._file)
-        self._options = list(json.loads(known["options"])) if "options" in known else []
+        self._options = kept_options(known, self.path) if "options" in known else []
         self._show(spec.options, *({name: None} for name in spec.varied))
         self._commit()
 
     def done(self, failed: bool = True) -> set[str]:
         """Keys of the points whose results are there; without `failed`, those with no error."""
         errors = "" if failed else " GROUP BY point HAVING count(error) = 0"
-        return {key for (key,) in self._file.execute(f"SELECT point FROM results{errors}")}
+        with reported(self.path):
+            return {key for (key,) in self._file.execute(f"SELECT point FROM results{errors}")}
 
     def add(self, results: Iterable[Result]) -> None:
         """Keep results; they are safe when this returns."""
@@ -198,9 +203,9 @@ class Writer:
 
     def close(self) -> None:
         """Let go of the file; what was not added is not there."""
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             self._file.execute("ROLLBACK")
-        with suppress(sqlite3.Error):
+        with suppress(sqlite3.Error, UnicodeDecodeError):
             # Else whoever reads the file later leaves two more beside it.
             self._file.execute("PRAGMA journal_mode = DELETE")
         self._file.close()
@@ -220,6 +225,36 @@ def refuse_others(file: sqlite3.Connection, path: Path) -> None:
 def about(file: sqlite3.Connection) -> dict[str, str]:
     """What a file says about itself."""
     return dict(file.execute("SELECT name, value FROM about").fetchall())
+
+
+def kept_spec(known: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The spec that a file says it was written for."""
+    found = _read(known, "spec", path)
+    sections = found if isinstance(found, dict) else {}
+    if not isinstance(sections.get("command"), str) or not all(
+        isinstance(sections.get(name, {}), dict) for name in SECTIONS
+    ):
+        raise FormatError(f"'{path}' is damaged: it has no spec; give another name")
+    return sections
+
+
+def kept_options(known: Mapping[str, str], path: Path) -> list[str]:
+    """The names of options that a file says it has."""
+    found = _read(known, "options", path)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise FormatError(f"'{path}' is damaged: it has no names of options; give another name")
+    return found
+
+
+def _read(known: Mapping[str, str], name: str, path: Path) -> Any:
+    try:
+        return json.loads(known[name])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise FormatError(f"'{path}' is damaged: {name} is no JSON; give another name") from None
+
+
+SECTIONS = ("options", "grid", "samples", "files")
+"""Parts of a spec that may differ."""
 
 
 def columns_of(file: sqlite3.Connection, table: str = "results") -> list[str]:
@@ -247,7 +282,7 @@ def check_same(
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The first thing in which two specs differ."""
-    for section in ("options", "grid", "samples", "files"):
+    for section in SECTIONS:
         one, other = known.get(section, {}), wanted.get(section, {})
         for name in {**one, **other}:
             if one.get(name) != other.get(name):

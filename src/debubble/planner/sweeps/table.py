@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
-from debubble.planner.sweeps.store import about, columns_of, quoted, refuse_others, reported
+from debubble.planner.sweeps.store import (
+    about,
+    columns_of,
+    kept_options,
+    kept_spec,
+    quoted,
+    refuse_others,
+    reported,
+)
 
 WRITTEN = (".csv", ".parquet")
 
@@ -60,11 +68,12 @@ class Results:
                 "SELECT count(DISTINCT point), count(DISTINCT CASE WHEN error IS NOT NULL "
                 "THEN point END), count(*) FROM results"
             ).fetchone()
-            return cls(
-                path, found["command"], json.loads(found["spec"]),
-                tuple(columns_of(file, "sweep")), tuple(json.loads(found["options"])),
-                points, failed, rows,
-            )  # fmt: skip
+            spec = kept_spec(found, path)
+            columns, options = columns_of(file, "sweep"), kept_options(found, path)
+            if not {*options, "error", "seconds"} <= {*columns}:
+                raise FormatError(f"'{path}' is damaged: columns are missing; give another file")
+            return cls(path, spec["command"], spec, tuple(columns), tuple(options), points, failed,
+                       rows)  # fmt: skip
 
     def errors(self, most: int = 10) -> list[tuple[str, int]]:
         """The most frequent errors, and how often they are there."""
@@ -149,27 +158,18 @@ def _uniform(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values]
 
 
-class _opened:  # noqa: N801 - a context manager, used as a function
-    """A file of results, to read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> sqlite3.Connection:
-        with reported(self.path):
-            # What a killed writer left half done is undone by the next to open the file, who must
-            # be allowed to write for that.
-            mode = "rw" if os.access(self.path, os.W_OK) else "ro"
-            self.file = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode={mode}", uri=True)
-            try:
-                self.file.execute("PRAGMA query_only = ON")
-                refuse_others(self.file, self.path)
-                if not columns_of(self.file, "sweep"):
-                    raise FormatError(f"'{self.path}' is no file of a sweep")
-            except BaseException:
-                self.file.close()
-                raise
-            return self.file
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A file of results, to read; what is found wrong in it on the way is said in words."""
+    # What a killed writer left half done is undone by the next to open the file, who must be
+    # allowed to write for that.
+    mode = "rw" if os.access(path, os.W_OK) else "ro"
+    with (
+        reported(path),
+        closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True)) as file,
+    ):
+        file.execute("PRAGMA query_only = ON")
+        refuse_others(file, path)
+        if not columns_of(file, "sweep"):
+            raise FormatError(f"'{path}' is no file of a sweep")
+        yield file
