@@ -233,11 +233,11 @@ class EventGraph:
                 names.append(link(int(a), int(b)))
             elif kind == SUM:
                 names.append(f"{names[a]} and {names[b]} together")
-            elif kind not in WORK_KINDS:
-                names.append(f"{Kind(kind).name} of {where(a)}")
-            else:
+            elif kind == FORWARDS or kind in WORK_KINDS:
                 name = Kind(max(kind, Kind.F)).name
                 names.append(f"pair F of {where(a)} and {name} of {where(b)}")
+            else:
+                names.append(f"{Kind(kind).name} of {where(a)}")
         return names
 
     def evaluate(
