@@ -28,7 +28,7 @@ from debubble.core.errors import ParameterError, ScheduleError, check_type, did_
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.event_graph import EventGraph
-from debubble.engine.exist import survey_of
+from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
 from debubble.engine.memory import Limit, MemoryUse, memory_limits
@@ -272,6 +272,6 @@ def _first_above(schedule: Schedule, use: MemoryUse, rank: int, limit: float) ->
     held = use.static[rank] + np.cumsum(added)
     held[1:] += np.cumsum(freed)[:-1]
     above = held > limit
-    if not above.any() and survey_of(schedule).kinds & kind_bits(COPY_KINDS):
+    if not above.any() and has(schedule, COPY_KINDS):
         return None
     return int(schedule.offsets[rank]) + int(np.argmax(above) if above.any() else np.argmax(held))

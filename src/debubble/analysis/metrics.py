@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from debubble.analysis.measures import meanings
-from debubble.core.actions import KIND_MASK, SHARDING_KINDS, kinds_of
+from debubble.core.actions import KIND_MASK, SHARDING_KINDS
 from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import PARTS
@@ -15,6 +15,7 @@ from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.units import memory_scale, number, percent
 from debubble.engine import modes
+from debubble.engine.exist import has
 from debubble.engine.memory import Limit
 from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
@@ -87,7 +88,7 @@ def measure_words(costs: Costs) -> dict[str, str]:
 
 def replicas_words(schedule: Schedule) -> dict[str, str]:
     """Convention for data-parallel collectives; empty for a schedule without them."""
-    if not np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
+    if not has(schedule, SHARDING_KINDS):
         return {}
     return {
         "replicas": "weights are gathered and gradients reduced on a stream of their own, beside "

@@ -24,8 +24,7 @@ from debubble.core.actions import (
     stages_of,
     unpack,
 )
-from debubble.core.embedding_and_head import first_stages
-from debubble.core.errors import FormatError, ParameterError, check_type
+from debubble.core.errors import FormatError, check_type
 from debubble.core.placement import Placement
 from debubble.core.schedule_fields import Saved, Sizes, checked, saved
 from debubble.core.slicing import Slicing
@@ -157,20 +156,10 @@ class Schedule:
             value = getattr(self, name)
             if value is not default:
                 object.__setattr__(self, name, checked(name, spec, value, sizes))
-        self._check_vocabulary()
+        check.check_vocabulary(self.vocabulary, self.placement, self.slices)
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, check.packed(name, getattr(self, name)))
         check.check_offsets(self.offsets, self.placement.ranks, len(self.actions))
-
-    def _check_vocabulary(self) -> None:
-        placement = self.placement
-        if self.vocabulary and (
-            placement.copies > 1 or self.slices > 1 or first_stages(placement).min() < 0
-        ):
-            raise ParameterError(
-                f"vocabulary is {self.vocabulary}; that needs one copy of the model, whole "
-                "microbatches and a stage on every rank; use 0"
-            )
 
     @classmethod
     def from_programs(

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ParameterError, WrongValueError
+from debubble.core.placement import Placement
 from debubble.core.slicing import check_cut
 
 MAX_VERSIONS = 1 << 16
@@ -244,4 +246,13 @@ def check_offsets(offsets: NDArray[np.int64], ranks: int, actions: int) -> None:
         raise ParameterError(
             f"offsets go from {begin} to {end} for {actions} actions; "
             "start at 0, go up, and end at the number of actions"
+        )
+
+
+def check_vocabulary(vocabulary: int, placement: Placement, slices: int) -> None:
+    """Refuse to shard the output layer of a model that cannot."""
+    if vocabulary and (placement.copies > 1 or slices > 1 or first_stages(placement).min() < 0):
+        raise ParameterError(
+            f"vocabulary is {vocabulary}; that needs one copy of the model, whole microbatches and "
+            "a stage on every rank; use 0"
         )

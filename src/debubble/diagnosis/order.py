@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program, kinds_of
+from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program
 from debubble.core.errors import DebubbleError, FormatError, ScheduleError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.diagnosis.names import Name, like_none, named
 from debubble.diagnosis.observed import ALONE, Actions, Observed
+from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 
 FIRST, BETWEEN, LAST = 1, 3, 2
@@ -247,7 +248,7 @@ def _can_run(schedule: Schedule) -> bool:
         graph = compile_graph(schedule, explain=False)
     except ScheduleError:
         return False
-    learns = np.isin(kinds_of(schedule.actions), GRADIENT_KINDS).any()
+    learns = has(schedule, GRADIENT_KINDS)
     return not learns or graph.completed == schedule.stages * schedule.units
 
 

@@ -16,13 +16,13 @@ from debubble.core.actions import COPY_KINDS, KIND_MASK, computes, kinds_of, pai
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
-from debubble.core.kinds import FORWARD_KINDS, kind_bits
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
 from debubble.engine.critical_path import CriticalAction, critical_actions, times_paid
 from debubble.engine.ensembles import Spread, spread_of
-from debubble.engine.exist import survey_of
+from debubble.engine.exist import has
 from debubble.engine.graph import EventGraph, P2PMode, compile_graph
 from debubble.engine.jitter import Jitter, Times
 from debubble.engine.kernels import evaluate as walk
@@ -392,7 +392,7 @@ def memory_use(schedule: Schedule, costs: Costs, p2p_mode: P2PMode = "overlapped
 
     An order that cannot run is measured as if copies took no time.
     """
-    if survey_of(schedule).kinds & kind_bits(COPY_KINDS):
+    if has(schedule, COPY_KINDS):
         try:
             return simulate(schedule, costs, p2p_mode).memory
         except ScheduleError:

@@ -20,6 +20,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
+from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode
 from debubble.engine.memory import memory_limits
 from debubble.engine.recompute import recompute_share
@@ -77,7 +78,7 @@ def add_offload(
         return schedule
     costs = costs or Costs()
     check_host(costs)
-    if np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+    if has(schedule, COPY_KINDS):
         raise ParameterError(f"'{schedule.name}' has copies already; offload one without")
     limits = memory_limits(memory, schedule.ranks)
     recomputed = recompute_share(schedule)[: schedule.stages] >= 1

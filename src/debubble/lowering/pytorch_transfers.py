@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import SHARDING_KINDS, group_bounds, kinds_of
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
+from debubble.engine.exist import has
 from debubble.engine.kernels.rounds import defer_receives, write_rounds
 from debubble.engine.transfers import consumers_of, without
 from debubble.lowering.sharding import MAX_ACTIVE, add_sharding
@@ -33,7 +34,7 @@ def pytorch_transfers(schedule: Schedule, *, deferred: bool) -> Schedule:
         When the schedule cannot run.
     """
     compile_programs(schedule, "overlapped")
-    if np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any():
+    if has(schedule, SHARDING_KINDS):
         return _placed(schedule, deferred)
     begin, end = group_bounds(schedule.actions)
     widest = int((end - begin).max(initial=1))

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.compare import compare
-from debubble.core.actions import COPY_KINDS, kinds_of, pairs_of
+from debubble.core.actions import COPY_KINDS, pairs_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import Limit, memory_limits
@@ -137,7 +138,7 @@ def _changed(
     until: Callable[[], bool] | None,
 ) -> Schedule:
     """The order with single actions moved, as long as that makes it faster under jitter."""
-    if np.isin(kinds_of(schedule.actions), COPY_KINDS).any():
+    if has(schedule, COPY_KINDS):
         return schedule
     rng = np.random.default_rng(judge.jitter.seed)
     programs = [schedule.program(rank).copy() for rank in range(schedule.ranks)]

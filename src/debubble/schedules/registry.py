@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, kinds_of, pack
+from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, pack
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
@@ -375,9 +376,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
 
 def exchanges(schedule: Schedule, table: CostTable) -> bool:
     """Whether data-parallel replicas take time to exchange weights or gradients."""
-    return bool(
-        table.collective.any() and np.isin(kinds_of(schedule.actions), SHARDING_KINDS).any()
-    )
+    return bool(table.collective.any() and has(schedule, SHARDING_KINDS))
 
 
 def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.core.actions import TRANSFER_KINDS, kinds_of
+from debubble.core.actions import TRANSFER_KINDS
+from debubble.engine.exist import has
 from debubble.engine.timeline import Timeline
 from debubble.view.bars import Bars
 from debubble.view.transfers import transfers_of
@@ -19,7 +20,7 @@ _MOST = 5000
 
 def are_drawn(timeline: Timeline) -> bool:
     """Whether a drawing of text has transfers: where they are actions of the schedule."""
-    return bool(np.isin(kinds_of(timeline.schedule.actions), TRANSFER_KINDS).any())
+    return has(timeline.schedule, TRANSFER_KINDS)
 
 
 def rows(bars: Bars, columns: int, scale: float) -> list[tuple[str, str]]:
