@@ -91,7 +91,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
     others = [(text, held_with(given, text, question.framework)) for text in conditions]
 
     def tell(found: Found) -> None:
-        best = found.plans[0].step_time if found.plans else None
+        best = found.best.step_time if found.best else None
         running.progress = {
             "considered": found.considered, "simulated": found.simulated, "best": best
         }  # fmt: skip
