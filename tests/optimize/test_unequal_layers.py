@@ -273,6 +273,18 @@ def test_recomputing_stages_need_less_memory_than_any_cut_without() -> None:
     assert np.all(result.timeline.peak_activation <= 5 * (1 + 1e-8))
 
 
+@pytest.mark.parametrize(
+    ("memory", "proof"),
+    # 31 in all on four ranks: a quarter is 7.75.
+    [(7, "however the 30 layers are cut; "), (7.9, "which proves nothing for the others; ")],
+)
+def test_a_refusal_says_whether_it_is_proven(memory: float, proof: str) -> None:
+    each = [1.0] * 29 + [2.0]
+    layers = dict.fromkeys(("F", "I", "W", "activation"), each)
+    with pytest.raises(db.ParameterError, match=f"{proof}give at least 8, under which some cut"):
+        db.optimize(ranks=4, chunks=2, microbatches=8, layers=layers, memory=memory, **FAST)
+
+
 def test_published_schedules_stand_beside_it_with_the_same_layers() -> None:
     result = db.optimize(
         ranks=2, chunks=1, microbatches=4, layers=LAYERS, recompute="free", memory=12, cache=False,

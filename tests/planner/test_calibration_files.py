@@ -3,10 +3,15 @@ from pathlib import Path
 import pytest
 
 from debubble.core.errors import FormatError, ParameterError
+from debubble.planner.ask import ask
 from debubble.planner.calibrate import Factors
 from debubble.planner.calibration_files import calibrate_from, log_seconds, measured_run
 from debubble.planner.candidate import Candidate
+from debubble.planner.degrees import Fixed, groups
+from debubble.planner.held import with_measured_steps
 from debubble.planner.layer_times import layer_times
+from debubble.planner.report import paragraphs
+from debubble.planner.search import search
 from tests.planner.published import llama_70b
 
 CASE = llama_70b()
@@ -42,8 +47,44 @@ def test_a_log_says_the_seconds_of_the_candidate(tmp_path: Path) -> None:
     lines = [LINE.format(n=n, ms=90000.0 if n < 3 else 14660.0, batch=128) for n in range(9)]
     path = written(tmp_path / "run.log", "".join(lines))
     assert read(path, CASE.candidate) == CASE.calibrated()
-    with pytest.raises(ParameterError, match="give --tp"):
+    with pytest.raises(ParameterError, match="give all of how it ran, too"):
         read(path)
+
+
+def test_what_is_open_beside_a_log_is_named(tmp_path: Path) -> None:
+    path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=6000.0, batch=64)))
+    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    message = r"give --cp, --dp, --schedule, --recompute, --zero, too"
+    with pytest.raises(ParameterError, match=message):
+        with_measured_steps(asked, path, Fixed(tp=2, pp=2, chunks=1, microbatch_size=1))
+    fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
+                  recompute="none", zero=1)  # fmt: skip
+    found = with_measured_steps(asked, path, fixed)
+    assert found.factors.table[-1].measured
+
+
+def test_steps_faster_than_the_peak_are_refused(tmp_path: Path) -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
+                  recompute="none", zero=1)  # fmt: skip
+    path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=2000.0, batch=64)))
+    # 51.47 GFLOP per token on eight GPUs of 989 TFLOP/s take 3.41 s at least.
+    with pytest.raises(
+        ParameterError, match=r"MFU of 170.* 100 % is the most, which is 3.41 s. Ch"
+    ):
+        with_measured_steps(asked, path, fixed)
+
+
+def test_steps_faster_than_the_best_product_warn(tmp_path: Path) -> None:
+    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    fixed = Fixed(tp=2, cp=1, pp=2, chunks=1, microbatch_size=1, schedules=("1f1b",),
+                  recompute="none", zero=1)  # fmt: skip
+    for ms, warns in ((4100.0, True), (6000.0, False)):
+        path = str(written(tmp_path / "run.log", LINE.format(n=9, ms=ms, batch=64)))
+        measured = with_measured_steps(asked, path, fixed)
+        found = search(measured, groups(measured.model, measured.cluster, measured.training, fixed))
+        said = " ".join(paragraphs(measured, found))
+        assert ("more than the 80.00 % that the best matrix product on h100" in said) == warns
 
 
 def test_iterations_of_another_batch_are_refused() -> None:

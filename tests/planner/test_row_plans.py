@@ -33,6 +33,9 @@ def test_a_row_is_a_plan() -> None:
         ({"zero": "3 (FSDP)"}, "zero", 3),
         ({"zero": "2-like (FSDP2)"}, "zero", 2),
         ({"zero": ""}, "zero", 1),
+        ({"zero": "2"}, "zero", 2),
+        # Before Megatron-FSDP: the distributed optimizer.
+        ({"zero": "2", "source": "MegaScale arXiv:2402.15627"}, "zero", 1),
         ({"schedule": "1F1B (DeepSpeed)", "vp": "1"}, "schedule", "1f1b"),
         ({"schedule": "ZB-2p", "vp": "1"}, "schedule", "zb-2p"),
         ({"schedule": "ZB-1p", "vp": "1"}, "schedule", "zb-h1"),

@@ -217,6 +217,20 @@ def test_an_interrupted_search_keeps_the_best() -> None:
     assert "the best when the search was stopped" in text(asked, found, 200)
 
 
+def test_a_search_that_is_stopped_at_once_has_a_plan() -> None:
+    asked = ask("llama-3.1-70b", "h100", 64, 128, 8192)
+
+    def stop(found: Found) -> None:
+        if found.best:
+            raise KeyboardInterrupt
+
+    found = search(asked, groups(asked.model, asked.cluster, asked.training), 3, stop)
+    assert found.interrupted
+    (plan,) = found.plans
+    assert plan.fits
+    assert found.considered < 10_000
+
+
 @pytest.mark.slow
 def test_only_what_is_faster_than_a_limit_is_kept() -> None:
     asked = ask("llama-3.1-8b", "h100", 8, 16, 4096)

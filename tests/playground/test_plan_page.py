@@ -96,13 +96,32 @@ def test_what_is_wrong_is_said_beside_the_form(page):
     assert "1.236 B parameters" in page.inner_text("#plan .status")
 
 
+def test_some_layers_of_every_stage_can_be_recomputed(page):
+    page.click("#plan-tab")
+    page.wait_for_selector("#plan-gpus")
+    small(page)
+    offered = page.locator("#plan-recomputes option")
+    assert [offered.nth(k).get_attribute("value") for k in range(4)] == [
+        "none", "selective", "full", "full:1",
+    ]  # fmt: skip
+    page.fill("#plan-recompute", "full:x")
+    page.click(".go")
+    page.wait_for_selector(".status[data-how=bad]")
+    assert "give a number of layers, such as full:1" in page.inner_text("#plan .status")
+    assert page.locator("[data-field=plan-recompute].wrong").count() == 1
+    page.fill("#plan-recompute", "full:3")
+    page.click(".go")
+    page.wait_for_selector("#plan debubble-timeline[ready]")
+    assert "recompute full:3" in page.inner_text(".plan-result")
+
+
 def test_a_measured_step_calibrates_and_why_not_is_answered(page):
     page.click("#plan-tab")
     page.wait_for_selector("#plan-gpus")
     small(page)
     fill(page, cp=1, microbatch_size=1, why="schedule=1f1b pp=4")
     page.select_option("#plan-zero", "1")
-    page.select_option("#plan-recompute", "none")
+    page.fill("#plan-recompute", "none")
     page.fill("#plan-measured", "iteration 9 | elapsed time per iteration (ms): 200.0 |")
     page.click(".go")
     page.wait_for_selector("#plan debubble-timeline[ready]")

@@ -285,7 +285,7 @@ class _Progress:
         if now < self.next:
             return
         self.next = now + 0.1
-        best = f"best {found.plans[0].step_time:.4g} s" if found.plans else "none fits yet"
+        best = f"best {found.best.step_time:.4g} s" if found.best else "none fits yet"
         self.line(
             f"{now:5.1f} s  {found.considered:,} plans decided, {found.simulated:,} simulated, "
             f"{best}"

@@ -154,11 +154,24 @@ class Cutting:
         some = self.fits(self.most_layers()) if self.plain else any(self._fitting())
         if not some:
             limits = "/".join(f"{limit:.12g}" for limit in np.unique(root.limits))
+            which = f"however the {self.count} layers are cut"
+            if not (self.plain or self.all() is not None or self._too_much):
+                which = (
+                    f"under every cut of the {self.count} layers that was looked at, which proves "
+                    "nothing for the others"
+                )
             raise ParameterError(
-                f"memory {limits} is too small for one microbatch, however the {self.count} "
-                f"layers are cut; give at least {self.smallest_memory:.12g}, under which some cut "
-                "works"
+                f"memory {limits} is too small for one microbatch, {which}; give at least "
+                f"{self.smallest_memory:.12g}, under which some cut works"
             )
+
+    @property
+    def _too_much(self) -> bool:
+        """Whether one layer is too large for every rank, or all of them for all ranks together."""
+        limits = self.root.limits * (1 + TOLERANCE)
+        each = np.min([self._footprint(*way)[0] for way in self._ways], axis=0)
+        whole = each.sum() + self._own[0].sum()
+        return bool(each.max() > limits.max() or whole > limits.sum())
 
     @cached_property
     def smallest_memory(self) -> float:
@@ -187,12 +200,10 @@ class Cutting:
         All of them are in their forwards but one, which is in one of its backwards. Copies to the
         host take no time here.
         """
-        root = self.root
-        away = np.array(root.offload or (False,) * root.stages)
-        ways = np.unique(np.stack([root.recomputed, away]), axis=1).T.tolist()
+        root, away = self.root, self._away
         border = np.cumsum(np.pad(cuts, ((0, 0), (1, 0))), axis=1)
         stored, more = np.zeros(cuts.shape), np.zeros(cuts.shape)
-        for recompute, offload in ways:
+        for recompute, offload in self._ways:
             here = (root.recomputed == recompute) & (away == offload)
             sums = np.pad(np.cumsum(self._footprint(recompute, offload), axis=1), ((0, 0), (1, 0)))
             for into, values in ((stored, sums[0]), (more, sums[1])):
@@ -207,6 +218,17 @@ class Cutting:
         others = np.maximum(np.asarray(microbatches) - 1, 0)
         whole: NDArray[np.float64] = needed + others * (stored @ self._on_ranks)
         return whole
+
+    @cached_property
+    def _ways(self) -> list[tuple[bool, bool]]:
+        """What stages do: whether they recompute, and whether their activations go to the host."""
+        both = np.unique([self.root.recomputed, self._away], axis=1)
+        return [(bool(recompute), bool(away)) for recompute, away in both.T]
+
+    @cached_property
+    def _away(self) -> NDArray[np.bool_]:
+        """Whether a stage's activations go to the host; shape ``(stages,)``."""
+        return np.array(self.root.offload or (False,) * self.root.stages)
 
     @cached_property
     def _own(self) -> NDArray[np.float64]:

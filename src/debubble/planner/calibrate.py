@@ -7,6 +7,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from debubble.core.errors import ParameterError
+from debubble.core.units import percent
+from debubble.planner.efficiency import PRECISIONS
+from debubble.planner.flops import flops_per_token
 from debubble.planner.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -161,6 +164,7 @@ def calibrated(
         known = with_measured(factors, model, cluster, training, candidate, value, seconds)
         return step_time(model, cluster, training, candidate, known).seconds
 
+    _check_possible(model, cluster, training, seconds)
     low, high = LIMITS
     if not step(high) <= seconds <= step(low):
         raise ParameterError(
@@ -180,6 +184,20 @@ def calibrated(
         else:
             b, at_b = middle, at
     return with_measured(factors, model, cluster, training, candidate, 1 / middle, seconds)
+
+
+def _check_possible(model: Model, cluster: Cluster, training: Training, seconds: float) -> None:
+    """Refuse steps that compute more than the GPUs' peak."""
+    flops = flops_per_token(model, training.sequence)["causal"] * training.tokens
+    peak = cluster.gpu.peak(PRECISIONS[training.precision]) * cluster.gpus
+    if flops > peak * seconds:
+        mfu, least = percent(flops / peak / seconds), flops / peak
+        raise ParameterError(
+            f"{seconds:g} s per step is an MFU of {mfu}, of attention the causal half counted; "
+            f"100 % is the most, which is {least:.3g} s. Check the batch ({training.batch:,}), the "
+            f"sequence ({training.sequence:,}), the GPUs ({cluster.gpus:,} × {cluster.gpu.name}), "
+            "and whether the time is of a whole step"
+        )
 
 
 def with_measured(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from statistics import median
 from typing import Any
@@ -42,7 +42,7 @@ STEP_KEYS = (
 
 def calibrate_from(
     path: str, factors: Factors, model: Model, cluster: Cluster, training: Training,
-    candidate: Candidate | None = None, text: str | None = None,
+    candidate: Candidate | None = None, text: str | None = None, missing: Sequence[str] = (),
 ) -> Factors:  # fmt: skip
     """Efficiencies that a file of measurements says.
 
@@ -64,6 +64,8 @@ def calibrate_from(
         How logs and profiles were run; not needed for the others.
     text
         The file's text, where it is not to be read.
+    missing
+        Options that nobody gave, without a candidate.
 
     Raises
     ------
@@ -76,11 +78,11 @@ def calibrate_from(
         return _from_rows(text, path, factors)
     if not path.endswith((".yaml", ".yml", ".json")):
         seconds = log_seconds(text, path, training.batch)
-        run = _needed(candidate, path)
+        run = _needed(candidate, path, missing)
         return calibrated(factors, model, cluster, training, run, seconds)
     data = cost_syntax.parse(text, path)
     if isinstance(data, Mapping) and "times" in data:
-        run = _needed(candidate, path)
+        run = _needed(candidate, path, missing)
         return _from_profile(parse_costs(text, path), path, factors, model, cluster, training, run)
     steps = data.get("steps") if isinstance(data, Mapping) else None
     if not isinstance(steps, list) or not steps:
@@ -108,10 +110,10 @@ def log_seconds(text: str, where: str, batch: int | None = None) -> float:
     return median(times[WARM_UP:] if len(times) > 2 * WARM_UP else times)
 
 
-def _needed(candidate: Candidate | None, path: str) -> Candidate:
+def _needed(candidate: Candidate | None, path: str, missing: Sequence[str]) -> Candidate:
     if candidate is None:
-        raise ParameterError(f"{path} says seconds, not how they came about; give --tp, --pp,"
-                             " --chunks, --microbatch-size and what else it ran with")  # fmt: skip
+        options = ", ".join(missing) or "all of how it ran"
+        raise ParameterError(f"{path} says seconds, not how they came about; give {options}, too")
     return candidate
 
 

@@ -33,7 +33,10 @@ def recomputed_layers(recompute: str) -> int | None:
     if recompute in RECOMPUTES:
         return None
     if not recompute.startswith("full:"):
-        raise ParameterError(f"recompute is '{recompute}'; {did_you_mean(recompute, RECOMPUTES)}")
+        raise ParameterError(
+            f"recompute is '{recompute}'; {did_you_mean(recompute, RECOMPUTES)}; full:3 is that of "
+            "the first 3 layers of every stage"
+        )
     found = re.fullmatch(r"full:([1-9][0-9]{0,5})", recompute)
     if found is None:
         raise ParameterError(f"recompute is '{recompute}'; give a number of layers, such as full:1")

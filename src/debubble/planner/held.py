@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.ask import whole
-from debubble.planner.calibration_files import calibrate_from
-from debubble.planner.candidate import recomputed_layers
+from debubble.planner.calibration_files import DEGREES, calibrate_from
+from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.degrees import Fixed, candidates
 from debubble.planner.plan import Asked
 
@@ -76,12 +76,26 @@ def with_measured_steps(asked: Asked, path: str, fixed: Fixed, text: str | None 
     text
         Its text, where it is not to be read.
     """
-    left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), 2))
+    left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), SOME))
     factors = calibrate_from(
         path, asked.factors, asked.model, asked.cluster, asked.training,
-        left[0] if len(left) == 1 else None, text,
+        left[0] if len(left) == 1 else None, text, open_options(left),
     )  # fmt: skip
     return replace(asked, factors=factors)
+
+
+SOME = 10_000
+"""Candidates that are looked at for what they differ in."""
+
+
+def open_options(left: Sequence[Candidate]) -> tuple[str, ...]:
+    """Options in which candidates differ, so that none of them is what ran."""
+    values = {
+        **{name: {getattr(one.degrees, name) for one in left} for name in DEGREES},
+        **{name: {getattr(one, name) for one in left}
+           for name in ("microbatch_size", "schedule", "recompute", "zero")},
+    }  # fmt: skip
+    return tuple(f"--{name.replace('_', '-')}" for name, found in values.items() if len(found) > 1)
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from debubble.planner.plan import (
     CAUSES,
     Asked,
     Plan,
+    Speed,
     efficiency,
     origin,
     relative_error,
@@ -146,7 +147,24 @@ def _sentences(asked: Asked, found: Found) -> list[str]:
         f"how sure: times and bytes are modelled; kernels run at {efficiency(asked, plan):.3g} of "
         f"the modelled speed, {origin(asked, plan)}; 9 of 10 such steps stay within "
         f"± {percent(relative_error(asked, plan))}",
+        *_too_fast(asked, fast),
         *(f"warning: {trap}" for trap in shape_traps(asked.model, candidate.degrees.tp)),
+    ]
+
+
+def _too_fast(asked: Asked, fast: Speed) -> list[str]:
+    """What is said of a plan that computes faster than the best product: what was measured is off.
+
+    Modelled kernels are slower than that; an efficiency from a wrong measurement is not.
+    """
+    gpu, eight = asked.cluster.gpu, asked.training.precision == "fp8"
+    best, mfu = gpu.gemm8 if eight else gpu.gemm, fast.mfu["causal"]
+    if mfu <= best:
+        return []
+    return [
+        f"warning: an MFU of {percent(mfu)} is more than the {percent(best)} that the best matrix "
+        f"product on {gpu.name} is known to reach; check what was measured: batch, sequence, GPUs, "
+        "and that the time is of a whole step"
     ]
 
 

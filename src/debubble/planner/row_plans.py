@@ -40,6 +40,9 @@ GPU: Jean Zay joins nodes of eight A100 by four links of 100 Gb/s."""
 FUSED_LOSSES = ("llm-foundry",)
 """Sources whose loss is one kernel by default (``loss_fn: fused_crossentropy``)."""
 
+MEGATRON_FSDP_YEAR = 2025
+"""First year of sources whose Megatron-LM can split gradients and weights."""
+
 FLASH_YEAR = 2023
 """First year of sources whose attention stores no scores, where they train in bf16."""
 
@@ -119,7 +122,7 @@ def read_row(row: Mapping[str, str]) -> RowPlan:
         assumed.append("recompute none")
     candidate = Candidate(
         degrees, micro, batch // (micro * dp), schedule,
-        spread(len(model.layers), degrees.stages), recompute, _zero(row.get("zero") or ""),
+        spread(len(model.layers), degrees.stages), recompute, _zero(row),
         _modules(row.get("recompute") or ""),
     )  # fmt: skip
     training = _training(row, batch, sequence, candidate)
@@ -215,16 +218,20 @@ def _modules(text: str) -> tuple[str, ...]:
     return tuple(name for name in found if name in RECOMPUTE_MODULES)
 
 
-def _zero(text: str) -> int:
+def _zero(row: Mapping[str, str]) -> int:
     """The stage that a row's text begins with, 1 where it says nothing.
 
-    FSDP alone splits all, or gradients and optimizer states where weights are kept.
+    FSDP alone splits all, or gradients and optimizer states where weights are kept. Megatron-LM had
+    no split gradients before Megatron-FSDP: what is called stage 2 of it until then is its
+    distributed optimizer, which scatters gradients once per step.
     """
+    text = row.get("zero") or ""
     if text.startswith("FSDP"):
         return 2 if "weights kept" in text else 3
-    if match := re.match(r"\s*([0-3])", text):
-        return int(match[1])
-    return 1
+    match = re.match(r"\s*([0-3])", text)
+    stage = int(match[1]) if match else 1
+    early = _runtime(row) == "megatron" and _year(row.get("source") or "") < MEGATRON_FSDP_YEAR
+    return 1 if stage == 2 and early else stage
 
 
 def _whole(text: str | None, key: str) -> int | None:

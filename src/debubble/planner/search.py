@@ -6,13 +6,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from heapq import nsmallest
 from statistics import fmean
 
 from debubble.core.errors import DebubbleError
+from debubble.planner.batches import Batch, on_one_rank
 from debubble.planner.bounds import least_memory, least_peaks, least_time, pipeline_bound
 from debubble.planner.candidate import Candidate
-from debubble.planner.degrees import FEWEST, Group, Setting, Split
+from debubble.planner.degrees import FEWEST, Group
 from debubble.planner.plan import Asked, Plan, finished, timed, with_peaks
 from debubble.planner.split import Allowed, refined, split_bound, with_balanced
 
@@ -46,6 +47,8 @@ class Found:
     larger
         The best plan on more GPUs, where that was asked: with one more node, or, where no plan
         fits, one that does.
+    early
+        A plan that fits, found before the search began with the most promising ones.
     """
 
     top: int
@@ -58,6 +61,12 @@ class Found:
     interrupted: bool = False
     below: float = math.inf
     larger: Plan | None = None
+    early: Plan | None = None
+
+    @property
+    def best(self) -> Plan | None:
+        """The best plan that fits, so far."""
+        return self.plans[0] if self.plans else self.early
 
     @property
     def slowest_kept(self) -> float:
@@ -157,46 +166,6 @@ NO_ORDER = "no order of the schedule for these sizes and this memory"
 """Reasons for which candidates are left out."""
 
 
-USUAL_SCHEDULE = "1f1b"
-"""What is tried first: next to a plan that fits, most others need no simulation."""
-
-
-@dataclass(frozen=True, order=True)
-class Batch:
-    """Candidates of one group with one setting: the same work in the same bytes of weights.
-
-    `bound` is a time in seconds that none of them is faster than.
-    """
-
-    bound: float
-    number: int
-    group: Group = field(compare=False)
-    setting: Setting = field(compare=False)
-
-    @cached_property
-    def count(self) -> int:
-        """How many candidates there are."""
-        return sum(len(splits) for _, splits in self._orders())
-
-    def candidates(self, *, usual: bool) -> Iterator[Candidate]:
-        """The candidates with :data:`USUAL_SCHEDULE`, or those with all others."""
-        group = self.group
-        for schedule, splits in self._orders():
-            if (schedule == USUAL_SCHEDULE) is not usual:
-                continue
-            for chunks, layers in splits:
-                yield Candidate(
-                    replace(group.degrees, chunks=chunks), group.microbatch_size,
-                    group.microbatches, schedule, layers, *_first(self.setting),
-                )  # fmt: skip
-
-    def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
-        """Orders that go with the setting, by schedule."""
-        for schedule, splits in self.group.orders.items():
-            if self.setting in self.group.settings[schedule]:
-                yield schedule, splits
-
-
 MORE = 2
 """Where layer splits are free, so many times the plans to be shown are refined."""
 
@@ -227,8 +196,10 @@ def search(
     tell = progress or _silent
     batches: list[Batch] = []
     try:
-        for group in groups:
+        for number, group in enumerate(groups, 1):
             batches += _bounded(asked, group, len(batches), found)
+            if found.early is None and number & (number - 1) == 0:
+                found.early = _soon(asked, batches)
             tell(found)
         batches.sort()
         before = found.considered
@@ -247,11 +218,30 @@ def search(
             found.leave_out(BOUND, rest)
     except KeyboardInterrupt:
         found.interrupted = True
+        if not found.plans and found.early is not None:
+            found.take(found.early)
     if splits is not None:
         _refine(asked, found, top, tell, splits)
     found.plans = [finished(asked, plan) for plan in found.plans]
     found.near = [finished(asked, plan) for plan in found.near]
     return found
+
+
+SOON = 16
+"""Batches that are looked at for a first plan, each time."""
+
+
+def _soon(asked: Asked, batches: list[Batch]) -> Plan | None:
+    """Some plan that fits, out of few of the most promising batches so far."""
+    for batch in nsmallest(SOON, batches):
+        if batch.setting[0] == FEWEST:
+            continue
+        for candidate in batch.candidates(usual=True):
+            if _may_fit(asked, candidate):
+                plan, _ = _evaluated(asked, candidate, math.inf)
+                if plan is not None and plan.fits:
+                    return plan
+    return None
 
 
 def _refine(asked: Asked, found: Found, top: int, tell: Progress, splits: Allowed) -> None:
@@ -271,7 +261,7 @@ def _refine(asked: Asked, found: Found, top: int, tell: Progress, splits: Allowe
 def _bounded(asked: Asked, group: Group, number: int, found: Found) -> Iterator[Batch]:
     """The batches of a group with their bounds, without those that have no room."""
     for setting in dict.fromkeys(one for each in group.settings.values() for one in each):
-        alone = _on_one_rank(asked, group, setting)
+        alone = on_one_rank(asked, group, setting)
         batch = Batch(least_time(asked, alone, group.degrees.pp), number, group, setting)
         if least_memory(asked, alone, group.degrees.pp) > asked.limit:
             found.leave_out(NO_ROOM, batch.count)
@@ -377,16 +367,3 @@ def _is_too_large(asked: Asked, candidate: Candidate, found: Found, *, free: boo
 
 def _silent(found: Found) -> None:
     """Tell nobody."""
-
-
-def _on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
-    """A candidate with all layers on one stage, in the same groups otherwise."""
-    return Candidate(
-        replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
-        (len(asked.model.layers),), *_first(setting),
-    )  # fmt: skip
-
-
-def _first(setting: Setting) -> Setting:
-    """The setting that is tried first: one layer, where the fewest layers are recomputed."""
-    return ("full:1", setting[1]) if setting[0] == FEWEST else setting

@@ -8,7 +8,7 @@ from typing import Any
 
 from debubble.core.errors import DebubbleError, did_you_mean
 from debubble.planner.ask import ask
-from debubble.planner.candidate import PRECISIONS, RECOMPUTES
+from debubble.planner.candidate import PRECISIONS, RECOMPUTES, recomputed_layers
 from debubble.planner.degrees import ZEROS, Fixed, Group, groups
 from debubble.planner.gpus import GPUS
 from debubble.planner.held import held, held_with, with_measured_steps
@@ -46,6 +46,9 @@ TOP = 10
 MOST_WHY = 4
 """Conditions of one question, each of which is a search of its own."""
 
+SOME_LAYERS = "full:1"
+"""The first layer of every stage is recomputed; stands for any number."""
+
 TOO_LONG = f"have more than {limits.MAX_ACTIONS:,} actions, which is too many here"
 
 
@@ -57,7 +60,7 @@ def inputs() -> dict[str, Any]:
         "precisions": PRECISIONS,
         "frameworks": list(FRAMEWORKS),
         "schedules": plannable(),
-        "recomputes": RECOMPUTES,
+        "recomputes": (*RECOMPUTES, SOME_LAYERS),
         "zeros": ZEROS,
         "sizes": SIZES,
     }
@@ -72,6 +75,10 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
         precision=question.precision, memory=question.memory, imbalance=question.imbalance,
         framework=question.framework,
     )  # fmt: skip
+    try:
+        recomputed_layers(question.recompute or RECOMPUTES[0])
+    except DebubbleError as error:
+        raise RefusedError(str(error), "recompute") from None
     values = {name: getattr(question, name) for name in (*SIZES, "schedule", "recompute", "zero")}
     given = {name: None if value is None else str(value) for name, value in values.items()}
     fixed = held(given, question.framework)
@@ -84,7 +91,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
     others = [(text, held_with(given, text, question.framework)) for text in conditions]
 
     def tell(found: Found) -> None:
-        best = found.plans[0].step_time if found.plans else None
+        best = found.best.step_time if found.best else None
         running.progress = {
             "considered": found.considered, "simulated": found.simulated, "best": best
         }  # fmt: skip

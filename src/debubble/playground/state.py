@@ -131,9 +131,6 @@ def cost_named(message: str) -> str:
 Degree = Annotated[int, Field(ge=1, le=limits.MAX_GPUS)]
 
 
-RECOMPUTE = r"^(none|selective|full(:[1-9][0-9]{0,3})?)$"
-
-
 class Question(Strict):
     """What is to be planned; degrees and the like are held fixed where they are given."""
 
@@ -155,7 +152,7 @@ class Question(Strict):
     chunks: Chunks | None = None
     microbatch_size: Annotated[int, Field(ge=1, le=limits.MAX_BATCH)] | None = None
     schedule: Name | None = None
-    recompute: Annotated[str, Field(pattern=RECOMPUTE)] | None = None
+    recompute: Name | None = None
     zero: Annotated[int, Field(ge=0, le=3)] | None = None
     measured: File | None = None
     why: Annotated[str, Field(max_length=200)] = ""

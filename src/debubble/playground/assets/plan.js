@@ -7,6 +7,7 @@ const START = { model: "llama-3.1-8b", gpu: "h100", gpus: "64", batch: "512", se
 const HINTS = {
   batch: "Sequences per optimizer step", sequence: "Tokens per sequence", memory: "Memory of one GPU, such as 72GB; empty: all that it has",
   imbalance: "Tokens of the busiest experts over the mean", zero: "What replicas split: optimizer (1), gradients (2), weights (3)",
+  recompute: "none, selective or full; or full:3, the first 3 layers of every stage and chunk",
   why: "The best plan with this, and why it is not the best: pp=16, or several such as pp=16 schedule=1f1b",
   tp: "Tensor-parallel degree", cp: "Context-parallel degree", ep: "Expert-parallel degree", dp: "Replicas", pp: "Pipeline ranks", chunks: "Stages per rank",
 };
@@ -30,6 +31,9 @@ function field(name, control) {
 
 const choice = (values, any) =>
   make("select", {}, ...(any ? [make("option", { value: "" }, any)] : []), ...values.map((value) => make("option", { value: [value].flat()[0] }, String([value].flat().at(-1)))));
+
+/** What a text may be, offered under its field. */
+const offered = (list, values) => make("datalist", { id: id(list) }, ...values.map((value) => make("option", { value })));
 
 const count = (placeholder = "") => make("input", { type: "number", min: "1", step: "1", placeholder });
 
@@ -62,7 +66,7 @@ class Planner {
         field("memory", make("input", { placeholder: "all" })), field("imbalance", make("input", { inputmode: "decimal", placeholder: "1" }))),
       make("fieldset", {}, make("legend", {}, "Held fixed"),
         ...lists.sizes.map((name) => field(name, count("free"))),
-        field("schedule", choice(lists.schedules, "free")), field("recompute", choice(lists.recomputes, "free")), field("zero", choice(lists.zeros, "free"))),
+        field("schedule", choice(lists.schedules, "free")), field("recompute", make("input", { placeholder: "free", list: id("recomputes") })), offered("recomputes", lists.recomputes), field("zero", choice(lists.zeros, "free"))),
       make("fieldset", {}, make("legend", {}, "Compare and calibrate"),
         field("why", make("input", { placeholder: "pp=16" })),
         make("div", { "data-field": id("measured") },
