@@ -14,6 +14,9 @@ from debubble.diagnosis.run import Run, Times
 LEAST = 1.03
 """A stage, worker or copy is slow from so many times the time of the others on."""
 
+OUTLIER = 1.3
+"""Times its usual time from which an action may be an outlier."""
+
 SURE = 4.0
 """Standard errors by which a mean has to differ."""
 
@@ -103,10 +106,17 @@ class Unexplained:
             yield np.flatnonzero(keys == key)
 
     def medians(self) -> Times:
-        """Median of every (stage, class) in each row, for every action."""
+        """What every (stage, class) usually takes in each row, for every action.
+
+        That is the median; where up to half of the actions take far longer than the others, as
+        when a host collects garbage, it is what the others take.
+        """
         found = np.zeros_like(self.times)
         for columns in self.cells():
-            found[:, columns] = np.median(self.times[:, columns], axis=1, keepdims=True)
+            times = self.times[:, columns]
+            usual = np.median(times, axis=1, keepdims=True)
+            low = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
+            found[:, columns] = np.where(usual > OUTLIER * low, low, usual)
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:
