@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.kinds import Kind
 from debubble.diagnosis.run import Run, Times
 
 LEAST = 1.03
@@ -108,15 +109,26 @@ class Unexplained:
     def medians(self) -> Times:
         """What every (stage, class) usually takes in each row, for every action.
 
-        That is the median; where up to half of the actions take far longer than the others, as
-        when a host collects garbage, it is what the others take.
+        That is the median; where up to half of the forwards take far longer than the others, and
+        no backwards do, as when a host collects garbage, it is what the others take.
         """
+        run = self.run
         found = np.zeros_like(self.times)
+        spread = np.ones((run.rows, run.schedule.stages))
+        stands: list[tuple[int, NDArray[np.int64], Times]] = []
         for columns in self.cells():
             times = self.times[:, columns]
-            usual = np.median(times, axis=1, keepdims=True)
+            found[:, columns] = usual = np.median(times, axis=1, keepdims=True)
             low = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
-            found[:, columns] = np.where(usual > OUTLIER * low, low, usual)
+            stage = int(run.stage[columns[0]])
+            if run.cls[columns[0]] == Kind.F:
+                stands.append((stage, columns, np.where(usual > OUTLIER * low, low, usual)))
+            else:
+                apart = (usual / np.maximum(low, 1e-30))[:, 0]
+                spread[:, stage] = np.maximum(spread[:, stage], apart)
+        for stage, columns, usual in stands:
+            steady = spread[:, stage] < FAR
+            found[np.ix_(steady, columns)] = usual[steady]
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:
