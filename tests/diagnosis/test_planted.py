@@ -91,7 +91,7 @@ def test_a_slow_link_of_one_copy() -> None:
     assert (first.cause, first.where) == ("slow-link", {"link": [0, 1], "copy": 1})
 
 
-@pytest.mark.parametrize("stood", [(4,), (3, 5), (1, 3, 6)])
+@pytest.mark.parametrize("stood", [(4,), (3, 5), (1, 3, 6), (0, 2, 5, 7)])
 @pytest.mark.parametrize(("copies", "steps"), [(1, 1), (2, 2)])
 def test_few_pauses_that_the_trace_does_not_tell(
     copies: int, steps: int, stood: tuple[int, ...]

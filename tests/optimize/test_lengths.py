@@ -117,3 +117,24 @@ def test_memory_is_not_swept_for_lengths() -> None:
 
     with pytest.raises(db.ParameterError, match="memory is swept for microbatches of one length"):
         sweep(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))
+
+
+def test_asked_to_stop_it_takes_the_best_of_those_it_has_tried() -> None:
+    costs = db.Costs(F=1, B=2, microbatch=[1.0, 2.0, 0.5, 1.5, 3.0, 0.25, 0.75])
+    schedule = db.make("1f1b", ranks=3, microbatches=7)
+    whole, part = arrange(schedule, costs), arrange(schedule, costs, stop=lambda: True)
+    assert whole is not None
+    assert part is not None
+    assert part.makespan >= whole.makespan
+    assert part.microbatches[:2] == (0, 1)
+
+
+def test_a_search_that_is_ended_has_an_assignment_that_fits() -> None:
+    costs = db.Costs(F=1, B=2, microbatch=[1.0, 2.0, 0.5, 1.5, 3.0, 0.25])
+    result = db.optimize(
+        ranks=2, microbatches=6, costs=costs, memory=4.0, cache=False, workers=1,
+        until=lambda: True,
+    )  # fmt: skip
+    assert result.status == "interrupted"
+    assert result.timeline.peak_activation.max() <= 4.0 + 1e-9
+    assert sorted(result.microbatches or ()) == list(range(6))

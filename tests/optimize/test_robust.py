@@ -49,3 +49,38 @@ def test_without_jitter_the_fastest_stays_and_lengths_are_arranged() -> None:
     robust = db.optimize(**SIZES, costs=costs, robust=db.Jitter(slow={"rank1": 1.0}))
     assert robust.microbatches == plain.microbatches
     assert robust.makespan <= plain.makespan * (1 + 1e-9)
+
+
+ENDLESS = 1 << 40
+
+
+def test_a_time_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not come back else."""
+    monkeypatch.setattr("debubble.optimize.robust.MOVES", ENDLESS)
+    result = db.optimize(**SIZES, costs=COSTS, robust=JITTER, time_limit=1.0, workers=1)
+    assert result.status in ("feasible", "optimal")
+    assert result.spread is not None
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 2, 0.5, 1, 1, 1]])
+def test_a_request_ends_it(monkeypatch: pytest.MonkeyPatch, lengths: list[float] | None) -> None:
+    from debubble.optimize import robust
+
+    monkeypatch.setattr(robust, "MOVES", ENDLESS)
+    scored = []
+    score = robust._Judge.score
+
+    def counting(judge: Any, timeline: db.Timeline) -> float:
+        scored.append(timeline)
+        return score(judge, timeline)
+
+    monkeypatch.setattr(robust._Judge, "score", counting)
+    costs = db.Costs(F=10, I=11, W=8, p2p=1, microbatch=lengths)
+    result = db.optimize(
+        **SIZES, costs=costs, robust=JITTER, workers=1, until=lambda: len(scored) > 3
+    )
+    assert result.status == "interrupted"
+    assert result.published is None
+    assert result.timeline.jitter(JITTER).p95 <= max(
+        timeline.jitter(JITTER).p95 for timeline in scored
+    )

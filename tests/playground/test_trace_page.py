@@ -85,6 +85,31 @@ def test_what_is_wrong_is_said_in_words(page, tmp_path):
     assert "/tmp" not in page.inner_text("#trace .status")
 
 
+def test_a_diagnosis_is_cancelled(page, folder):
+    # The server never says that it is done, but to one who cancels.
+    page.route(
+        "**/api/search",
+        lambda route: route.fulfill(
+            status=422 if "true" in (route.request.post_data or "") else 200,
+            content_type="application/json",
+            body=(
+                '{"message": "cancelled; open the traces again to see them"}'
+                if "true" in (route.request.post_data or "")
+                else '{"done": false, "seconds": 7, "doing": "replaying 768 actions"}'
+            ),
+        ),
+    )
+    page.set_input_files("#trace-folder", folder)
+    page.wait_for_selector("#trace .status:text-is('7 s: replaying 768 actions')")
+    page.get_by_role("button", name="Cancel").click()
+    page.wait_for_selector("#trace .status[data-how=bad]")
+    assert page.inner_text("#trace .status") == "cancelled; open the traces again to see them"
+    assert not page.get_by_role("button", name="Cancel").is_visible()
+    page.unroute("**/api/search")
+    page.set_input_files("#trace-folder", folder)
+    assert shown(page) == ["observed", "predicted"]
+
+
 def test_it_fits_a_phone(visit, server, folder):
     page = visit(server, viewport={"width": 390, "height": 844}, has_touch=True)
     page.click("#trace-tab")

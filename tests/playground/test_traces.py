@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -64,6 +65,33 @@ def test_a_folder_is_diagnosed(send, files):
     assert view["findings"][0]["cause"] == "slow-stage"
     assert [one["name"] for one in view["timelines"]["timelines"]] == ["observed", "predicted"]
     assert view["timelines"]["marks"]
+
+
+def test_a_diagnosis_is_cancelled(ask, files, tmp_path, monkeypatch):
+    from debubble.diagnosis import replay
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    begun, go_on = threading.Event(), threading.Event()
+    look = replay.look
+
+    def slow():
+        begun.set()
+        go_on.wait(60)
+        look()
+
+    monkeypatch.setattr(replay, "look", slow)
+    name = ask(limits.TRACE, body_of(files), headers=RAW).json()["search"]
+    assert begun.wait(60)
+    answer = ask("/api/search", {"search": name, "stop": True})
+    assert answer.json()["doing"].startswith("replaying ")
+    go_on.set()
+    while answer.is_success:
+        assert not answer.json()["done"]
+        time.sleep(0.05)
+        answer = ask("/api/search", {"search": name})
+    assert answer.status_code == 422
+    assert answer.json()["message"] == "cancelled; open the traces again to see them"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

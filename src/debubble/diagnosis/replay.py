@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
 from debubble.engine.event_graph import EventGraph
@@ -95,6 +96,7 @@ class Replay:
             count = len(column)
             width = len(shared) + 2 * count
             for first in range(0, len(rows), max(1, BLOCK // width)):
+                look()
                 block = rows[first : first + max(1, BLOCK // width)]
                 vectors = np.empty((len(block), width))
                 vectors[:, : len(shared)] = shared
@@ -162,6 +164,7 @@ class Replay:
             shared = graph.cost_vector(links.table(schedule))
             column = run.column(number)
             for place in np.flatnonzero(run.order[rows] == number).tolist():
+                look()
                 times = self.times[rows[place], column]
                 end = graph.evaluate(np.concatenate([shared, times]))[graph.node]
                 found[place, column] = end - times

@@ -33,6 +33,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.offload import is_none
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
+from debubble.optimize.stop import Stop, run_heard, time_left
 
 Floats = NDArray[np.float64]
 Order = tuple[int, ...]
@@ -45,6 +46,12 @@ CANDIDATES = 4
 
 EVALUATIONS = 4000
 """Assignments that are evaluated for one order where not all of them are."""
+
+FIRST = 0.7
+"""Share of a time limit that the search for the order has."""
+
+LEAST = 0.5
+"""Seconds that a second search has, with less room, where none of the first one's orders fits."""
 
 BLOCK = 64
 """Assignments that are evaluated at once."""
@@ -92,10 +99,15 @@ def optimize_lengths(
         costs.microbatch or 1.0, "microbatch", "microbatch", options["microbatches"]
     )
     mode, published = options["p2p_mode"], options.pop("published")
-    effort = options["effort"]
+    effort, limit = options["effort"], options["time_limit"]
+    options["time_limit"] = None if limit is None else FIRST * limit
     found = search(costs=average, memory=memory, published=published, **options)
-    best = _fastest(found, costs, lengths, memory, mode, effort)
+    best, interrupted = _heard(found, costs, lengths, memory, mode, effort, began, limit, options)
     if best is None:
+        if limit is not None:
+            options["time_limit"] = max(time_left(limit, began), LEAST)
+        if interrupted:
+            options["until"] = lambda: True
         # With room for the longest in place of every microbatch, any assignment fits.
         tight = (np.asarray(memory) / lengths.max()).tolist()
         try:
@@ -106,7 +118,8 @@ def optimize_lengths(
                 f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
                 "times the memory that average ones need, or recompute"
             ) from None
-        best = _fastest(found, costs, lengths, memory, mode, effort)
+        best, again = _heard(found, costs, lengths, memory, mode, effort, began, limit, options)
+        interrupted = interrupted or again
         assert best is not None, "what fits with the longest microbatches fits with these"
     schedule, name, arranged = best
     own = _costs_of(found, costs, lengths[list(arranged.microbatches)])
@@ -114,12 +127,12 @@ def optimize_lengths(
     unlimited = found.lower_bound if memory is None else None
     bound = _bound(costs, lengths, placements, unlimited, cut=found.costs is not None)
     compared = None
-    if published:
+    if published and not interrupted:
         compared = compare_with_published(
             timeline if found.costs is not None else schedule, own, memory, mode,
             recompute=options["recompute"], copies=not is_none(options["offload"]),
         )  # fmt: skip
-    status = found.status
+    status = "interrupted" if interrupted else found.status
     if status != "interrupted":
         status = "optimal" if timeline.makespan <= bound * (1 + TOLERANCE) else "feasible"
     return replace(
@@ -135,9 +148,28 @@ def _costs_of(found: Result, costs: Costs, lengths: Floats) -> Costs:
     return replace(found.costs or costs, microbatch=lengths.tolist())
 
 
+def _heard(
+    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, mode: P2PMode,
+    effort: float, began: float, limit: float | None, options: dict[str, Any],
+) -> tuple[tuple[Schedule, str, Arranged] | None, bool]:  # fmt: skip
+    """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
+    stop = Stop(time_left(limit, began))
+    ended = found.status == "interrupted"
+    if ended:
+        stop.ask()
+    made: list[tuple[Schedule, str, Arranged] | None] = []
+
+    def work() -> None:
+        made.append(_fastest(found, costs, lengths, memory, mode, effort, stop))
+
+    ended = run_heard(work, stop, options["until"]) or ended
+    return made[0], ended
+
+
 def _fastest(
-    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, mode: P2PMode, effort: float
-) -> tuple[Schedule, str, Arranged] | None:
+    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, mode: P2PMode,
+    effort: float, stop: Callable[[], bool],
+) -> tuple[Schedule, str, Arranged] | None:  # fmt: skip
     """The fastest order with its best assignment that fits; None where none does."""
     orders = [(found.schedule, found.found_by)]
     if found.published is not None and found.costs is None:
@@ -145,8 +177,10 @@ def _fastest(
         orders += [(row.schedule, row.name) for row in islice(rows, CANDIDATES)]
     best: tuple[Schedule, str, Arranged] | None = None
     for schedule, name in orders:
+        if best is not None and stop():
+            break
         own = _costs_of(found, costs, lengths)
-        arranged = arrange(schedule, own, memory, mode, effort)
+        arranged = arrange(schedule, own, memory, mode, effort, stop)
         faster = best is None or (
             arranged is not None and arranged.makespan < best[2].makespan * (1 - TOLERANCE)
         )
@@ -167,6 +201,7 @@ def arrange(
     memory: Limit | None = None,
     mode: P2PMode = "overlapped",
     effort: float = 1.0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Arranged | None:
     """The best microbatch for every place of an order; None where no assignment tried fits.
 
@@ -182,22 +217,26 @@ def arrange(
         The p2p mode.
     effort
         Multiplies the number of assignments tried where there are too many to try all.
+    stop
+        Once it is true, the best of those that were tried is taken.
     """
     table = costs.table(schedule)
     if table.lengths is None:
         table = replace(table, lengths=np.ones(schedule.microbatches))
     lengths = table.lengths
     assert lengths is not None
-    judge = _Judge(schedule, table, memory, mode)
+    judge = _Judge(schedule, table, memory, mode, stop)
     if len(lengths) <= ALL_UP_TO:
         return judge.best_of(_different(lengths))
     left = int(EVALUATIONS * effort)
     best: Arranged | None = None
     starts = _first_orders(lengths)
     for start in starts:
+        if best is not None and stop():
+            break
         here = judge.best_of([start])
         spent = 1
-        while spent < left // len(starts):
+        while spent < left // len(starts) and not stop():
             at = start if here is None else here.microbatches
             moved = list(_swapped(at, lengths))
             spent += len(moved)
@@ -216,9 +255,10 @@ class _Judge:
     """Makespans and memory of one order with different assignments."""
 
     def __init__(
-        self, schedule: Schedule, table: CostTable, memory: Limit | None, mode: P2PMode
-    ) -> None:
-        self.schedule, self.table = schedule, table
+        self, schedule: Schedule, table: CostTable, memory: Limit | None, mode: P2PMode,
+        stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.schedule, self.table, self.stop = schedule, table, stop
         self.graph = compile_graph(schedule, mode)
         self.limits = memory_limits(memory, schedule.ranks)
         assert table.lengths is not None
@@ -226,13 +266,12 @@ class _Judge:
 
     def best_of(self, orders: Sequence[Order]) -> Arranged | None:
         """The fastest of some assignments that fits; the first of those that are alike."""
-        makespans = np.concatenate(
-            [
-                self._makespans(orders[begin : begin + BLOCK])
-                for begin in range(0, len(orders), BLOCK)
-            ]
-            or [np.zeros(0)]
-        )
+        found = [np.zeros(0)]
+        for begin in range(0, len(orders), BLOCK):
+            if begin and self.stop():
+                break
+            found.append(self._makespans(orders[begin : begin + BLOCK]))
+        makespans = np.concatenate(found)
         for index in np.argsort(np.round(makespans, 12), kind="stable").tolist():
             if self.fits(orders[index]):
                 return Arranged(float(makespans[index]), tuple(orders[index]))

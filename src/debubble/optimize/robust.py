@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,19 @@ from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.result import Result
+from debubble.optimize.stop import Stop, run_heard, time_left
 
 MOVES = 1500
 """Changes of the order that are tried."""
 
 SAMPLES = 400
 """Most samples of every order that is tried."""
+
+MORE_IN_TIME = 10
+"""Times as many of them where the time is limited and not the work."""
+
+FIRST = 0.6
+"""Share of a time limit that the search for the smallest makespan has."""
 
 REACH = 6
 """Most places by which an action moves."""
@@ -57,23 +64,23 @@ def optimize_robust(
     """
     began = time.monotonic()
     jitter = robust if isinstance(robust, Jitter) else Jitter(robust)
-    found = search(costs=costs, memory=memory, **options)
+    limit = options["time_limit"]
+    share = None if limit is None else FIRST * limit
+    found = search(costs=costs, memory=memory, **options | {"time_limit": share})
     judge = _Judge(found, replace(jitter, samples=min(jitter.samples, SAMPLES)), memory, options)
-    best, score, name = found.schedule, judge.score(found.timeline), found.found_by
-    for schedule, label in _candidates(found):
-        timeline = judge.simulated(schedule)
-        if timeline is not None and judge.score(timeline) < score:
-            best, score, name = schedule, judge.score(timeline), label
-    better = best
-    if found.status != "interrupted":
-        better = _changed(best, score, judge, int(MOVES * options["effort"]), options["until"])
-    if better is not best:
-        name = f"{name}, changed for jitter"
-    chosen = judge.simulated(better)
+    best = _Best(found.schedule, found.found_by)
+    interrupted = found.status == "interrupted"
+    if not interrupted:
+        stop = Stop(time_left(limit, began))
+        moves = int(MOVES * options["effort"] * (1 if limit is None else MORE_IN_TIME))
+        interrupted = run_heard(
+            lambda: _improve(best, found, judge, moves, stop), stop, options["until"]
+        )
+    chosen = judge.simulated(best.schedule)
     assert chosen is not None, "it was simulated before"
     timeline = replace(chosen, table=found.timeline.table)
     published = None
-    if found.published is not None:
+    if found.published is not None and not interrupted:
         others = [row for row in found.published.rows if row.schedule is not found.schedule]
         published = compare(
             [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
@@ -83,10 +90,18 @@ def optimize_robust(
     met = timeline.makespan <= found.lower_bound * (1 + TOLERANCE)
     return replace(
         found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
-        status=found.status if met or found.status != "optimal" else "feasible",
-        seconds=time.monotonic() - began, found_by=name, cached=False, published=published,
+        status="interrupted" if interrupted else found.status if met else "feasible",
+        seconds=time.monotonic() - began, found_by=best.name, cached=False, published=published,
         spread=timeline.jitter(replace(jitter, seed=jitter.seed + 1)),
     )  # fmt: skip
+
+
+@dataclass
+class _Best:
+    """The best order so far, and what found it."""
+
+    schedule: Schedule
+    name: str
 
 
 class _Judge:
@@ -130,21 +145,25 @@ def _candidates(found: Result) -> Iterator[tuple[Schedule, str]]:
             yield schedule, row.name
 
 
-def _changed(
-    schedule: Schedule,
-    score: float,
-    judge: _Judge,
-    moves: int,
-    until: Callable[[], bool] | None,
-) -> Schedule:
-    """The order with single actions moved, as long as that makes it faster under jitter."""
+def _improve(
+    best: _Best, found: Result, judge: _Judge, moves: int, stop: Callable[[], bool]
+) -> None:
+    """Hold orders against each other, and move single actions of the best, until it is to stop."""
+    score = judge.score(found.timeline)
+    for schedule, label in _candidates(found):
+        if stop():
+            return
+        timeline = judge.simulated(schedule)
+        if timeline is not None and (other := judge.score(timeline)) < score:
+            best.schedule, best.name, score = schedule, label, other
+    schedule, name = best.schedule, best.name
     if has(schedule, COPY_KINDS):
-        return schedule
+        return
     rng = np.random.default_rng(judge.jitter.seed)
     programs = [schedule.program(rank).copy() for rank in range(schedule.ranks)]
     for _ in range(moves):
-        if until is not None and until():
-            break
+        if stop():
+            return
         rank = int(rng.integers(schedule.ranks))
         program = programs[rank]
         if len(program) < 2:
@@ -159,7 +178,7 @@ def _changed(
         timeline = judge.simulated(trial)
         if timeline is None:
             continue
-        found = judge.score(timeline)
-        if found < score * (1 - TOLERANCE):
-            programs[rank], schedule, score = moved, trial, found
-    return schedule
+        its = judge.score(timeline)
+        if its < score * (1 - TOLERANCE):
+            programs[rank], schedule, score = moved, trial, its
+            best.schedule, best.name = trial, f"{name}, changed for jitter"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -46,7 +45,7 @@ from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
 from debubble.optimize.stage_choices import Choices
-from debubble.optimize.stop import Stop, Work
+from debubble.optimize.stop import Stop, Work, run_heard
 from debubble.optimize.strategies import listed, solver_name
 from debubble.optimize.variants import Report, Space, Variants
 from debubble.schedules.registry import MAX_ACTIONS, check_count
@@ -57,9 +56,6 @@ PLACEMENTS: dict[str, tuple[Callable[[int, int], Placement], ...]] = {
     "any": (Placement.wave, Placement.loop),
 }
 """Placements by name; a wave of two chunks is a V."""
-
-PATIENCE = 0.2
-"""Seconds between looks at Ctrl-C while searches run."""
 
 AFTER_CTRL_C = 0.3
 """Seconds for making published schedules to compare with."""
@@ -208,7 +204,7 @@ def optimize(
         search.take(known)
     fresh = known is None or not (search.done or known.answers(budget, solver))
     if fresh:
-        interrupted = _run(search.run, stop, until)
+        interrupted = run_heard(search.run, stop, until)
     best, bound = search.best, search.bound
     schedule = best.schedule
     if schedule is None:
@@ -377,23 +373,3 @@ def _placements(
         if size > MAX_ACTIONS:
             raise ParameterError(f"{size:,} actions; the limit is {MAX_ACTIONS:,}")
     return list(reversed(different.values()))
-
-
-def _run(search: Callable[[], None], stop: Stop, until: Callable[[], bool] | None) -> bool:
-    """Run in another thread, so that Ctrl-C and `until` are heard; whether one of them was."""
-    interrupted = False
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(search)
-        while not running.done():
-            try:
-                wait([running], PATIENCE)
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-            if interrupted or (until is not None and until()):
-                interrupted = True
-                # Again and again: a solver that was about to start has not heard the first.
-                stop.ask()
-        running.result()
-    return interrupted

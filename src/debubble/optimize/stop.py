@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+PATIENCE = 0.2
+"""Seconds between looks at Ctrl-C while searches run."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,28 @@ class Stop:
         finally:
             with self._lock:
                 self._running.remove(end)
+
+
+def run_heard(search: Callable[[], None], stop: Stop, until: Callable[[], bool] | None) -> bool:
+    """Run in another thread, so that Ctrl-C and `until` are heard; whether one of them was."""
+    interrupted = False
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(search)
+        while not running.done():
+            try:
+                wait([running], PATIENCE)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+            if interrupted or (until is not None and until()):
+                interrupted = True
+                # Again and again: a solver that was about to start has not heard the first.
+                stop.ask()
+        running.result()
+    return interrupted
+
+
+def time_left(limit: float | None, began: float) -> float:
+    """Seconds that are left of a limit, infinite without one."""
+    return float("inf") if limit is None else max(limit - (time.monotonic() - began), 0.0)

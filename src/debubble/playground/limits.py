@@ -66,6 +66,9 @@ AT_ONCE = 16
 SEARCHES = 2
 """Searches that run at a time, one for each address."""
 
+TRACE_SECONDS = 300.0
+"""How long a diagnosis of traces takes at most."""
+
 SEARCH_SECONDS = 60.0
 """Time limit of a search, after which the best so far is the answer."""
 

@@ -39,8 +39,12 @@ class Search:
 
     def over(self) -> bool:
         """Whether to end: it was cancelled, its time is over, or nobody asks after it."""
-        unheard = time.monotonic() - self.heard > limits.UNHEARD
-        return self.asked.is_set() or unheard or self.seconds > limits.SEARCH_SECONDS
+        return self.unwanted or self.seconds > limits.SEARCH_SECONDS
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether it was cancelled, or nobody asks after it."""
+        return self.asked.is_set() or time.monotonic() - self.heard > limits.UNHEARD
 
 
 Work: TypeAlias = Callable[[Search], bytes]

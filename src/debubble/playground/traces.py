@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from debubble.core.errors import DebubbleError
+from debubble.diagnosis.ending import ended_by
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
 from debubble.playground.searches import Search
@@ -87,12 +89,30 @@ def trace(body: bytes, running: Search) -> bytes:
         tops = {names[0] for names, _ in parts}
         root = folder / tops.pop() if len(tops) == 1 else folder
         try:
-            view = _view(root, [folder.joinpath(*names) for names, _ in parts], running)
+            with ended_by(partial(_go_on, running)):
+                view = _view(root, [folder.joinpath(*names) for names, _ in parts], running)
         except DebubbleError as error:
             # Nobody asked where the server keeps them.
             text = str(error).replace(f"{folder}/", "").replace(str(folder), "these files")
             raise RefusedError(text) from None
     return json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _go_on(running: Search) -> None:
+    """Let a diagnosis go on.
+
+    Raises
+    ------
+    RefusedError
+        When it was cancelled, or is to end for another reason.
+    """
+    if running.unwanted:
+        raise RefusedError("cancelled; open the traces again to see them")
+    if running.seconds > limits.TRACE_SECONDS:
+        raise RefusedError(
+            f"not done within {limits.TRACE_SECONDS:g} s; open fewer steps, or use 'debubble "
+            "trace --html'"
+        )
 
 
 def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
@@ -101,8 +121,9 @@ def _view(root: Path, files: list[Path], running: Search) -> dict[str, Any]:
     from debubble.diagnosis.readers.folder import read as read_folder
     from debubble.view.trace_view import trace_view
 
-    running.progress = {"doing": "reading"}
+    running.progress = {"doing": "unpacking"}
     _check_unpacked(files)
+    running.progress = {"doing": "reading"}
     observed = read_folder(root)
     if has_only_costs(observed):
         raise RefusedError(

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.core.kinds import Kind
 from debubble.diagnosis.run import Run, Times
 
 LEAST = 1.03
 """A stage, worker or copy is slow from so many times the time of the others on."""
+
+OUTLIER = 1.3
+"""Times its usual time from which an action may be an outlier."""
 
 SURE = 4.0
 """Standard errors by which a mean has to differ."""
@@ -103,10 +107,28 @@ class Unexplained:
             yield np.flatnonzero(keys == key)
 
     def medians(self) -> Times:
-        """Median of every (stage, class) in each row, for every action."""
+        """What every (stage, class) usually takes in each row, for every action.
+
+        That is the median; where up to half of the forwards take far longer than the others, and
+        no backwards do, as when a host collects garbage, it is what the others take.
+        """
+        run = self.run
         found = np.zeros_like(self.times)
+        spread = np.ones((run.rows, run.schedule.stages))
+        stands: list[tuple[int, NDArray[np.int64], Times]] = []
         for columns in self.cells():
-            found[:, columns] = np.median(self.times[:, columns], axis=1, keepdims=True)
+            times = self.times[:, columns]
+            found[:, columns] = usual = np.median(times, axis=1, keepdims=True)
+            low = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
+            stage = int(run.stage[columns[0]])
+            if run.cls[columns[0]] == Kind.F:
+                stands.append((stage, columns, np.where(usual > OUTLIER * low, low, usual)))
+            else:
+                apart = (usual / np.maximum(low, 1e-30))[:, 0]
+                spread[:, stage] = np.maximum(spread[:, stage], apart)
+        for stage, columns, usual in stands:
+            steady = spread[:, stage] < FAR
+            found[np.ix_(steady, columns)] = usual[steady]
         return found
 
     def only_rank(self, excess: Times) -> dict[str, int]:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
-from debubble.diagnosis.faults.unexplained import TOGETHER, Fault, Unexplained
+from debubble.diagnosis.faults.unexplained import OUTLIER, TOGETHER, Fault, Unexplained
 from debubble.diagnosis.run import Times
 
-OUTLIER, SIGMAS = 1.3, 6.0
-"""An action is an outlier from so many times its usual time, and so many deviations, on."""
+SIGMAS = 6.0
+"""Deviations from its usual time from which an action is an outlier."""
 
 FEW_OUTLIERS = 5
 """Outliers that are needed to say of which kind they are: five forwards are no chance."""

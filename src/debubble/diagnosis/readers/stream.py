@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from debubble.core.errors import FormatError
+from debubble.diagnosis.ending import look
 
 CHUNK = 1 << 22
 """Bytes that are worked on at a time."""
@@ -48,6 +49,7 @@ def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
             file.seek(0)
             total = 0
             for piece in _unpacked(file, size, left_out) if packed else _plain(file, size):
+                look()
                 total += len(piece)
                 if total > MAX_UNPACKED:
                     left_out[TOO_LONG] += 1

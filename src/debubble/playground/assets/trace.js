@@ -25,9 +25,10 @@ class Trace {
       pick("Open files", "The traces of all ranks, or one file with all of them", { id: "trace-files" }),
       make("p", { class: "note" }, `Or drop them on the page. Kineto (torch.profiler), Primus, NDTimeline, pipeline timers, Nsight Systems as sqlite, debubble run --trace, or a table. Packed at most ${size(MOST)}; debubble trace on the command line takes any size.`)));
     form.addEventListener("submit", (event) => event.preventDefault());
+    this.cancel = make("button", { type: "button", hidden: true, onclick: () => this.end() }, "Cancel");
     this.status = make("p", { class: "status", role: "status" }, "Open the traces of a run to see where its time went.");
     this.result = make("div", { class: "trace-result", hidden: true });
-    $("trace").replaceChildren(form, make("main", {}, this.status, this.result));
+    $("trace").replaceChildren(form, make("main", {}, make("div", { class: "line" }, this.status, this.cancel), this.result));
   }
 
   say(text, how) {
@@ -37,19 +38,30 @@ class Trace {
 
   /** Send files, {path, file} each, and show what they tell. */
   async take(picked) {
-    if (this.running) { this.say("The traces before are still being read; wait a moment.", "bad"); return; }
-    this.running = true;
+    if (this.running) { this.say("The traces before are still being read; cancel that, or wait a moment.", "bad"); return; }
+    this.running = { stop() { this.ended = true; } };
+    this.cancel.hidden = false;
     this.result.classList.add("old");
     try {
       this.say("Packing…", "busy");
       const body = await pack(picked.filter(({ path }) => !path.split("/").some((name) => name.startsWith("."))));
+      if (this.running.ended) throw new Error("cancelled; open the traces again to see them");
       this.say(`Sending ${size(body.size)}…`, "busy");
-      const { answer } = search("/api/trace", body, ({ seconds, doing = "waiting" }) => this.say(`${seconds.toFixed(0)} s: ${doing}`, "busy"));
-      await this.show(await answer);
+      this.running = search("/api/trace", body, ({ seconds, doing = "waiting" }) => this.say(`${seconds.toFixed(0)} s: ${doing}`, "busy"));
+      await this.show(await this.running.answer);
     } catch (problem) {
       if (!problem.message) throw problem;
       this.say(problem.message, "bad");
-    } finally { this.running = null; }
+    } finally {
+      this.running = null;
+      this.cancel.hidden = true;
+    }
+  }
+
+  end() {
+    this.running?.stop();
+    this.say("Cancelling…", "busy");
+    this.cancel.hidden = true;
   }
 
   async show({ title, said, findings, notes, account, facts, timelines }) {
