@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import debubble as db
+from debubble.optimize.annealing import pairs
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.exact import Model
 from debubble.optimize.rounding import factor_for, rounded_down
-from debubble.optimize.strategies import listed, pairs
+from debubble.optimize.strategies import listed
 from tests.optimize.problems import problem
 
 

@@ -37,7 +37,7 @@ faster. Where states get too many a target counts as one that can be met.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -56,6 +56,9 @@ Whole: TypeAlias = NDArray[np.int64]
 
 MOST_CELLS = 4_000_000
 """States of one level times their columns; with more a target counts as one that can be met."""
+
+MOST_STORED = 20_000_000
+"""The same of all levels together where an order is to be found."""
 
 COLUMNS, LEVEL_WORK = 32, 20
 """Columns of what counts as one state, and what a level takes besides its states."""
@@ -181,6 +184,42 @@ class Count:
 
 def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
     """Whether there is an order that ends before a target; None where that took too much."""
+    done = 0
+    for states, _ in _levels(kept, target, left, stop):
+        done += 1
+        if not len(states):
+            return False
+    return True if done == len(kept.times) * kept.microbatches else None
+
+
+def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | None:
+    """Starts of an order that ends before a target, shape ``(chains, microbatches)``.
+
+    None where there is none, or finding one takes too much.
+    """
+    chains, m = len(kept.times), kept.microbatches
+    now_at = chains + len(kept.class_time)
+    levels = [(np.zeros((1, kept.width), dtype=np.int64), np.zeros(1, dtype=np.int64))]
+    for level in _levels(kept, target, left, stop):
+        levels.append(level)
+        if not len(level[0]) or sum(states.size for states, _ in levels) > MOST_STORED:
+            return None
+    if len(levels) <= chains * m:
+        return None
+    ends = levels[-1][0][:, now_at : now_at + len(kept.limits)].max(axis=1)
+    place, starts = int(ends.argmin()), np.zeros((chains, m), dtype=np.int64)
+    for (before, _), (states, parents) in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        state, place = states[place], int(parents[place])
+        c = int(np.argmax(state[:chains] > before[place, :chains]))
+        starts[c, before[place, c]] = state[now_at + kept.rank_of[c]] - kept.times[c]
+    return starts
+
+
+def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[Whole, Whole]]:
+    """States of one level after another, each with its place among those of the level before.
+
+    Ends early where no state is left, or where they are too many.
+    """
     chains = len(kept.times)
     states = np.zeros((1, kept.width), dtype=np.int64)
     # Sums of counts with these are different for different counts, or else nothing is dropped.
@@ -190,7 +229,7 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
         number = room + 1
         while number > room:
             if room * kept.width > 4 * MOST_CELLS:
-                return None
+                return
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
@@ -199,17 +238,18 @@ def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None
                 kept.class_of, kept.class_rank, kept.class_time, kept.class_free, found, parents,
             )  # fmt: skip
             room = max(room, 2 * number if number > room else 0)
-        if number == 0:
-            return False
         found = found[:number]
         keys = found[:, :chains] @ multipliers
         order = np.lexsort((found[:, chains:].sum(axis=1), keys))
         best = np.empty(number, dtype=np.int64)
-        states = found[best[: keep_best.compiled(found, order, keys, chains, best)]]
+        best = best[: keep_best.compiled(found, order, keys, chains, best)]
+        states = found[best]
         left.left -= len(states) * max(1.0, kept.width / COLUMNS) + LEVEL_WORK
         if len(states) * kept.width > MOST_CELLS or left.spent or stop():
-            return None
-    return True
+            return
+        yield states, parents[best]
+        if not len(states):
+            return
 
 
 def kept_bound(

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
 from debubble.listing import TOLERANCE
+from debubble.optimize.annealing import SMALL, pairs
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounding import strongest_rank_bound
 from debubble.optimize.bounds import lower_bound
@@ -44,7 +45,7 @@ from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import eased, tighter
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import SMALL, begin, listed, pairs
+from debubble.optimize.strategies import begin, listed
 from debubble.optimize.variants import Variants
 
 LOOKS = 48

@@ -9,7 +9,8 @@ scheduler. If they do not meet the lower bound,
 * small problems are annealed and then handed to the exact solver with the rest of the time;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
-  few is annealed, and what repeats in it is stretched. The best of all is annealed once more.
+  few is annealed, and what repeats in it is stretched. An order by which the strongest rank does
+  what is best for it alone is annealed as well. The best of all is annealed once more.
 
 Without a time limit the amount of work is fixed. What each strategy finds then depends only on the
 problem and the seed, except where CP-SAT runs with two workers that exchange what they find.
@@ -34,6 +35,16 @@ from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize import unroll
+from debubble.optimize.annealing import (
+    ROUNDS,
+    SMALL_ROUNDS,
+    anneal,
+    anneal_again,
+    anneal_order,
+    anneal_relaxed,
+    pairs,
+    small,
+)
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
@@ -44,20 +55,8 @@ from debubble.optimize.published import published_orders
 from debubble.optimize.refine import TEMPERATURES, refine
 from debubble.optimize.stop import Stop
 
-SMALL = 5_000
-"""Pairs of actions whose order the exact solver decides, at most, to be used at once."""
-
-SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
-"""Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
-
-TIGHT_ROUNDS = 1
-"""Rounds of annealing for each room that is left for copies under way."""
-
-COPIED_SHARE = 0.2
-"""Share of the work of the exact solver where it does not know of the problem's copies."""
-
 SMALL_MIXED = 500
-"""The same as :data:`SMALL` where it chooses which backwards are fused as well."""
+"""Pairs of actions up to which the exact solver chooses which backwards are fused as well."""
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
@@ -67,6 +66,12 @@ LARGEST_POLISHED = 200_000
 
 FEW_MORE = 8
 """Microbatches beyond 2p on which orders of many are annealed."""
+
+COPIED_SHARE = 0.2
+"""Share of the work of the exact solver where it does not know of the problem's copies."""
+
+TIGHT_ROUNDS = 1
+"""Rounds of annealing for each room that is left for copies under way."""
 
 PATTERN_SHARE = 0.35
 """Share of its time limit for finding one pattern."""
@@ -193,35 +198,9 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
         if incumbent.done or stop():
             return
         share = Stop(stop.left / (1 + len(COPIES)), stop)
-        _anneal(
+        anneal_order(
             tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(stop.work.effort, 2.0)
         )
-
-
-def anneal(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal the best order."""
-    rounds = (
-        SMALL_ROUNDS * min(stop.work.effort, 2.0) if _small(problem) else stop.work.effort * ROUNDS
-    )
-    _anneal(problem, incumbent.start, incumbent, stop, rounds)
-
-
-def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal what the strategies before have come to."""
-    _anneal(problem, incumbent.programs, incumbent, stop, stop.work.effort * POLISH_ROUNDS, more=1)
-
-
-def _anneal(
-    problem: Problem, programs: Sequence[Program], incumbent: Incumbent, stop: Stop,
-    rounds: float, more: int = 0,
-) -> None:  # fmt: skip
-    def found(better: list[Program]) -> None:
-        incumbent.offer(better, "annealing")
-
-    refine(
-        problem, separate(problem, programs), stop, rounds,
-        stop_at=incumbent.bound, seed=stop.work.seed + more, found=found,
-    )  # fmt: skip
 
 
 def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -305,7 +284,7 @@ def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     fused = replace(problem, backward="fused")
     order = listed(fused, ())
     incumbent.offer(order, "list scheduling, fused")
-    _anneal(fused, order, incumbent, stop, SMALL_ROUNDS * min(effort, 2.0))
+    anneal_order(fused, order, incumbent, stop, SMALL_ROUNDS * min(effort, 2.0))
     for turn in range(max(1, round(MIXES * min(effort, 1.0)))):
         before = incumbent.makespan
         left = max(1, round(CHANGES * effort)) if np.isfinite(effort) else None
@@ -348,12 +327,6 @@ def listed(
     return separate(problem, order)
 
 
-def pairs(problem: Problem) -> int:
-    """Number of pairs of actions that the exact solver has to order."""
-    chains = np.bincount(problem.homes, minlength=problem.ranks) * len(problem.kinds)
-    return int((chains * (chains - 1) // 2).sum()) * problem.microbatches**2 // 2
-
-
 def has_solver() -> bool:
     """Whether OR-Tools is installed."""
     from importlib.util import find_spec
@@ -368,17 +341,13 @@ def solver_name() -> str:
     return f"OR-Tools {version('ortools')}" if has_solver() else ""
 
 
-def _small(problem: Problem) -> bool:
-    return pairs(problem) <= SMALL
-
-
 def _annealed_whole(problem: Problem) -> bool:
-    return not _small(problem) and problem.size <= LARGEST_POLISHED
+    return not small(problem) and problem.size <= LARGEST_POLISHED
 
 
 def _repeats(problem: Problem) -> bool:
     few = 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)
-    return not _small(problem) and problem.microbatches >= 2 * few
+    return not small(problem) and problem.microbatches >= 2 * few
 
 
 STRATEGIES: list[Strategy] = [
@@ -386,12 +355,13 @@ STRATEGIES: list[Strategy] = [
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
     Strategy("keeping one rank", keep_one_rank, lambda _: True),
-    Strategy("annealing", anneal, _small),
+    Strategy("annealing", anneal, small),
     Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
-    Strategy("exact solving", solve, lambda p: _small(p) and has_solver()),
-    Strategy("patterns", patterns, lambda p: not _small(p) and has_solver(), parallel=True),
+    Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
+    Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, _repeats, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
+    Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
 ]
