@@ -43,7 +43,7 @@ PAGES = {
     if path.parent.name != "figures"
 }
 EXTENDING = "docs/extending.md"  # test_extending.py
-LESS = {"optimize": ["--effort", "0.01"], "plan": ["--schedule", "1f1b", "--tp", "8"]}
+LESS = {"optimize": ["--effort", "0.01"], "plan": ["--schedule", "1f1b", "--tp", "4"]}
 """What makes commands search less; searching is tested elsewhere."""
 
 ELSEWHERE = {
