@@ -8,6 +8,7 @@ How a page is read:
 * Its *Python* is what is fenced as ``python``, one program that runs in the same way. A block
   fenced as ``text`` right behind a piece of it is what that piece prints.
 * What else such blocks begin with is another program, and `ELSEWHERE` says where it is run.
+* Blocks fenced as ``yaml`` are cost files, or specs of sweeps, and are read as such.
 * Blocks fenced in another way are not run.
 
 Pages name things of the reader's own; `GIVEN` has them.
@@ -34,6 +35,7 @@ import debubble as db
 from debubble.cli.app import COMMANDS, app
 from debubble.interchange.cost_files import load_costs
 from debubble.optimize import cache
+from debubble.planner.sweeps import read_spec
 from debubble.schedules import registry
 
 ROOT = Path(__file__).parents[1]
@@ -233,6 +235,22 @@ def test_python_runs_and_prints_what_is_shown(
     finally:
         registry._ENTRIES.pop("mine", None)
     assert names
+
+
+def test_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "costs.yaml").write_text("times: {F: 1, B: 2}\n", encoding="utf-8")
+    read = {"docs/costs.md": load_costs, "docs/sweeps.md": read_spec}
+    files = [
+        (name, block.text)
+        for name, page in PAGES.items()
+        for block in blocks(page)
+        if block.language == "yaml"
+    ]
+    assert {name for name, _ in files} == set(read)
+    for name, text in files:
+        path = tmp_path / "page.yaml"
+        path.write_text(text, encoding="utf-8")
+        assert read[name](path)
 
 
 @pytest.mark.processes
