@@ -9,7 +9,7 @@ PROFILE := examples/zero-bubble/gpt-6.2b-m24.yaml
 test quick: export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick explore browser lint format fuzz figures bench packages clean
+.PHONY: help demo test quick explore browser lint format fuzz figures docs bench packages clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,11 @@ fuzz: $(VENV)/.dev  ## random inputs, judged or read: make fuzz MINUTES=60 TARGE
 
 figures: $(BIN)/debubble  ## redraw the figures of the founding papers in docs/figures
 	$(BIN)/python docs/figures/draw.py
+
+docs: $(BIN)/debubble  ## build the documentation, with a page for every schedule: build/site/index.html
+	@$(BIN)/python -c "import zensical, mkdocstrings" 2>/dev/null \
+	|| $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python docs/build.py
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py

@@ -60,6 +60,7 @@ def test_json_has_everything(run: Run) -> None:
         {"name": "short_last_group", "type": "bool", "default": False},
     ]
     assert item["placement"] == "loop"
+    assert item["use"].startswith("whole backwards, links that bear")
     assert item["at_a_glance"]["peak_activation"] == 8 * (1 + 7 / 16)
     assert data["pipedream"]["weight_versions"] == [2] * 7 + [1]
     assert "makespan" in {form["quantity"] for form in item["closed_forms"]}

@@ -88,6 +88,7 @@ def describe(entry: Entry) -> dict[str, Any]:
             "bubble_ratio": glance.bubble_ratio,
             "stage_bubble_rate": glance.stage_bubble_rate,
         },
+        "use": entry.use,
         "description": entry.text,
     }
 

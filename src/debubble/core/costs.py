@@ -176,8 +176,9 @@ class Costs:
         0.0, "number", "0.01", "to start any action, never divided by chunks", timed=True
     )
     p2p: float | Sequence[Sequence[float]] = cost(
-        0.0, "link", "0.1", "from one rank to another; a matrix is p2p[from][to]", timed=True
-    )
+        0.0, "link", "0.1", "from one rank to another; a matrix has a row for every sender",
+        timed=True,
+    )  # fmt: skip
     message: Value = cost(
         0.0, "boundary", "0", "size of one activation that is sent, and of its gradient"
     )

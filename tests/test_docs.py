@@ -1,0 +1,335 @@
+"""What the README and the pages in docs/ show works as it stands.
+
+How a page is read:
+
+* Its *commands* are the lines that begin with ``debubble `` in blocks that are indented by four
+  spaces or fenced as ``sh``. They run in the order in which they stand, all of a page in one empty
+  folder beside ``examples``. Lines that follow a command in its block are lines that it prints.
+* Its *Python* is what is fenced as ``python``, one program that runs in the same way. A block
+  fenced as ``text`` right behind a piece of it is what that piece prints.
+* What else such blocks begin with is another program, and `ELSEWHERE` says where it is run.
+* Blocks fenced as ``yaml`` are cost files, or specs of sweeps, and are read as such.
+* Blocks fenced in another way are not run.
+
+Pages name things of the reader's own; `GIVEN` has them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+import debubble as db
+from debubble.cli.app import COMMANDS, app
+from debubble.interchange.cost_files import load_costs
+from debubble.optimize import cache
+from debubble.planner.sweeps import read_spec
+from debubble.schedules import registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if path.parent.name != "figures"
+}
+EXTENDING = "docs/extending.md"  # test_extending.py
+LESS = {"optimize": ["--effort", "0.01"], "plan": ["--schedule", "1f1b", "--tp", "4"]}
+"""What makes commands search less; searching is tested elsewhere."""
+
+ELSEWHERE = {
+    "make demo": "test_the_demo_is_what_the_readme_says, and wherever somebody begins",
+    "make test": "this",
+    "pip install": "wheels.py",
+    ". .venv/bin/activate": "a shell's",
+    "torchrun --nproc-per-node 4 train.py": "test_the_training_loop_runs",
+    "torchrun --nproc-per-node 2 examples/train/train.py": "torch/test_train_examples.py",
+    "python examples/train/train.py": "torch/test_train_examples.py",
+    "python benchmarks/": "measures for minutes or hours",
+    "$ debubble run broken.json": "torch/test_watch.py",
+    "sqlite3 results.sqlite": "planner/sweeps: the view is read in Python",
+}
+"""Programs other than debubble, by how their lines begin, and who runs them."""
+
+
+class Block(NamedTuple):
+    """A piece of a page: how it is fenced (``shell`` also where it is indented), and its text."""
+
+    language: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page in their order."""
+    pattern = r"^```(\w*)\n(.*?)^```$|(?<=\n\n)((?:^    [^\n]*\n|^\n(?=    ))+)"
+    found = []
+    for match in re.finditer(pattern, page, re.M | re.S):
+        language, fenced, indented = match.groups()
+        text = fenced if indented is None else re.sub(r"(?m)^    ", "", indented)
+        found.append(Block("shell" if indented or language == "sh" else language, text))
+    return found
+
+
+def lines_of(page: str) -> list[str]:
+    """The lines of all blocks for a shell; a backslash joins two."""
+    shell = [block.text for block in blocks(page) if block.language == "shell"]
+    return [line for text in shell for line in text.replace("\\\n", " ").splitlines() if line]
+
+
+def commands(page: str) -> list[tuple[str, list[str]]]:
+    """The commands of a page, each with the lines it prints."""
+    found: list[tuple[str, list[str]]] = []
+    printed: list[str] | None = None
+    for line in lines_of(page):
+        if line.startswith("debubble "):
+            printed = []
+            found.append((line, printed))
+        elif line.startswith(tuple(ELSEWHERE)):
+            printed = []
+        else:
+            assert printed is not None, f"'{line}' is none of the known programs"
+            printed.append(line)
+    return found
+
+
+def python(page: str) -> list[tuple[str, str]]:
+    """The Python of a page: blocks, each with what the text right behind it says that it prints."""
+    found = []
+    all_blocks = blocks(page)
+    for block, after in pairwise([*all_blocks, Block("", "")]):
+        if block.language == "python":
+            adjacent = f"```python\n{block.text}```\n\n```text\n{after.text}```" in page
+            found.append((block.text, after.text if adjacent else ""))
+    return found
+
+
+def give_trace(folder: Path) -> None:
+    """The times of a run, in four steps."""
+    costs = db.Costs(F=10, I=10, W=10, p2p=1)
+    timeline = db.simulate(db.make("1f1b", ranks=4, microbatches=8, costs=costs), costs)
+    rows = ["rank,action,start,end,step"]
+    cells = [(rank, cell) for rank, row in enumerate(timeline.schedule.rows()) for cell in row]
+    for step in range(4):
+        times = zip(timeline.start + 1000 * step, timeline.end + 1000 * step, strict=True)
+        for (rank, cell), (start, end) in zip(cells, times, strict=True):
+            rows.append(f"{rank},{cell},{start / 1000},{end / 1000},{step}")
+    (folder / "RUN_FOLDER").mkdir()
+    (folder / "RUN_FOLDER" / "run.csv").write_text("\n".join(rows), encoding="utf-8")
+
+
+def give_model(folder: Path) -> None:
+    """A model's configuration."""
+    shutil.copy(ROOT / "examples/train/llama.json", folder / "config.json")
+
+
+def give_schedule(folder: Path) -> None:
+    """The schedule that the page has its reader write."""
+    text, _ = python(PAGES["docs/own-schedule.md"])[0]
+    (folder / "mine.py").write_text(text, encoding="utf-8")
+
+
+GIVEN = {
+    "README.md": give_trace,
+    "docs/trace.md": give_trace,
+    "docs/plan.md": give_model,
+    "docs/own-schedule.md": give_schedule,
+}
+"""What a page takes for there, and who puts it there."""
+
+STAGES = """
+import torch
+from torch import nn
+import debubble as db
+
+torch.manual_seed(0)
+stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]
+loss_fn = nn.functional.mse_loss
+x, y = torch.randn(2, 32, 8)
+"""
+
+PIPELINE = (
+    STAGES
+    + """
+import functools
+import torch.distributed as dist
+import debubble.torch as dt
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+db.make("interleaved-1f1b", ranks=1, microbatches=4, chunks=8).save("best.csv")
+pipe = dt.Pipeline("best.csv", stages, loss_fn)
+optimizer = torch.optim.AdamW(pipe.parameters())
+folder = "checkpoint"
+"""
+)
+
+NAMES = {"README.md": PIPELINE, "docs/costs.md": STAGES, "docs/training.md": PIPELINE}
+"""Python that a page's own takes for granted; what needs it has a process of its own."""
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Pages as parameters of a test, those marked that start processes."""
+    started = ("debubble run ", "debubble profile ", "debubble sweep ")
+    return [
+        pytest.param(
+            name,
+            id=name,
+            marks=[pytest.mark.processes] * any(word in PAGES[name] for word in started),
+        )
+        for name in names
+    ]
+
+
+def test_every_command_is_shown() -> None:
+    shown = {line.split()[1] for page in PAGES.values() for line, _ in commands(page)}
+    assert shown == set(COMMANDS) - {"serve"}  # which ends when it is stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked(name for name in PAGES if commands(PAGES[name])))
+def test_commands_run_in_order_and_print_what_is_shown(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    results = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(cache, "folder", lambda: results)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if name in GIVEN:
+        GIVEN[name](tmp_path)
+    for line, shown in commands(PAGES[name]):
+        words = shlex.split(line, comments=True)[1:]
+        result = CliRunner().invoke(app, [*words, *LESS.get(words[0], [])])
+        assert result.exit_code == 0 or ("--fail-if" in words and result.exit_code == 1), (
+            f"{line}\n{result.output}"
+        )
+        printed = {text.strip() for text in result.output.splitlines()}
+        assert {text.strip() for text in shown} <= printed, line
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if python(PAGES[name]) and name not in {*NAMES, EXTENDING}]
+)
+def test_python_runs_and_prints_what_is_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        for code, shown in python(PAGES[name]):
+            capsys.readouterr()
+            exec(compile(code, name, "exec"), names)
+            assert not shown or capsys.readouterr().out == shown
+    finally:
+        registry._ENTRIES.pop("mine", None)
+    assert names
+
+
+def test_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "costs.yaml").write_text("times: {F: 1, B: 2}\n", encoding="utf-8")
+    read = {"docs/costs.md": load_costs, "docs/sweeps.md": read_spec}
+    files = [
+        (name, block.text)
+        for name, page in PAGES.items()
+        for block in blocks(page)
+        if block.language == "yaml"
+    ]
+    assert {name for name, _ in files} == set(read)
+    for name, text in files:
+        path = tmp_path / "page.yaml"
+        path.write_text(text, encoding="utf-8")
+        assert read[name](path)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", NAMES)
+def test_python_runs_where_names_are_given(name: str, tmp_path: Path) -> None:
+    codes = [code for code, _ in python(PAGES[name]) if "init_process_group" not in code]
+    text = "\n".join([NAMES[name], *codes])
+    steps = "[pipe.step(x, target=y) for _ in range(7)]"
+    text = text.replace("dt.tune(pipe)", f"{steps} and dt.tune(pipe, time_limit=1)")
+    text = text.replace("...  # six steps later", steps)
+    (tmp_path / "page.py").write_text(text, encoding="utf-8")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+@pytest.mark.processes
+def test_the_training_loop_runs(tmp_path: Path) -> None:
+    code = next(code for code, _ in python(PAGES["docs/training.md"]) if "init_process" in code)
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
+         "train.py"],
+        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.startswith("loss ")
+    assert "the fastest order found saves" in found.stdout
+    assert (tmp_path / "train.json.gz").stat().st_size > 1000
+
+
+def test_other_programs_are_known_and_shown() -> None:
+    lines = [line for page in PAGES.values() for line in lines_of(page)]
+    for program in ELSEWHERE:
+        assert any(line.startswith(program) for line in lines), program
+
+
+def test_the_own_schedule_is_one_forward_ahead_of_1f1b() -> None:
+    code, _ = python(PAGES["docs/own-schedule.md"])[0]
+    try:
+        exec(compile(code, "own-schedule.md", "exec"), {})
+        mine = db.make("mine", ranks=4, microbatches=8)
+    finally:
+        registry._ENTRIES.pop("mine", None)
+    assert db.check(mine).ok
+    warm_up = [str(program).partition("B")[0].count("F") for program in mine.rows()]
+    assert warm_up == [5, 4, 3, 2]
+
+
+def test_the_demo_is_what_the_readme_says() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "examples/zero-bubble/gpt-6.2b-m24.yaml" in recipe
+    assert "$(BIN)/activate" in recipe
+    assert "8 A100s" in load_costs(ROOT / "examples/zero-bubble/gpt-6.2b-m24.yaml").name
+
+
+def test_the_readme_is_one_screen_whose_links_lead_somewhere() -> None:
+    page = PAGES["README.md"]
+    assert page.count("\n") <= 60
+    targets = re.findall(r"\]\(([^)#:]+)\)", page)
+    assert len(targets) > 15
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "".join(text for name, text in PAGES.items() if name.startswith("docs/api/"))
+    shown = re.findall(r"^::: (debubble[\w.]*)$", pages, re.M)
+    names = {f"debubble.{name}" for name in db.__all__} - {"debubble.schedules"}
+    assert names | {"debubble.schedules.registry.schedules"} <= set(shown)
+    tree = ast.parse((ROOT / "src/debubble/torch/__init__.py").read_text(encoding="utf-8"))
+    (exported,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert {f"debubble.torch.{name}" for name in exported} <= set(shown)
+    assert len(shown) == len(set(shown))

@@ -1,0 +1,88 @@
+"""The site of the documentation builds without a warning, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import debubble as db
+from tests.missing import missing
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "build" / "site"
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and where it can be linked to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.anchors.add(found.get("id") or "")
+        if tag == "a":
+            self.links.append(found.get("href") or "")
+        elif tag in ("img", "script", "iframe") or "stylesheet" in (found.get("rel") or ""):
+            self.loads.append(found.get("src") or found.get("href") or "")
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[Path, Page]:
+    """All pages of the site, built from nothing."""
+    for name in ("zensical", "mkdocstrings"):
+        if importlib.util.find_spec(name) is None:
+            missing(f"{name} is not installed")
+    words = [sys.executable, "docs/build.py"]
+    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, f"{found.stdout}\n{found.stderr}"
+    assert "No issues found" in found.stdout + found.stderr
+    return {path: Page(path) for path in SITE.rglob("*.html")}
+
+
+def test_links_lead_somewhere(site: dict[Path, Page]) -> None:
+    dead = []
+    for path, page in site.items():
+        if path.name == "404.html" or path.name.endswith("-timeline.html"):
+            continue  # the first is for any address, the others are timelines
+        for link in [*page.links, *page.loads]:
+            address = urlsplit(link)
+            if address.scheme or not (address.path or address.fragment):
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            target = target / "index.html" if target.is_dir() else target
+            known = not address.fragment or target not in site or target.suffix != ".html"
+            if not target.exists() or not (
+                known or unquote(address.fragment) in site[target].anchors
+            ):
+                dead.append(f"{path.relative_to(SITE)}: {link}")
+    assert dead == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: dict[Path, Page]) -> None:
+    loads = {load for page in site.values() for load in page.loads}
+    assert len(loads) > 100
+    assert [load for load in loads if re.match("(https?:)?//", load)] == []
+
+
+def test_every_schedule_has_a_page_that_says_everything(site: dict[Path, Page]) -> None:
+    del site
+    for entry in db.schedules():
+        text = (SITE / "schedules" / f"{entry.name}.html").read_text(encoding="utf-8")
+        for head in ("When to use it", "How it works", "Formulas"):
+            assert f">{head}" in text.replace("\n", ""), (entry.name, head)
+        assert f"{entry.name}.svg" in text
+        assert (SITE / "schedules" / f"{entry.name}-timeline.html").stat().st_size > 100_000
