@@ -19,7 +19,7 @@ _SIGN = re.compile("|".join(map(re.escape, SIGNS)))
 
 def escape(text: str) -> str:
     """A text that TeX sets as it stands, on one line; percentages stay with their numbers."""
-    line = " ".join(text.split(" ")) if text.isprintable() else " ".join(text.split())
+    line = "".join(c if c.isprintable() or c in SIGNS else " " for c in text)
     return _SIGN.sub(lambda sign: SIGNS[sign[0]], line).replace(r" \%", r"\,\%")
 
 
