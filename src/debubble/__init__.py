@@ -78,6 +78,7 @@ hooks.fill(
         "save_timelines": "debubble.view.files:save",
         "timelines_html": "debubble.view.page:cell",
         "render_figure": "debubble.view.figure:render",
+        "save_table": "debubble.view.latex:save",
     }
 )
 

@@ -120,7 +120,10 @@ def test_options_go_to_the_schedules_that_have_them(run: Run) -> None:
         (["1f1b", "gpip", "-p", "4", "-m", "8"], "unknown schedule 'gpip'; did you mean 'gpipe'"),
         (["1f1b", "-m", "8"], "'1f1b' needs ranks; give -p, such as -p 8"),
         (["1f1b", "-p", "8"], "'1f1b' needs microbatches; give -m, such as -m 32"),
-        (["1f1b", "-p", "4", "-m", "8", "-o", "x.gif"], "'x.gif': pictures end in .png, .svg,"),
+        (
+            ["1f1b", "-p", "4", "-m", "8", "-o", "x.gif"],
+            "'x.gif': pictures and tables end in .png, .svg,",
+        ),
         (["1f1b", "-p", "4", "-m", "8", "-o", "no/x.png"], "there is no folder 'no'"),
         (["1f1b", "no.csv", "-p", "4", "-m", "8"], "there is no file 'no.csv'"),
         (["1f1b", "-p", "4", "-m", "8", "--option", "a=3"], "unknown option 'a'; "),

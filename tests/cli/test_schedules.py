@@ -71,7 +71,8 @@ def test_one_schedule_is_explained_with_formulas_and_figure(run: Run) -> None:
     out = run("schedules", "dapple").out
     assert out.startswith("1f1b: One forward, one backward (also pipedream-flush, dapple)\n")
     assert "At most p − r microbatches are in flight on rank r" in out
-    assert "source     DAPPLE, arXiv 2007.01045" in out
+    assert "source     Fan et al., DAPPLE: A Pipelined Data Parallel Approach" in out
+    assert "arXiv 2007.01045; PipeDream-Flush:" in " ".join(out.split())
     assert "makespan  (m + p − 1)(F + B)\n    exact (no latency)" in out
     assert "p ranks, m microbatches" in out
     assert "rank 3 │······F0B0--F1" in out

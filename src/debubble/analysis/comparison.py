@@ -308,10 +308,14 @@ class Comparison:
         """Write a picture of all timelines, best first: .png, .svg, .pdf, .html or .txt.
 
         The title is the headline unless there is another; options as for
-        :meth:`debubble.Timeline.save`.
+        :meth:`debubble.Timeline.save`. A .tex file has the table for LaTeX, with the options of
+        :func:`debubble.view.latex.table`.
         """
         shared: dict[str, Any] = {"title": self.headline, "time_unit": self.time_unit}
         ending = Path(path).suffix.lower()
+        if ending == ".tex":
+            hooks.save_table(self, path, **options)
+            return
         if ending != ".txt":
             shared["limit"] = self.memory
         if ending == ".html":

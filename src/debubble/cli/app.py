@@ -13,10 +13,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from debubble.cli.errors import clean_exit
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.view.provenance import run_as
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",
-    "trace", "serve", "costs", "plan", "sweep",
+    "trace", "serve", "costs", "plan", "sweep", "doctor",
 )  # fmt: skip
 """Names of all commands in the order of the help; each is a module beside this one."""
 
@@ -62,7 +63,9 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
         with clean_exit():
-            code = super().main(*args, **extra | {"standalone_mode": False})
+            words = args[0] if args else extra.get("args")
+            with run_as(sys.argv[1:] if words is None else words):
+                code = super().main(*args, **extra | {"standalone_mode": False})
             _flush()
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -124,7 +127,7 @@ def _joined(words: Iterable[str], several: Iterable[str]) -> list[str]:
 
 
 app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings=SETTINGS, help=INTRODUCTION, epilog=EPILOG,
 )  # fmt: skip
 

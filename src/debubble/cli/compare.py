@@ -11,6 +11,7 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
+from debubble.cli.bibtex import check_bibtex, write_bibtex
 from debubble.cli.errors import BAD_INPUT
 from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, takes, whole, with_setup
@@ -29,7 +30,11 @@ def compare(
     picture: Picture,
     as_json: AsJson = False,
     output: Annotated[
-        str | None, takes("FILE", ".html, .png, .svg, .pdf or .txt.", "--output", "-o")
+        str | None,
+        takes("FILE", ".html, .png, .svg, .pdf, .txt, or .tex: a table.", "--output", "-o"),
+    ] = None,
+    bibtex: Annotated[
+        str | None, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
     ] = None,
     jitter: JitterTimes = None,
     samples: Samples = None,
@@ -45,7 +50,8 @@ def compare(
     from debubble.analysis.compare import compare as simulate_all
 
     inputs, chunks = _inputs(setup)
-    check_picture(output, picture)
+    check_picture(output, picture, ".tex")
+    check_bibtex(bibtex)
     varying = read_jitter(jitter, samples, seed, replicas, slow)
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, chunks, phase)
@@ -74,15 +80,18 @@ def compare(
         if not result.rows:
             _leave(result.skipped)
     if output is not None:
-        result.save(output, **picture)
+        table = {"cite": bibtex is not None, "source": inputs.source}
+        result.save(output, **table if output.lower().endswith(".tex") else picture)
+    if bibtex is not None:
+        write_bibtex((row.schedule.name for row in result.rows), bibtex)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
         print(result.text(line_width(), styled if in_color() else None))
         if inputs.source:
             print(f"costs: {inputs.source}")
+    sys.stdout.flush()
     if output is not None:
-        sys.stdout.flush()
         note(f"wrote {output}")
 
 
@@ -133,6 +142,7 @@ app = command(
         "compare 1f1b zb-h1 dualpipe-v -p 8 -m 32 --rank-times F=1,I=1,W=1",
         "compare 1f1b interleaved-1f1b dualpipe-v --costs examples/zero-bubble/gpt-28.3b-m96.yaml",
         "compare gpipe 1f1b zb-h1 -p 8 -m 32 --memory 12 -o comparison.html",
+        "compare gpipe 1f1b zb-h1 -p 8 -m 32 -o table.tex --bibtex schedules.bib",
         "compare 1f1b zb-h1 -p 8 -m 32 --jitter normal:3% --replicas 16",
     ],
 )

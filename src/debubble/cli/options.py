@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from debubble.cli import completion
 from debubble.core.costs import RUNTIMES, Costs
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.units import factor
@@ -29,22 +30,20 @@ if TYPE_CHECKING:
 _MODES = get_args(P2PMode)
 
 
-def takes(metavar: str, help: str, *flags: str) -> Any:
+def takes(metavar: str, help: str, *flags: str, complete: completion.Complete | None = None) -> Any:
     """An option that takes a text; its flag is its name unless others are given."""
-    return typer.Option(*flags, metavar=metavar, help=help)
+    return typer.Option(*flags, metavar=metavar, help=help, autocompletion=complete)
+
+
+def _schedules(help: str) -> Any:
+    return typer.Argument(metavar="SCHEDULE", help=help, autocompletion=completion.schedules)
 
 
 ScheduleName = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCHEDULE", help="Name, .csv or .json file, file.py:function or torch:NAME."
-    ),
+    str, _schedules("Name, .csv or .json file, file.py:function or torch:NAME.")
 ]
 ScheduleNames = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SCHEDULE", help="Names, .csv or .json files, file.py:function or torch:NAME."
-    ),
+    list[str], _schedules("Names, .csv or .json files, file.py:function or torch:NAME.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -94,6 +93,7 @@ class Setup:
         takes(
             "MODE",
             f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or {_MODES[-1]}.",
+            complete=completion.one_of(_MODES),
         ),
     ] = None
     iterations: Annotated[

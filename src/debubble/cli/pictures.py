@@ -77,8 +77,10 @@ def _flag(name: str, picture: Picture) -> str:
     return f"--{'no-' if off else ''}{name.replace('_', '-')}"
 
 
-def check_picture(path: str | None, picture: Picture) -> None:
+def check_picture(path: str | None, picture: Picture, *more: str) -> None:
     """Refuse what no picture can have, before anything is computed.
+
+    `more` are endings of files that are no picture, and take none of its options.
 
     Raises
     ------
@@ -93,8 +95,10 @@ def check_picture(path: str | None, picture: Picture) -> None:
             raise ParameterError(f"{name} is for a picture in a file; add -o, such as -o x.svg")
         return
     ending = Path(path).suffix.lower()
-    if ending not in ENDINGS:
-        raise FormatError(f"'{path}': pictures end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    known = (*ENDINGS, *more)
+    if ending not in known:
+        kind = "pictures and tables" if more else "pictures"
+        raise FormatError(f"'{path}': {kind} end in {', '.join(known[:-1])} or {known[-1]}")
     check_writable(path)
     for name in picture:
         if ending not in endings_of(name):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from debubble.analysis.layout import line_width, table, wrap
+from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson
+from debubble.cli.options import AsJson, takes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
@@ -32,11 +33,14 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Name of a model, its config.json, or a YAML file.", show_default=False
+            help="Name of a model, its config.json, or a YAML file.",
+            show_default=False,
+            autocompletion=completion.models,
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="h100, mi300x, …, or a YAML file.")
+        str | None,
+        takes("NAME", "h100, mi300x, …, or a YAML file.", complete=completion.gpus),
     ] = None,
     gpus: Annotated[str | None, typer.Option(metavar="N", help="How many.")] = None,
     batch: Annotated[

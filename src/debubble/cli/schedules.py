@@ -10,6 +10,7 @@ import typer
 
 from debubble.analysis.layout import PIPED, line_width, table, wrap
 from debubble.analysis.measures import parameter_copies
+from debubble.cli import completion
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import print_json
@@ -34,17 +35,38 @@ FIGURE_COLUMNS = 96
 
 def schedules(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Explain one schedule.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Explain one schedule.", autocompletion=completion.schedules
+        ),
     ] = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="List all columns, however long the lines are.")
     ] = False,
+    bibtex: Annotated[
+        bool, typer.Option("--bibtex", help="Print what they are from, for BibTeX.")
+    ] = False,
+    from_template: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a schedule of your own to start from: .py."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List schedules, or explain one of them.
 
     An explanation says what the schedule is, what it needs, its formulas, and draws it.
     """
+    if from_template is not None:
+        from debubble.cli.template import write_template
+
+        print(write_template(from_template))
+        return
+    if bibtex:
+        from debubble.analysis.bibliography import bibliography
+
+        wanted = registry.schedules() if name is None else [registry.find(name)]
+        print(bibliography(entry.name for entry in wanted), end="")
+        return
     if name is None:
         found = registry.schedules()
         if as_json:
@@ -264,5 +286,13 @@ def _cut(text: str, width: int) -> str:
 
 
 app = command(
-    schedules, ["schedules", "schedules --wide", "schedules dualpipe-v", "schedules --json"]
+    schedules,
+    [
+        "schedules",
+        "schedules --wide",
+        "schedules dualpipe-v",
+        "schedules zb-v --bibtex",
+        "schedules --from-template my.py",
+        "schedules --json",
+    ],
 )

@@ -36,6 +36,7 @@ plot_timeline = Hook("draw a timeline with matplotlib")
 save_timelines = Hook("write timelines as a picture or page")
 timelines_html = Hook("show timelines in a notebook")
 render_figure = Hook("write a matplotlib figure")
+save_table = Hook("write a comparison as a table for LaTeX")
 
 
 def fill(homes: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.schedules.formula import terms, value_of
+from debubble.schedules.sources import spelled_out
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
@@ -231,7 +232,7 @@ class Entry:
     order: Callable[..., Iterable[Program]]
     title: str
     year: int
-    source: str
+    cited: str
     placement: Callable[[int, int], Placement]
     chunks: int | None = None
     default_chunks: int = 1
@@ -242,6 +243,11 @@ class Entry:
     weight_versions: int | Callable[[Any], Sequence[int]] = 1
     copies_activations: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """Where it was published, with what `cited` refers to spelled out."""
+        return spelled_out(self.cited)
 
     @property
     def text(self) -> str:

@@ -14,7 +14,7 @@ from debubble.schedules.registry import Constraint, register
     "bitpipe",
     title="Two copies of the model, each placed as a V, in opposite directions",
     year=2024,
-    source="Wu et al., BitPipe, arXiv 2410.19367; wuhouming/BitPipe",
+    source="@wu2024bitpipe; wuhouming/BitPipe",
     placement=Placement.bidirectional,
     chunks=2,
     constraints=(Constraint("ranks", "an even number of ranks", lambda k: k.ranks % 2 == 0),),

@@ -33,7 +33,7 @@ def _hidden(k: Any) -> bool:
     copies_activations=True,
     title="1F1B with the activations of early ranks kept by late ranks",
     year=2023,
-    source="Kim et al., BPipe, ICML 2023, pmlr v202",
+    source="@kim2023bpipe",
     placement=Placement.loop,
     chunks=1,
     offload_to=pairs,

@@ -26,7 +26,7 @@ def _doubled(k: Any) -> float:
     "chimera",
     title="Two copies of the model in opposite directions, one backward per forward",
     year=2021,
-    source="Li and Hoefler, Chimera, arXiv 2107.06925; Shigangli/Chimera",
+    source="@li2021chimera; Shigangli/Chimera",
     placement=Placement.bidirectional,
     chunks=1,
     constraints=(

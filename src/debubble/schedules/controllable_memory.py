@@ -97,7 +97,7 @@ def searched(block: VBlock) -> Callable[[Callable[[], None]], Callable[..., list
     return named
 
 
-SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
+SOURCE = "@qi2024controllable"
 
 RANKS = Constraint(
     "ranks",

@@ -180,7 +180,7 @@ def _forms(
     "dualpipe",
     title="Two copies of the model, microbatches from both ends, overlapped pairs",
     year=2024,
-    source="DeepSeek-V3, arXiv 2412.19437; deepseek-ai/DualPipe",
+    source="@deepseek2024v3; @dualpipe",
     placement=Placement.bidirectional,
     chunks=1,
     constraints=(
@@ -241,7 +241,7 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
     "dualpipe-v",
     title="DualPipe cut in half: V placement, one copy, overlapped pairs",
     year=2025,
-    source="Sea AI Lab, Cut-in-half; deepseek-ai/DualPipe dualpipev.py; PyTorch ScheduleDualPipeV",
+    source="@sea2025cut; @dualpipe dualpipev.py; @pytorch ScheduleDualPipeV",
     placement=Placement.wave,
     chunks=2,
     aliases=("dualpipev",),

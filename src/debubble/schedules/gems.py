@@ -16,7 +16,7 @@ from debubble.schedules.registry import ClosedForm, register
     "gems",
     title="Two copies of the model take turns: the activations of one microbatch",
     year=2020,
-    source="Jain et al., GEMS (SC'20); bubble as in Chimera, arXiv 2107.06925",
+    source="@jain2020gems; bubble as in @li2021chimera",
     placement=Placement.bidirectional,
     chunks=1,
     forms=(

@@ -26,7 +26,7 @@ def _peak(k: Any, size: int) -> float:
     return float(min((k.v - 1) * size + k.p, k.m * k.v) * k.unit)
 
 
-SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
+SOURCE = "@wan2025pipeoffload"
 
 
 @register(

@@ -14,7 +14,7 @@ from debubble.schedules.registry import ClosedForm, register
     "gpipe",
     title="All forwards, then all backwards",
     year=2018,
-    source="Huang et al., GPipe, arXiv 1811.06965",
+    source="@huang2019gpipe",
     placement=Placement.loop,
     chunks=1,
     aliases=("afab", "f-then-b"),

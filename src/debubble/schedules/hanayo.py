@@ -14,7 +14,7 @@ from debubble.schedules.registry import Constraint, register
     "hanayo",
     title="One copy of the model in waves across all ranks",
     year=2023,
-    source="Liu et al., Hanayo, arXiv 2308.15762",
+    source="@liu2023hanayo",
     placement=Placement.wave,
     default_chunks=2,
     constraints=(

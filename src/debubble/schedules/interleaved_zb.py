@@ -54,7 +54,7 @@ def trailing_weights(
     "interleaved-zb",
     title="Interleaved 1F1B with split backward and half its warm-up",
     year=2023,
-    source="Zero Bubble, arXiv 2401.10241; PyTorch ScheduleInterleavedZeroBubble",
+    source="@qi2024zero; @pytorch ScheduleInterleavedZeroBubble",
     placement=Placement.loop,
     default_chunks=2,
     aliases=("interleaved-zero-bubble", "interleavedzerobubble"),

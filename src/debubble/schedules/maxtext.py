@@ -21,8 +21,7 @@ def iterations_apart(case: Any) -> int:
     "maxtext-circular",
     title="Chunk after chunk in lockstep, transfers behind a whole iteration",
     year=2024,
-    source="AI-Hypercomputer/maxtext src/MaxText/layers/pipeline.py, "
-    "pipeline_delay_activation_forwarding",
+    source="@maxtext src/MaxText/layers/pipeline.py, pipeline_delay_activation_forwarding",
     placement=Placement.loop,
     default_chunks=2,
     aliases=("circular", "circular-pipeline"),

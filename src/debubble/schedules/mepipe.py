@@ -33,7 +33,7 @@ def _in_flight(k: Any) -> int:
     "mepipe",
     title="Split backward over slices and chunks, as many units in flight as memory allows",
     year=2025,
-    source="MEPipe: Memory-Efficient Slice-Level Pipeline Scheduling (SVPP), EuroSys 2025",
+    source="@sun2025mepipe (SVPP)",
     placement=Placement.loop,
     default_chunks=2,
     aliases=("svpp",),

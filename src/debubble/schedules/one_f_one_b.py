@@ -48,7 +48,7 @@ def one_stage_per_rank(
     "1f1b",
     title="One forward, one backward",
     year=2019,
-    source="DAPPLE, arXiv 2007.01045; PipeDream-Flush, arXiv 2006.09503",
+    source="@fan2021dapple; PipeDream-Flush: @narayanan2021memory",
     placement=Placement.loop,
     chunks=1,
     aliases=("pipedream-flush", "dapple"),
@@ -88,7 +88,7 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
     "eager-1f1b",
     title="1F1B with twice the warm-up, hides latency",
     year=2022,
-    source="Zhuang et al., On Optimizing the Communication of Model Parallelism, arXiv 2211.05322",
+    source="@zhuang2023optimizing",
     placement=Placement.loop,
     chunks=1,
     forms=(

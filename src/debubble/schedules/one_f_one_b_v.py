@@ -149,8 +149,7 @@ def _as_drawn(k: Any) -> bool:
     "1f1b-v",
     title="V placement, whole backwards: the bubble of 1F1B or less in 2/3 of its memory",
     year=2024,
-    source="Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362; sail-sg "
-    "v1f1b.py",
+    source="@qi2024controllable; sail-sg v1f1b.py",
     placement=Placement.wave,
     chunks=2,
     aliases=("v-1f1b", "1f1bv"),

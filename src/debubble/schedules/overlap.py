@@ -14,7 +14,7 @@ from debubble.schedules.registry import ClosedForm, register
     "1f1b-overlap",
     title="1F1B with forward and backward executed together",
     year=2025,
-    source="Megatron-LM, combined 1F1B for expert-parallel overlap",
+    source="@megatron, combined 1F1B for expert-parallel overlap",
     placement=Placement.loop,
     chunks=1,
     forms=(

@@ -15,7 +15,7 @@ from debubble.schedules.registry import ClosedForm, register
     "paci",
     title="1F1B without flush whose backwards take the newest weights",
     year=2026,
-    source="PACI, arXiv 2606.07881; order as in its abstract, versions: debubble's own count",
+    source="@elam2026breaking; order as in its abstract, versions: debubble's own count",
     placement=Placement.loop,
     chunks=1,
     weight_versions=stashed,

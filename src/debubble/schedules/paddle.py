@@ -42,7 +42,7 @@ def _chosen(k: Any) -> bool:
     "paddle-interleaved",
     title="Interleaved 1F1B whose first group takes what is left over, or with balanced memory",
     year=2024,
-    source="PaddlePaddle fleet, PipelineParallelWithInterleave and VPPFhenBInBalancedMemory "
+    source="@paddle fleet, PipelineParallelWithInterleave and VPPFhenBInBalancedMemory "
     "(pull requests 69944 and 70160)",
     placement=Placement.loop,
     default_chunks=2,

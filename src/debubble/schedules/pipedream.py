@@ -20,7 +20,7 @@ def stashed(k: Any) -> list[int]:
     "pipedream",
     title="1F1B without flush, one weight version per microbatch in flight",
     year=2018,
-    source="Harlap et al., PipeDream, arXiv 1806.03377",
+    source="@harlap2018pipedream",
     placement=Placement.loop,
     chunks=1,
     weight_versions=stashed,

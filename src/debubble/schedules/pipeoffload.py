@@ -90,7 +90,7 @@ TIME = ClosedForm(
     holds=_steady,
     condition="no latency; F, I and a copy take at most (F + I + W)/2 each",
 )
-SOURCE = "Wan et al., PipeOffload, arXiv 2503.01328"
+SOURCE = "@wan2025pipeoffload"
 
 
 @register(

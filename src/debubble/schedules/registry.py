@@ -58,7 +58,7 @@ MAX_ACTIONS = 200_000_000
 TIME_QUANTITIES = frozenset({"makespan", "stage_time", "bubble_time"})
 """Quantities of closed forms that are times."""
 
-NO_FAMILIES = frozenset({"registry", "formula", "nearest"})
+NO_FAMILIES = frozenset({"registry", "formula", "nearest", "sources"})
 """Modules of the package that register nothing."""
 
 _ENTRIES: dict[str, Entry] = {}
@@ -88,7 +88,8 @@ def register(
     name, aliases
         Name: lower case with hyphens.
     title, year, source
-        One line about it, when it was published, and where (paper or repository).
+        One line about it, when it was published, and where (paper or repository); ``@key`` in the
+        source stands for a record of :data:`debubble.schedules.sources.SOURCES`.
     placement
         Function of (ranks, chunks).
     chunks

@@ -22,7 +22,7 @@ from debubble.schedules.registry import ClosedForm, register
     "seq1f1b",
     title="1F1B over slices of every sequence",
     year=2024,
-    source="Sun et al., Seq1F1B, arXiv 2406.03488",
+    source="@sun2025seq1f1b",
     placement=Placement.loop,
     chunks=1,
     cut=cut_of,

@@ -14,7 +14,7 @@ from debubble.schedules.looped import group_sizes, grouped_table
 from debubble.schedules.one_f_one_b import warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
-MINDSPORE = "MindSpore, mindspore/ccsrc/frontend/parallel/pipeline_transformer/seqpipe_scheduler.cc"
+MINDSPORE = "@mindspore"
 
 
 def least_group(case: Any) -> int:
@@ -74,8 +74,8 @@ def _pace(case: Any) -> int:
     "seq1f1b-interleaved",
     title="Interleaved 1F1B over slices of every sequence",
     year=2024,
-    source="Sun et al., Seq1F1B-I, arXiv 2406.03488; Megatron-LM chunked pipeline parallelism "
-    f"(pull request 3116); seqvpp in {MINDSPORE}",
+    source="@sun2025seq1f1b; @megatron chunked pipeline parallelism (pull request 3116); seqvpp in "
+    f"{MINDSPORE}",
     placement=Placement.loop,
     default_chunks=2,
     aliases=("seq1f1b-i", "seqvpp", "chunked-pp"),

@@ -16,7 +16,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
     "slimpipe",
     title="1F1B over equal slices of every sequence, attention evened out over ranks",
     year=2025,
-    source="Li et al., SlimPipe, arXiv 2504.14519",
+    source="@li2025slimpipe",
     placement=Placement.loop,
     exchange=lambda k: k.exchange and k.slices > 1,
     constraints=(

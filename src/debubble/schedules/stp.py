@@ -79,8 +79,7 @@ SUMS = "no latency, pairs take the sum of their parts, B = I + W, W ≤ F and I"
     "stp",
     title="V placement with braided pairs that hide the all-reduces of tensor parallelism",
     year=2025,
-    source="Synergistic Tensor and Pipeline Parallelism, arXiv 2510.27257; MICLAB-BUPT/STP "
-    "stp/schedule.py",
+    source="@qi2025synergistic; MICLAB-BUPT/STP stp/schedule.py",
     placement=Placement.wave,
     chunks=2,
     constraints=(

@@ -29,7 +29,7 @@ def _flow(k: Any) -> float:
     "terapipe",
     title="All forwards, then all backwards, over slices of every sequence",
     year=2021,
-    source="Li et al., TeraPipe, arXiv 2102.07988",
+    source="@li2021terapipe",
     placement=Placement.loop,
     chunks=1,
     cut=cut_of,

@@ -32,9 +32,7 @@ from debubble.schedules.controllable_memory import RANKS, V_HALF
 from debubble.schedules.one_f_one_b import one_stage_per_rank
 from debubble.schedules.registry import ClosedForm, register
 
-SOURCE = (
-    "Yeung et al., Balancing Pipeline Parallelism with Vocabulary Parallelism, arXiv 2411.05288"
-)
+SOURCE = "@yeung2025balancing"
 
 DELAY = {1: 2, 2: 1}
 """Periods by which backwards are delayed: one for each exchange between S, T and the backward."""

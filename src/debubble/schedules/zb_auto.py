@@ -12,7 +12,7 @@ from debubble.schedules._storage import Storage, Terms
 from debubble.schedules.registry import ClosedForm, register
 from debubble.schedules.zero_bubble import zb_h1, zb_h2
 
-SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241; search: debubble"
+SOURCE = "@qi2024zero; search: debubble"
 
 
 def scheduled(

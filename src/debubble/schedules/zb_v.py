@@ -64,7 +64,7 @@ def _as_published(case: Any) -> bool:
     "zb-v",
     title="V placement and split backward: no bubble in the memory of 1F1B",
     year=2023,
-    source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241; search: debubble",
+    source="@qi2024zero; search: debubble",
     placement=Placement.wave,
     chunks=2,
     aliases=("zbv",),

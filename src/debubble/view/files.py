@@ -10,6 +10,7 @@ from typing import Any
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.engine.timeline import Timeline
 from debubble.view.options import option_names
+from debubble.view.provenance import metadata
 
 _OPTIONS = {
     ".png": (*option_names(".png"), "dpi"),
@@ -19,13 +20,6 @@ _OPTIONS = {
     ".txt": ("title", "width", "color", "ascii_only", "time_unit"),
 }
 """Options each format takes."""
-
-METADATA: dict[str, dict[str, str | None]] = {
-    ".png": {"Software": "debubble"},
-    ".svg": {"Creator": "debubble", "Date": None},
-    ".pdf": {"Creator": "debubble", "CreationDate": None},
-}
-"""Without the date and the version of the drawing library, equal pictures are equal files."""
 
 
 def save(
@@ -81,9 +75,8 @@ def _picture(timelines: list[Timeline], ending: str, dpi: float = 0, **options: 
     from debubble.view.figure import figure, render
     from debubble.view.panel import DPI
 
-    return render(
-        figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=METADATA[ending]
-    )
+    made = metadata(ending, [timeline.table.costs for timeline in timelines])
+    return render(figure(timelines, **options), ending[1:], dpi=dpi or DPI, metadata=made)
 
 
 def _page(timelines: list[Timeline], ending: str, **options: Any) -> bytes:  # noqa: ARG001

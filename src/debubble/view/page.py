@@ -17,7 +17,7 @@ from debubble.analysis.ranking import differences
 from debubble.analysis.results import result_columns
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
-from debubble.view import component, words
+from debubble.view import component, provenance, words
 from debubble.view.colors import (
     COLOR,
     FAINT,
@@ -99,6 +99,7 @@ def page(
         script=component.script(),
         table=table_html or table(timelines, options.get("limit")),
         conventions="\n".join(lines),
+        made=provenance.details(timeline.table.costs for timeline in timelines),
     )
 
 

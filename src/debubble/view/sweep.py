@@ -238,14 +238,14 @@ def save(chart: Chart, path: str | Path) -> None:
     if ending not in ENDINGS:
         raise FormatError(f"'{path}': pictures of sweeps end in {', '.join(ENDINGS)}")
     from debubble.view.figure import render
-    from debubble.view.files import METADATA
+    from debubble.view.provenance import metadata
     from debubble.view.sweep_figure import figure
 
     drawing = figure(chart)
     if ending == ".html":
         content = _page(chart, drawing).encode()
     else:
-        content = render(drawing, ending[1:], metadata=METADATA[ending])
+        content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
         Path(path).write_bytes(content)
     except OSError as error:

@@ -1,0 +1,40 @@
+"""Words that a shell offers on Tab; where there are none it offers files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+Complete: TypeAlias = Callable[[str], list[str]]
+"""Words for what was typed of one."""
+
+
+def one_of(words: Iterable[str]) -> Complete:
+    """Offers those of some words that begin with what was typed."""
+    known = tuple(words)
+
+    def complete(typed: str) -> list[str]:
+        return [word for word in known if word.startswith(typed)]
+
+    return complete
+
+
+def schedules(typed: str) -> list[str]:
+    """Offers names of registered schedules."""
+    from debubble.schedules import registry
+
+    return one_of(registry.entries())(typed)
+
+
+def gpus(typed: str) -> list[str]:
+    """Offers names of GPUs."""
+    from debubble.planner.gpus import GPUS
+
+    return one_of(GPUS)(typed)
+
+
+def models(typed: str) -> list[str]:
+    """Offers names of models."""
+    from debubble.planner.model_files import shipped_models
+
+    return one_of(shipped_models())(typed)

@@ -1,0 +1,193 @@
+"""``debubble doctor``: what is installed here, what works, and how fast it is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import time
+from importlib import metadata
+from typing import Any
+
+from debubble.analysis.layout import definitions, line_width
+from debubble.cli.app import command
+from debubble.cli.options import AsJson
+from debubble.cli.output import note, print_json
+
+REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "ortools")
+"""Packages that every install has."""
+
+EXTRAS = {
+    "serve": ("starlette", "uvicorn"),
+    "torch": ("torch",),
+    "sweep": ("joblib", "distributed"),
+    "ray": ("joblib", "ray"),
+}
+"""Modules that each extra brings."""
+
+FOR = {
+    "serve": "the playground in a browser: serve",
+    "torch": "run, profile, and pipelines in a training loop",
+    "sweep": "sweeps in processes and on dask",
+    "ray": "sweeps on Ray",
+}
+"""What each extra is for."""
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+RANKS, MICROBATCHES, RUNS = 16, 2048, 5
+"""The simulation whose time is measured: 65,536 actions, the fastest of some runs."""
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed, what works, and how fast it is."""
+    found = examine()
+    if as_json:
+        print_json(found)
+    else:
+        print(report(found, line_width()))
+
+
+def examine() -> dict[str, Any]:
+    """What there is, as plain data."""
+    import debubble
+
+    extras = {name: _extra(name) for name in EXTRAS}
+    return {
+        "debubble": debubble.__version__,
+        "folder": os.path.dirname(debubble.__file__),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processors": _processors(),
+        "packages": {name: _version(name) for name in REQUIRED},
+        "extras": extras,
+        "torch": _torch() if extras["torch"]["works"] else None,
+        "browser": next(filter(None, map(shutil.which, BROWSERS)), None),
+        "speed": _measured(),
+    }
+
+
+def report(found: dict[str, Any], width: int) -> str:
+    """The same for people."""
+    packages = ", ".join(f"{name} {v or 'missing'}" for name, v in found["packages"].items())
+    speed = found["speed"]
+    rows = [
+        ("debubble", found["debubble"], found["folder"]),
+        ("Python", found["python"], f"{found['system']}, {found['processors']} processors"),
+        ("packages", "", packages),
+    ]
+    for name, extra in found["extras"].items():
+        missing = f"{extra['reason']}; pip install 'debubble[{name}]'"
+        told = ", ".join(f"{module} {v}" for module, v in extra["packages"].items())
+        works = "works" if extra["works"] else "no"
+        rows.append((f"[{name}]", works, f"{FOR[name]}: {told if extra['works'] else missing}"))
+    if found["torch"]:
+        devices = ", ".join(found["torch"]["devices"]) or "no GPU"
+        rows.append(("torch", "", f"{', '.join(found['torch']['backends'])}; {devices}"))
+    rows.append(("browser", "yes" if found["browser"] else "no", found["browser"] or _NO_BROWSER))
+    rows.append(("kernels", "compiled" if speed["compiled"] else "cached", _kernels(speed)))
+    rows.append(
+        (
+            "speed",
+            f"{speed['ns_per_action']:.0f} ns",
+            f"per action, to generate, check and simulate 1f1b with {speed['actions']:,} actions; "
+            f"{speed['ns_per_action_again']:.1f} ns with other costs",
+        )
+    )
+    return "\n".join(definitions(rows, width))
+
+
+_NO_BROWSER = "none found; only the tests of pages need Chromium"
+
+
+def _kernels(speed: dict[str, Any]) -> str:
+    if speed["compiled"]:
+        return (
+            f"{speed['compiled']} kernels in {speed['first_seconds']:.0f} s, once for this Python"
+        )
+    return f"machine code was there, loaded in {speed['first_seconds']:.1f} s"
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _extra(name: str) -> dict[str, Any]:
+    """Whether what an extra brings can be imported."""
+    reason = ""
+    for module in EXTRAS[name]:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing = getattr(error, "name", None) == module
+            reason = f"{module} is missing" if missing else f"{module}: {error}"
+            break
+    packages = {module: _version(module) for module in EXTRAS[name]}
+    return {"works": not reason, "reason": reason or None, "packages": packages}
+
+
+def _torch() -> dict[str, list[str]]:
+    """Backends and devices of PyTorch."""
+    import torch
+    import torch.distributed as dist
+
+    backends = [
+        name
+        for name, there in (
+            ("gloo", dist.is_gloo_available), ("nccl", dist.is_nccl_available),
+            ("mpi", dist.is_mpi_available),
+        )
+        if dist.is_available() and there()
+    ]  # fmt: skip
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"backends": backends, "devices": devices}
+
+
+def _measured() -> dict[str, Any]:
+    """Processor time of a simulation, and whether its kernels had to be compiled."""
+    from numba.core import event
+
+    import debubble as db
+
+    def once(costs: Any) -> None:
+        order = db.make("1f1b", ranks=RANKS, microbatches=MICROBATCHES)
+        assert db.check(order).ok
+        db.simulate(order, costs).peak_activation.max()
+
+    costs = [db.Costs(F=1, B=2 + 0.01 * run) for run in range(RUNS)]
+    began = time.process_time()
+    with event.install_recorder("numba:compile") as recorder:
+        once(costs[0])
+    first = time.process_time() - began
+    compiled = sum(1 for _, each in recorder.buffer if each.is_start)
+    if compiled:
+        note("debubble: compiled what is kept from now on")
+    order = db.make("1f1b", ranks=RANKS, microbatches=MICROBATCHES)
+    whole, again = [], []
+    for each in costs:
+        began = time.process_time()
+        once(each)
+        middle = time.process_time()
+        assert db.simulate(order, each).makespan
+        whole.append(middle - began)
+        again.append(time.process_time() - middle)
+    return {
+        "actions": len(order),
+        "ns_per_action": min(whole) / len(order) * 1e9,
+        "ns_per_action_again": min(again) / len(order) * 1e9,
+        "compiled": compiled,
+        "first_seconds": first,
+    }
+
+
+app = command(doctor, ["doctor", "doctor --json"])

@@ -1,0 +1,105 @@
+"""How a saved report was made: versions, command and costs, so that it can be made again."""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from debubble.core.costs import Costs
+
+MOST = 20_000
+"""Characters of costs in a report; those of every stage and microbatch may have more."""
+
+_COMMAND: ContextVar[str] = ContextVar("command", default="")
+
+
+@contextmanager
+def run_as(words: Iterable[str]) -> Iterator[None]:
+    """Note the command that runs, for the reports that it saves."""
+    token = _COMMAND.set(shlex.join(["debubble", *words]))
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
+
+
+def command() -> str:
+    """The command that runs, empty where Python called."""
+    return _COMMAND.get()
+
+
+def versions() -> str:
+    """Versions that what is computed depends on."""
+    import platform
+
+    import numpy as np
+
+    import debubble
+
+    return f"debubble {debubble.__version__}, Python {platform.python_version()}, NumPy " + (
+        np.__version__
+    )
+
+
+def facts(costs: Iterable[Costs]) -> list[tuple[str, str]]:
+    """What a report is made from: names and texts.
+
+    Costs are the content of a cost file, one text for each that differs.
+    """
+    found = [("versions", versions())]
+    if command():
+        found.append(("command", command()))
+    texts = dict.fromkeys(map(costs_text, costs))
+    return found + [("costs", text) for text in texts]
+
+
+def costs_text(costs: Costs) -> str:
+    """Costs as one line of JSON, which is a cost file; in words where a file cannot hold them."""
+    from debubble.analysis.metrics import times_text
+    from debubble.core.errors import CostError
+    from debubble.interchange.cost_files import costs_data
+
+    try:
+        text = json.dumps(costs_data(costs), ensure_ascii=False)
+    except CostError:
+        return f"{times_text(costs)}; divided by {costs.chunks} chunks"
+    return text if len(text) <= MOST else f"{len(text):,} characters, too long to stand here"
+
+
+def details(costs: Iterable[Costs]) -> str:
+    """The same as HTML, folded."""
+    rows = "".join(
+        f"<dt>{name}</dt><dd><code>{html.escape(text)}</code></dd>" for name, text in facts(costs)
+    )
+    return f'<details class="made"><summary>How this was made</summary><dl>{rows}</dl></details>'
+
+
+_DATES = {".svg": "Date", ".pdf": "CreationDate"}
+"""The fields of dates that the drawing library would fill."""
+
+
+def metadata(ending: str, costs: Sequence[Costs] = ()) -> dict[str, str | None]:
+    """Metadata of a picture: how it was made, where a command did that.
+
+    Without the date and the version of the drawing library, equal pictures are equal files.
+    """
+    import debubble
+
+    names = {
+        ".png": ("Software", "Description"), ".svg": ("Creator", "Description"),
+        ".pdf": ("Creator", "Subject"),
+    }  # fmt: skip
+    creator, about = names[ending]
+    found: dict[str, str | None] = {creator: "debubble"}
+    if ending in _DATES:
+        found[_DATES[ending]] = None
+    if command():
+        texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
+        found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
+    return found
