@@ -270,8 +270,8 @@ def _recording(
     if not report.ok:
         raise FormatError(f"{where}: {report.problems[0]}; the trace lacks a part of the run")
     written = about.get("time_unit")
-    known = written is None or (isinstance(written, str) and written in MICROSECONDS)
-    unit = "ms" if known else ""
+    measured = written is None or (isinstance(written, str) and written in MICROSECONDS)
+    unit = "ms" if measured else ""
     end = start + np.array(durations)
     return Recording(name, schedule, start / MILLISECOND, end / MILLISECOND, unit)
 
