@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from debubble.core.errors import DebubbleError, FormatError
 from tests.fuzz import mutators, seeds
@@ -322,7 +323,8 @@ def cached(content: bytes) -> object:
 
     problems, path = seeds.cached_problem(folder())
     path.write_bytes(content)
-    return cache.read_entry(problems)
+    with patch.dict(os.environ, XDG_CACHE_HOME=str(folder())):
+        return cache.read_entry(problems)
 
 
 # Files of the planner.
@@ -491,6 +493,5 @@ READERS: Mapping[str, Reader] = {
 
 
 def at_home() -> None:
-    """Work where no file of the user is: in a folder of this process, with a cache of its own."""
+    """Work where no file of the user is: in a folder of this process."""
     os.chdir(folder())
-    os.environ["XDG_CACHE_HOME"] = str(folder())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.readers import READERS, accepts, folder
+from tests.fuzz.readers import READERS, accepts
 from tests.fuzz.run_readers import run
 
 SLOW = {"command", "diagnosis", "rows", "calibration-rows", "sweep-resumed"}
@@ -22,7 +22,6 @@ FEW = {"request-plan", "request-optimize", "request-trace", "request-export"}
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No file of the user is read, and none is left."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

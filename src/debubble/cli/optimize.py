@@ -209,7 +209,7 @@ def _check_output(path: str, sweeping: bool) -> None:
 
 def _write(result: Any, path: str, inputs: Inputs) -> str:
     """Write what was asked for; what was written, in words."""
-    from debubble.interchange.files import is_file_name
+    from debubble.interchange.files import is_file_name, write_text
     from debubble.interchange.layouts import cut_text
 
     if is_file_name(path):
@@ -217,10 +217,10 @@ def _write(result: Any, path: str, inputs: Inputs) -> str:
         if result.costs is not None:
             costs = str(Path(path).with_suffix(".costs.json"))
             text = json_text(_own_costs(result.to_dict(), inputs))
-            Path(costs).write_text(text + "\n", encoding="utf-8")
+            write_text(costs, text + "\n")
             modules = Path(path).with_suffix(".modules.json")
             text = cut_text(result.schedule.placement, result.layers)
-            modules.write_text(text, encoding="utf-8")
+            write_text(modules, text)
             return (
                 f"{path}, the modules of its stages in {modules}, and what they cost: "
                 f"debubble simulate {path} --costs {costs}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from debubble.cli.output import (
     styled,
 )
 from debubble.core.errors import ParameterError
+from debubble.core.replacing import write_whole
 
 if TYPE_CHECKING:
     from debubble.core.schedule import Schedule
@@ -197,7 +197,7 @@ def _save_page(found: Diagnosis, answers: list[WhatIf], path: str) -> None:
     from debubble.view.trace_page import trace_page
 
     try:
-        Path(path).write_text(trace_page(found, answers), encoding="utf-8")
+        write_whole(path, trace_page(found, answers).encode())
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 

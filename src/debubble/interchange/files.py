@@ -11,6 +11,7 @@ from debubble.core.actions import computes, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
 from debubble.core.kinds import STEP_KINDS
+from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import Limit
@@ -149,7 +150,7 @@ def _check_ending(path: str | Path) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file; errors name it."""
     with writing(path):
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
 
 
 def is_file_name(target: str | Path) -> bool:

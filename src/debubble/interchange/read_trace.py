@@ -273,7 +273,8 @@ def _recording(
     if not report.ok:
         raise FormatError(f"{where}: {report.problems[0]}; the trace lacks a part of the run")
     written = about.get("time_unit")
-    unit = "ms" if written is None or written in MICROSECONDS else ""
+    measured = written is None or (isinstance(written, str) and written in MICROSECONDS)
+    unit = "ms" if measured else ""
     end = start + np.array(durations)
     return Recording(name, schedule, start / MILLISECOND, end / MILLISECOND, unit)
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +28,7 @@ from debubble.core.actions import Program, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.optimize.choices import choice_in, choice_of
 from debubble.optimize.cutting import Cutting, cut_problem
@@ -37,6 +38,7 @@ VERSION = 4
 """Raised when entries have other fields."""
 
 MOST_ENTRIES = 512
+HOUR = 3600.0
 LARGEST_ENTRY = 32 << 20
 """Bytes; a larger result is not kept."""
 
@@ -192,11 +194,12 @@ def write_entry(
     place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place, suffix=".part", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, place / f"{key(problems, choices)}.json")
+        write_whole(place / f"{key(problems, choices)}.json", text.encode())
         known = sorted(place.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in known[:-MOST_ENTRIES]:
+        # Whoever was killed while it wrote left a part of an entry.
+        old = time.time() - HOUR
+        parts = [path for path in place.glob(".*.part") if path.stat().st_mtime < old]
+        for path in (*known[:-MOST_ENTRIES], *parts):
             path.unlink()
     except (OSError, DebubbleError):
         return

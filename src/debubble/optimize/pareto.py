@@ -13,6 +13,7 @@ from debubble.analysis.layout import table
 from debubble.core import hooks
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.engine.graph import P2PMode
 from debubble.listing import TOLERANCE
@@ -112,7 +113,7 @@ class Frontier:
             raise ParameterError(f"'{path}' is no picture of a frontier; use .png, .svg or .pdf")
         drawing = self.plot().figure
         data: bytes = hooks.render_figure(drawing, ending)
-        Path(path).write_bytes(data)
+        write_whole(path, data)
 
 
 def sweep(

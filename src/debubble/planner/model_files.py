@@ -26,6 +26,7 @@ with a ``count`` and with what it does not share with the others::
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
@@ -82,7 +83,7 @@ def read_model(target: str | Path) -> Model:
         folder = resources.files("debubble.planner") / "models"
         return parse_model((folder / shipped).read_text(encoding="utf-8"), shipped)
     path = Path(text)
-    if path.is_dir():
+    if os.path.isdir(text):
         path = path / "config.json"
     elif not text.lower().endswith(ENDINGS):
         hint = did_you_mean(text, shipped_models())

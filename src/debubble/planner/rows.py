@@ -70,12 +70,16 @@ def read_rows(path: str) -> list[dict[str, str]]:
 def parse_rows(text: str, path: str) -> list[dict[str, str]]:
     """The rows in the text of a CSV file."""
     reader = csv.DictReader(io.StringIO(text))
-    names = reader.fieldnames or []
+    try:
+        names = reader.fieldnames or []
+        rows = list(reader)
+    except csv.Error as error:
+        raise FormatError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
     missing = [name for name in NEEDED if name not in names]
     if missing:
         raise FormatError(f"{path}: no column {', '.join(missing)}; these are needed: "
                           f"{', '.join(NEEDED)}")  # fmt: skip
-    return [{key: value or "" for key, value in row.items() if key} for row in reader]
+    return [{key: value or "" for key, value in row.items() if key} for row in rows]
 
 
 def _plan(row: Mapping[str, str]) -> RowPlan | str:

@@ -122,7 +122,15 @@ def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str
                     world = World(rank, ranks, names[rank], board)
                     process = context.Process(
                         target=_child,
-                        args=(work, world, backend, f"{folder}/store", timeout, sender),
+                        args=(
+                            work,
+                            world,
+                            backend,
+                            f"{folder}/store",
+                            timeout,
+                            sender,
+                            os.getpid(),
+                        ),
                         name=f"debubble-rank-{rank}",
                         daemon=True,
                     )
@@ -188,9 +196,14 @@ def end(processes: Sequence[Any]) -> None:
 
 
 def _child(
-    work: Work, world: World, backend: str, store: str, timeout: float, pipe: Connection
+    work: Work,
+    world: World,
+    backend: str,
+    store: str,
+    timeout: float,
+    pipe: Connection,
+    parent: int,
 ) -> None:
-    parent = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Ctrl-C goes to the whole group of processes; the parent ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

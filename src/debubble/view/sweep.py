@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.analysis.layout import Column, html_table
 from debubble.analysis.measures import MEASURES
 from debubble.core.errors import FormatError, ParameterError
+from debubble.core.replacing import write_whole
 from debubble.core.units import number, percent
 from debubble.planner.sweeps import Results
 
@@ -247,7 +248,7 @@ def save(chart: Chart, path: str | Path) -> None:
     else:
         content = render(drawing, ending[1:], metadata=metadata(ending))
     try:
-        Path(path).write_bytes(content)
+        write_whole(path, content)
     except OSError as error:
         raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 

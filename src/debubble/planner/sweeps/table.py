@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.core.replacing import replacing
 from debubble.planner.sweeps.store import (
     about,
     columns_of,
@@ -60,7 +62,7 @@ class Results:
     def read(cls, path: str | Path) -> Results:
         """Look into a file; one that a sweep is writing may be read as well."""
         path = Path(path)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise FormatError(f"there is no file '{path}'")
         with _opened(path) as file:
             found = about(file)
@@ -117,10 +119,12 @@ class Results:
             raise ParameterError(f"cannot write '{path}': {error.strerror or error}") from None
 
     def _save_csv(self, path: str | Path) -> None:
-        with _opened(self.path) as file, open(path, "w", encoding="utf-8", newline="") as target:
-            writer = csv.writer(target, lineterminator="\n")
+        with _opened(self.path) as file, replacing(path) as target:
+            text = io.TextIOWrapper(target, "utf-8", newline="", write_through=True)
+            writer = csv.writer(text, lineterminator="\n")
             writer.writerow(self.columns)
             writer.writerows(file.execute("SELECT * FROM sweep"))
+            text.detach()
 
     def _save_parquet(self, path: str | Path) -> None:
         columns = [_uniform(values) for values in self._columns()]
@@ -131,7 +135,8 @@ class Results:
         except ImportError:
             pass
         else:
-            pyarrow.parquet.write_table(pyarrow.table(data), path)
+            with replacing(path) as target:
+                pyarrow.parquet.write_table(pyarrow.table(data), target)
             return
         try:
             import polars
@@ -140,7 +145,8 @@ class Results:
                 "Parquet is written by pyarrow or polars, and neither is installed; "
                 "pip install pyarrow, or write a .csv"
             ) from None
-        polars.DataFrame(data, strict=False).write_parquet(path)
+        with replacing(path) as target:
+            polars.DataFrame(data, strict=False).write_parquet(target)
 
     def _columns(self) -> Iterator[list[Any]]:
         rows = self.select(*self.columns)
