@@ -21,6 +21,7 @@ from debubble.core.stage_values import (
     Spread,
     StageValues,
     as_rows,
+    frozen_stages,
     link_times,
     numbers_of,
     pair_values,
@@ -138,7 +139,7 @@ class CostTable:
             else spread(costs.activation, "activation", 0.0) / divisor
         )
         parts = {name: getattr(costs, name) for name in PARTS}
-        frozen = _frozen(costs, spread)
+        frozen = frozen_stages(costs.frozen, spread)
         part_duration, part_memory = costs_of_parts(parts, placement, vocabulary, frozen)
         sharded = costs.head if vocabulary and costs.head else {}
         held = unit + part_memory if any(parts.values()) else unit
@@ -392,15 +393,6 @@ class CostTable:
             apart = own[0] + own[1]
         together = whole(*first) + whole(*second)
         return np.divide(apart, together, out=np.zeros(len(apart)), where=together > 0)
-
-
-def _frozen(costs: Costs, spread: StageValues) -> Freeze | None:
-    """What is frozen on every (copy, stage); None where nothing is."""
-    if costs.frozen == 0:
-        return None
-    placement = spread.placement
-    share = np.zeros(placement.copies * placement.stages) + spread(costs.frozen, "frozen", 0.0)
-    return Freeze.of(share, placement.stages) if share.any() else None
 
 
 def static_memory(costs: Costs, ranks: int) -> NDArray[np.float64]:

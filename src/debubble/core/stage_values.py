@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.cost_fields import DEFAULT
 from debubble.core.errors import CostError
+from debubble.core.frozen import Freeze
 from debubble.core.placement import Placement
 from debubble.core.units import plural
 
@@ -156,3 +157,12 @@ def link_times(costs: Costs, ranks: int, message: float) -> NDArray[np.float64]:
         np.add(matrix, message, out=link)
     link.ravel()[:: ranks + 1] = 0.0
     return link
+
+
+def frozen_stages(values: Value, spread: StageValues) -> Freeze | None:
+    """What is frozen on every (copy, stage); None where nothing is."""
+    if values == 0:
+        return None
+    placement = spread.placement
+    share = np.zeros(placement.copies * placement.stages) + spread(values, "frozen", 0.0)
+    return Freeze.of(share, placement.stages) if share.any() else None
