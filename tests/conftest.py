@@ -26,7 +26,7 @@ settings.load_profile(PROFILE)
 EXPLORES = PROFILE == "explore"
 """Whether cases that are many and much alike all come, in place of some of them."""
 
-FACTOR, LEAST = 4, 6
+FACTOR, LEAST = 4, 3
 """A property test has one in four of its cases when quick, but some; to explore, four times all."""
 
 MARKS = {

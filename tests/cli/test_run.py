@@ -201,6 +201,8 @@ def joined(tmp_path: Path, *words: object, size: int = 2) -> list[tuple[int, str
                 [sys.executable, "-m", "debubble", "run", *map(str, words)],
                 env=os.environ | {key: str(value) for key, value in world.items()},
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                # As in conftest.py.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )  # fmt: skip
     outputs = [process.communicate() for process in processes]

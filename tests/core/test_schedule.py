@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
@@ -126,6 +129,22 @@ def test_other_programs_keep_every_field() -> None:
         if spec.name not in ("actions", "offsets", "derived"):
             assert getattr(again, spec.name) == getattr(schedule, spec.name)
     assert again == schedule
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_are_read_only(copy: Callable[[Schedule], Schedule]) -> None:
+    schedule = db.make("bpipe", ranks=4, microbatches=8)
+    made = db.simulate(schedule).makespan
+    again = copy(schedule)
+    assert again == schedule
+    assert not again.derived
+    for array in (again.actions, again.offsets, again.homes):
+        assert not array.flags.writeable
+    assert db.simulate(again).makespan == made
+    for spec in fields(Schedule):
+        assert spec.name == "derived" or np.all(
+            getattr(again, spec.name) == getattr(schedule, spec.name)
+        )
 
 
 @pytest.mark.parametrize("slices", [1, 3])

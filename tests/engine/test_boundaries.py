@@ -42,7 +42,7 @@ def differing(draw: st.DrawFn, schedule: Schedule) -> Costs:
 
 
 @each_family
-@settings(max_examples=12)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -52,7 +52,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 
 @each_family
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_every_mode_equals_its_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=12))

@@ -31,7 +31,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 
 
 @each_family
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))

@@ -91,7 +91,7 @@ def written(entry: Entry) -> bool:
 
 
 @pytest.mark.parametrize("entry", list(filter(written, ENTRIES)), ids=lambda entry: entry.name)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_every_send_has_one_wait_and_every_stage_one_reduction(
     entry: Entry, data: st.DataObject

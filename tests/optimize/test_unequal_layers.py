@@ -22,6 +22,7 @@ from debubble.optimize.layers import layers_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.search import problems_of
 from debubble.optimize.stage_choices import bound_of_all
+from tests.conftest import EXPLORES
 from tests.interchange.test_layouts import layers_in
 from tests.optimize.by_hand import INFINITE, Model, all_cuts, rounded
 
@@ -98,7 +99,7 @@ def case(seed: int) -> Case:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", range(12))
+@pytest.mark.parametrize("seeds", range(12 if EXPLORES else 6))
 def test_bounds_hold_for_every_cut_choice_and_order(seeds: int) -> None:
     checked = 0
     for seed in range(20 * seeds, 20 * seeds + 20):

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,10 @@ class Placement:
     def chunks(self) -> int:
         """Largest number of stages of one copy that share a rank."""
         return max(int(np.bincount(np.asarray(row)).max()) for row in self.table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without arrays, see Schedule.
+        return type(self), (self.table, self.name, self.ranks)
 
     @cached_property
     def ranks_of_stages(self) -> NDArray[np.int64]:

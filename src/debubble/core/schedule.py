@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
@@ -160,6 +160,11 @@ class Schedule:
         for name in ("actions", "offsets"):
             object.__setattr__(self, name, check.packed(name, getattr(self, name)))
         check.check_offsets(self.offsets, self.placement.ranks, len(self.actions))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew: to arrays out of a pickle one may write, which kernels are compiled for again.
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.init}
+        return partial(type(self), **given), ()
 
     @classmethod
     def from_programs(
