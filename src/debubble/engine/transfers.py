@@ -54,6 +54,7 @@ from debubble.core.actions import (
     SHARDING_KINDS,
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
+    among,
     computes,
     group_bounds,
     kinds_of,
@@ -97,7 +98,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
         )
     refuse_transfers(schedule)
-    aside = np.isin(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
+    aside = among(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_programs(schedule, "overlapped")
