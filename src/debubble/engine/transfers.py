@@ -63,6 +63,7 @@ from debubble.core.actions import (
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
+from debubble.engine.columns import columns
 from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
 from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
@@ -200,7 +201,7 @@ def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int3
         home,
         schedule.stages,
         schedule.units,
-        schedule.recompute_after == "gradient",
+        columns(schedule),
         np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
         consumer,
     )
