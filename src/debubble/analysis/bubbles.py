@@ -20,7 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import begins_group, computes, group_bounds, kinds_of, microbatches_of
+from debubble.core.actions import (
+    among,
+    begins_group,
+    computes,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+)
 from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import KINDS
 from debubble.core.schedule import Schedule
@@ -205,7 +212,7 @@ def _split_memory(
 
     # The next forward of the rank at or behind every position.
     count = len(actions)
-    forward = np.where(np.isin(kinds_of(actions), ACTIVATION_KINDS), np.arange(count), count)
+    forward = np.where(among(kinds_of(actions), ACTIVATION_KINDS), np.arange(count), count)
     following = np.minimum.accumulate(np.append(forward, count)[::-1])[::-1][before]
     real = following < count
     following = np.where(real, following, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import SHARDING_KINDS, kinds_of, stages_of
+from debubble.core.actions import SHARDING_KINDS, among, kinds_of, stages_of
 from debubble.core.errors import ScheduleError
 from debubble.core.kinds import STEP_KINDS
 from debubble.core.schedule import Schedule
@@ -67,7 +67,7 @@ def _work_is_sound(bare: Schedule) -> bool:
 
 def _steps_are_home(schedule: Schedule) -> bool:
     """Whether every optimizer step names a stage of its rank."""
-    here = np.flatnonzero(np.isin(kinds_of(schedule.actions), STEP_KINDS))
+    here = np.flatnonzero(among(kinds_of(schedule.actions), STEP_KINDS))
     stage = stages_of(schedule.actions[here])
     if np.any(stage >= schedule.stages):
         return False

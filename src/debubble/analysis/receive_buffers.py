@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import group_bounds, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import among, group_bounds, kinds_of, microbatches_of, stages_of
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, KINDS, WEIGHT_KINDS
 from debubble.core.schedule import Schedule
 
@@ -100,7 +100,7 @@ def _last_use(schedule: Schedule, received: NDArray[np.int64]) -> NDArray[np.int
         width = len(actions)
     # A file may name stages and microbatches that do not exist; checks report them.
     real = (stages_of(actions) < schedule.stages) & (microbatches_of(actions) < units)
-    uses = np.flatnonzero(np.isin(kinds_of(actions), ENDS) & real)
+    uses = np.flatnonzero(among(kinds_of(actions), ENDS) & real)
     last = np.full(width, len(actions), dtype=np.int64)
     # Of several uses the last one stays.
     last[cells[uses]] = group_bounds(actions)[1][uses]

@@ -19,6 +19,7 @@ slice j of microbatch b is unit b·s + j. Text says ``0F3.1`` for slice 1 of mic
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +39,9 @@ from debubble.core.kinds import (
 __all__ = [
     "COMPUTE_KINDS", "COPY_KINDS", "KIND_MASK", "MAX_MICROBATCHES", "MAX_STAGES",
     "MICROBATCH_SHIFT", "PAIR_MASK", "PAIR_SHIFT", "SHARDING_KINDS", "STAGE_MASK", "STAGE_SHIFT",
-    "TRANSFER_KINDS", "VOCABULARY_KINDS", "WHOLE_STAGE_KINDS", "Action", "Kind", "Program", "cells",
-    "computes", "kinds_of", "microbatches_of", "pack", "pairs_of", "parse_cell", "stages_of",
-    "unpack",
+    "TRANSFER_KINDS", "VOCABULARY_KINDS", "WHOLE_STAGE_KINDS", "Action", "Kind", "Program", "among",
+    "cells", "computes", "kinds_of", "microbatches_of", "pack", "pairs_of", "parse_cell",
+    "stages_of", "unpack",
 ]  # fmt: skip
 
 PAIR_SHIFT = 5
@@ -104,7 +105,6 @@ class Action(NamedTuple):
         return cls(stage, Kind[match[2]], unit)
 
 
-_COMPUTES = np.isin(np.arange(KIND_MASK + 1), COMPUTE_KINDS)
 _NAMES = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
 _ACTION = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,11}})(?:\.(\d{{1,9}}))?", re.ASCII)
 _GROUP = re.compile(r"\(([^()]*;[^()]*)\)OVERLAP_F_B")
@@ -147,10 +147,20 @@ def kinds_of(packed: Program) -> NDArray[np.int64]:
     return packed & KIND_MASK
 
 
+@cache
+def _table(those: tuple[Kind, ...]) -> NDArray[np.bool_]:
+    return np.isin(np.arange(KIND_MASK + 1), those)
+
+
+def among(kinds: NDArray[np.integer], those: tuple[Kind, ...]) -> NDArray[np.bool_]:
+    """Which of many kinds are among a few."""
+    found: NDArray[np.bool_] = _table(those)[kinds]
+    return found
+
+
 def computes(kinds: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Whether kinds occupy a rank's compute stream, as :data:`COMPUTE_KINDS` says."""
-    found: NDArray[np.bool_] = _COMPUTES[kinds]
-    return found
+    return among(kinds, COMPUTE_KINDS)
 
 
 def pairs_of(packed: Program) -> NDArray[np.int64]:

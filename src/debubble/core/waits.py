@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Action, among, computes, kinds_of, microbatches_of, stages_of
 from debubble.core.embedding_and_head import first_stages
-from debubble.core.kinds import COMPUTE_KINDS, KINDS, TRANSFER_KINDS, Kind, Need, Of
+from debubble.core.kinds import KINDS, TRANSFER_KINDS, Kind, Need, Of
 from debubble.core.schedule import Schedule
 
 Positions = NDArray[np.int64]
@@ -141,9 +141,7 @@ class _Lookup:
     def positions(self, kinds: tuple[Kind, ...]) -> Positions:
         """Positions of the actions of some kinds."""
         if kinds not in self._by_kind:
-            wanted = np.zeros(32, dtype=bool)
-            wanted[list(kinds)] = True
-            self._by_kind[kinds] = np.flatnonzero(wanted[self.kind])
+            self._by_kind[kinds] = np.flatnonzero(among(self.kind, kinds))
         return self._by_kind[kinds]
 
     def find(self, kinds: tuple[Kind, ...], cells: Positions) -> Positions:
@@ -307,9 +305,7 @@ def computing_before(schedule: Schedule) -> Positions:
 
     An action of a side stream is issued when its rank has done that one.
     """
-    wanted = np.zeros(32, dtype=bool)
-    wanted[list(COMPUTE_KINDS)] = True
-    busy = wanted[kinds_of(schedule.actions)]
+    busy = computes(kinds_of(schedule.actions))
     index = np.where(busy, np.arange(len(schedule)), -1)
     last = np.concatenate([[-1], np.maximum.accumulate(index)[:-1]]) if len(index) else index
     opening = np.repeat(schedule.offsets[:-1], np.diff(schedule.offsets))

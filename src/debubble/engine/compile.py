@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import KIND_MASK, kinds_of
+from debubble.core.actions import KIND_MASK, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.errors import ScheduleError
@@ -216,7 +216,7 @@ def _recomputed_in_part(schedule: Schedule) -> bool:
     mixed = (share > 0) & (share < 1)
     if not mixed.any():
         return False
-    out = schedule.actions[np.isin(kinds_of(schedule.actions), COPY_KINDS)]
+    out = schedule.actions[among(kinds_of(schedule.actions), COPY_KINDS)]
     return bool(mixed[schedule.places_of(out)].any())
 
 

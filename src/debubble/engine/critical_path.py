@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Action, kinds_of, unpack
+from debubble.core.actions import Action, among, kinds_of, unpack
 from debubble.core.kinds import SEND_KINDS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def critical_actions(
     graph, schedule = timeline.graph, timeline.schedule
     order = graph.order.copy()
     # A transfer has one node for both its ends: it is shown as its send.
-    sends = np.flatnonzero(np.isin(kinds_of(schedule.actions), SEND_KINDS))
+    sends = np.flatnonzero(among(kinds_of(schedule.actions), SEND_KINDS))
     order[graph.node[sends]] = sends
     path: list[CriticalAction] = []
     previous_rank, previous_end = -1, 0.0

@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import group_bounds, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import (
+    among,
+    group_bounds,
+    kinds_of,
+    microbatches_of,
+    pairs_of,
+    stages_of,
+)
 from debubble.core.cost_table import CostTable
 from debubble.core.kinds import COPY_KINDS, FORWARD_KINDS, SEND_KINDS, VOCABULARY_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
@@ -112,7 +119,7 @@ def _stretch_copies(graph: EventGraph, table: CostTable, own: Floats, times: Flo
         return
     schedule = graph.schedule
     whole = recompute_share(schedule) >= 1
-    for position in np.flatnonzero(np.isin(kinds_of(schedule.actions), COPY_KINDS)).tolist():
+    for position in np.flatnonzero(among(kinds_of(schedule.actions), COPY_KINDS)).tolist():
         node = graph.node[position]
         spot = int(graph.cost[node]) - graph.dynamic_costs
         kind, place = int(graph.dynamic_kind[spot]), int(graph.dynamic_a[spot])
@@ -131,7 +138,7 @@ def _longer(
 
 def _transfers(graph: EventGraph) -> tuple[Positions, Positions]:
     """Nodes that are transfers, and an action of the microbatch that each moves."""
-    sends = np.flatnonzero(np.isin(kinds_of(graph.schedule.actions), SEND_KINDS))
+    sends = np.flatnonzero(among(kinds_of(graph.schedule.actions), SEND_KINDS))
     made = np.flatnonzero(graph.sent)
     nodes = np.concatenate([graph.node[sends], graph.sent[made]])
     return nodes, np.concatenate([sends, made])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.actions import STAGE_SHIFT, Kind, Program, among, kinds_of, stages_of
 from debubble.core.kind_relations import ACTIVATION_KINDS, RECOMPUTE_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
@@ -33,8 +33,8 @@ def recomputed_forwards(schedule: Schedule) -> NDArray[np.bool_]:
     """Mask of forwards whose microbatch is recomputed, shape ``(n,)``."""
     kinds = kinds_of(schedule.actions)
     cells = schedule.actions >> STAGE_SHIFT
-    again = np.isin(kinds, RECOMPUTE_KINDS)
-    found: NDArray[np.bool_] = np.isin(kinds, ACTIVATION_KINDS) & np.isin(cells, cells[again])
+    again = among(kinds, RECOMPUTE_KINDS)
+    found: NDArray[np.bool_] = among(kinds, ACTIVATION_KINDS) & np.isin(cells, cells[again])
     return found
 
 
@@ -53,7 +53,7 @@ def _count(schedule: Schedule, kinds: tuple[Kind, ...], places: int) -> NDArray[
     # Block by block, so that a schedule without such actions takes no memory.
     for begin in range(0, len(schedule), 65536):
         block = schedule.actions[begin : begin + 65536]
-        found: Program = block[np.isin(kinds_of(block), kinds)]
+        found: Program = block[among(kinds_of(block), kinds)]
         # A file may name stages that do not exist; checks report them.
         found = found[stages_of(found) < schedule.stages]
         if len(found):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from debubble.core import hooks
-from debubble.core.actions import COPY_KINDS, KIND_MASK, computes, kinds_of, pairs_of
+from debubble.core.actions import COPY_KINDS, KIND_MASK, among, computes, kinds_of, pairs_of
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
@@ -267,7 +267,7 @@ class Timeline:
         graph, actions = self.graph, self.schedule.actions
         # Transfers of forwards move with them, be they actions or nodes of the graph alone.
         movable = graph.order < 0
-        kinds = np.isin(kinds_of(actions), FORWARD_KINDS)
+        kinds = among(kinds_of(actions), FORWARD_KINDS)
         movable[graph.node[kinds & (pairs_of(actions) == 0)]] = True
         movable[0] = False
         late = np.empty(len(graph.first))

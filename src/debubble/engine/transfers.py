@@ -54,6 +54,7 @@ from debubble.core.actions import (
     SHARDING_KINDS,
     TRANSFER_KINDS,
     VOCABULARY_KINDS,
+    among,
     computes,
     group_bounds,
     kinds_of,
@@ -62,6 +63,7 @@ from debubble.core.actions import (
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
+from debubble.engine.columns import columns
 from debubble.engine.compile import UNIT_COSTS, compile_programs
 from debubble.engine.kernels import transfers as kernels
 from debubble.engine.modes import RECEIVE_POLICIES, ReceivePolicy
@@ -97,7 +99,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
         )
     refuse_transfers(schedule)
-    aside = np.isin(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
+    aside = among(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_programs(schedule, "overlapped")
@@ -199,7 +201,7 @@ def consumers_of(schedule: Schedule) -> tuple[NDArray[np.int32], NDArray[np.int3
         home,
         schedule.stages,
         schedule.units,
-        schedule.recompute_after == "gradient",
+        columns(schedule),
         np.zeros(2 * schedule.stages * schedule.units, dtype=np.int32),
         consumer,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import SHARDING_KINDS, group_bounds, kinds_of
+from debubble.core.actions import SHARDING_KINDS, among, group_bounds, kinds_of
 from debubble.core.schedule import Schedule
 from debubble.engine.compile import compile_programs
 from debubble.engine.exist import has
@@ -40,7 +40,7 @@ def pytorch_transfers(schedule: Schedule, *, deferred: bool) -> Schedule:
     widest = int((end - begin).max(initial=1))
     sharded = add_sharding(schedule, mode="fsdp", max_active=max(MAX_ACTIVE, widest))
     placed = _placed(sharded, deferred)
-    return without(placed, np.isin(kinds_of(placed.actions), SHARDING_KINDS))
+    return without(placed, among(kinds_of(placed.actions), SHARDING_KINDS))
 
 
 def _placed(schedule: Schedule, deferred: bool) -> Schedule:

@@ -22,9 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from debubble.core.actions import Program, kinds_of
+from debubble.core.actions import Program, among, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
 from debubble.core.kind_relations import PASS_KINDS
@@ -142,7 +140,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
         entry = Entry(
-            [program[np.isin(kinds_of(program), PASS_KINDS)] for program in programs],
+            [program[among(kinds_of(program), PASS_KINDS)] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,

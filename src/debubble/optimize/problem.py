@@ -15,6 +15,7 @@ from debubble.core.actions import (
     STAGE_SHIFT,
     Kind,
     Program,
+    among,
     kinds_of,
     microbatches_of,
     stages_of,
@@ -207,7 +208,7 @@ class Problem(Workload):
         ahead = np.zeros((len(Kind), self.stages))
         ahead[list(GRADIENT_KINDS)] = self.recompute_time
         start = timeline.start - ahead[kinds_of(packed), stages_of(packed)]
-        return np.asarray(start[~np.isin(kinds_of(packed), RECOMPUTE_KINDS)])
+        return np.asarray(start[~among(kinds_of(packed), RECOMPUTE_KINDS)])
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The engine's simulation of a schedule."""

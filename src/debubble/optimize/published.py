@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import COPY_KINDS, PAIR_MASK, PAIR_SHIFT, Program, kinds_of
+from debubble.core.actions import COPY_KINDS, PAIR_MASK, PAIR_SHIFT, Program, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.kind_relations import PASS_KINDS
@@ -52,7 +52,7 @@ def published_orders(problem: Problem) -> Iterator[tuple[str, list[Program]]]:
         yield (
             entry.name,
             [
-                program[np.isin(kinds_of(program), PASS_KINDS)] & ~(PAIR_MASK << PAIR_SHIFT)
+                program[among(kinds_of(program), PASS_KINDS)] & ~(PAIR_MASK << PAIR_SHIFT)
                 for program in programs
             ],
         )

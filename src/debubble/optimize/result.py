@@ -10,7 +10,7 @@ import numpy as np
 from debubble.analysis.layout import PIPED
 from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.analysis.spread import spread_lines
-from debubble.core.actions import kinds_of, stages_of
+from debubble.core.actions import among, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kinds import COPY_KINDS
@@ -90,7 +90,7 @@ class Result:
         """The stages of which some or all activations wait for their backwards on the host."""
         actions = self.schedule.actions
         found: list[int] = np.unique(
-            stages_of(actions[np.isin(kinds_of(actions), COPY_KINDS)])
+            stages_of(actions[among(kinds_of(actions), COPY_KINDS)])
         ).tolist()
         return found
 

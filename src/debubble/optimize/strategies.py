@@ -29,7 +29,7 @@ from itertools import groupby, takewhile
 import numpy as np
 
 from debubble import listing
-from debubble.core.actions import Kind, Program, kinds_of, stages_of
+from debubble.core.actions import Kind, Program, among, kinds_of, stages_of
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
@@ -290,7 +290,7 @@ def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         left = max(1, round(CHANGES * effort)) if np.isfinite(effort) else None
         backwards = np.concatenate(incumbent.programs)
         backwards = backwards[
-            np.isin(kinds_of(backwards), GRADIENT_KINDS) & stages[stages_of(backwards)]
+            among(kinds_of(backwards), GRADIENT_KINDS) & stages[stages_of(backwards)]
         ]
         for which in np.random.default_rng(seed + turn).permutation(backwards)[:left]:
             rank = problem.homes[stages_of(which)]

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import TRANSFER_KINDS, kinds_of
+from debubble.core.actions import TRANSFER_KINDS, among, kinds_of
 from debubble.core.waits import primary_of
 from debubble.engine.timeline import Timeline
 from debubble.planner.moments import Floats, Moments
@@ -121,7 +121,7 @@ def _arrivals(timeline: Timeline, rank: int, moments: Moments) -> tuple[NDArray[
     producer = primary_of(schedule)[moments.positions]
     known = producer >= 0
     producer = np.where(known, producer, 0)
-    receives = np.isin(kinds_of(schedule.actions[producer]), TRANSFER_KINDS)
+    receives = among(kinds_of(schedule.actions[producer]), TRANSFER_KINDS)
     home = np.searchsorted(schedule.offsets, producer, side="right") - 1
     # A receive needs its buffer from its start.
     times = np.where(receives, timeline.start[producer], timeline.end[producer])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import COMPUTE_KINDS, kinds_of
+from debubble.core.actions import COMPUTE_KINDS, among, kinds_of
 from debubble.core.boundaries import largest_message
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
@@ -84,7 +84,7 @@ class Measured:
 
 def computations(schedule: Schedule) -> NDArray[np.int64]:
     """Positions of what occupies a rank."""
-    return np.flatnonzero(np.isin(kinds_of(schedule.actions), COMPUTE_KINDS))
+    return np.flatnonzero(among(kinds_of(schedule.actions), COMPUTE_KINDS))
 
 
 def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Times:

@@ -16,6 +16,7 @@ from debubble.core.actions import (
     WHOLE_STAGE_KINDS,
     Action,
     Kind,
+    among,
     kinds_of,
     microbatches_of,
     pairs_of,
@@ -92,7 +93,7 @@ class Plan:
         """Where each action of `schedule` is in `lowered`."""
         if len(self.schedule) == len(self.lowered):
             return np.arange(len(self.schedule))
-        return np.flatnonzero(~np.isin(kinds_of(self.lowered.actions), TRANSFER_KINDS))
+        return np.flatnonzero(~among(kinds_of(self.lowered.actions), TRANSFER_KINDS))
 
     def pace_of(self, rank: int) -> list[float]:
         """`seconds` of the actions of a rank's program."""

@@ -20,7 +20,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from debubble.core.actions import PAIR_MASK, PAIR_SHIFT, SHARDING_KINDS, kinds_of, pairs_of, unpack
+from debubble.core.actions import (
+    PAIR_MASK,
+    PAIR_SHIFT,
+    SHARDING_KINDS,
+    among,
+    kinds_of,
+    pairs_of,
+    unpack,
+)
 from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import ACTIVATION_KINDS
 from debubble.core.kinds import FORWARD_KINDS
@@ -222,7 +230,7 @@ def forward_only(lowered: Schedule, sharded: bool) -> Schedule:
     # Nothing is left to overlap with.
     alone = [lowered.program(rank) & ~(PAIR_MASK << PAIR_SHIFT) for rank in range(lowered.ranks)]
     order = lowered.with_programs(
-        program[np.isin(kinds_of(program), FORWARD_KINDS)] for program in alone
+        program[among(kinds_of(program), FORWARD_KINDS)] for program in alone
     )
     return add_sharding(order, mode="fsdp") if sharded else order
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from debubble.analysis.check import check
-from debubble.core.actions import kinds_of
+from debubble.core.actions import among, kinds_of
 from debubble.core.errors import DebubbleError, ParameterError, ScheduleError
 from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.kinds import STEP_KINDS
@@ -121,7 +121,7 @@ def _without_steps(schedule: Schedule) -> Schedule:
             f"'{schedule.name}' has {schedule.iterations} iterations with optimizer steps between; "
             "in a training loop a step is one iteration: make it with iterations=1"
         )
-    steps = np.isin(kinds_of(schedule.actions), STEP_KINDS)
+    steps = among(kinds_of(schedule.actions), STEP_KINDS)
     if not steps.any():
         return schedule
     gone = np.concatenate([[0], np.cumsum(steps)])[schedule.offsets]

@@ -6,7 +6,6 @@ others are, and leaves when one of them is in trouble.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -24,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from debubble.core.errors import DebubbleError
 from debubble.torch.board import Board, Text, describe, stall
 from debubble.torch.errors import RunError
-from debubble.torch.watch import FAILED, PERIOD, WAITS, State, reason
+from debubble.torch.watch import FAILED, GRACE, PERIOD, WAITS, State, reason
 from debubble.torch.world import Work, World, devices
 
 FAILURE = f"debubble/{FAILED}"
@@ -101,22 +100,9 @@ def run_joined(
         guard.stop()
         raise
     except BaseException as error:
-        lost = guard.report(error)
-        atexit.register(_end_at_once)
-        raise lost from None
+        raise guard.report(error) from None
     dist.destroy_process_group()
     return results
-
-
-def _end_at_once() -> None:
-    """End the process after its last output, without taking PyTorch apart.
-
-    Threads that still wait for ranks that are gone would be unwound in the middle of C++, which
-    aborts the process: exit code -6 in place of 2.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(LOST)
 
 
 class _Guard(threading.Thread):
@@ -160,8 +146,13 @@ class _Guard(threading.Thread):
         return ""
 
     def stop(self) -> None:
-        """The run is over."""
+        """The run is over.
+
+        A thread that is in a call of the store when its process ends would take the process with
+        it, so it is waited for.
+        """
         self.over.set()
+        self.join(GRACE)
 
     def report(self, error: BaseException) -> RunError:
         """What to raise for an error of this rank; leaves when another rank reports."""
@@ -177,7 +168,7 @@ class _Guard(threading.Thread):
         message = self._claim(whole)
         if not message:
             self._leave("")
-        self.over.set()
+        self.stop()
         return RunError(message)
 
     def _claim(self, message: str) -> str:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
+from debubble.core.kinds import KINDS, SEND_KINDS, kind_bits
 from debubble.engine.jit import Array, kernel
+from debubble.engine.kernels.transfers import RECEIVE_OF, SEND_OF
+
+SENDS = kind_bits(SEND_KINDS)
+RECEIVES = kind_bits(spec.kind for spec in KINDS if spec.receives)
 
 
 @kernel(writes=("lowered", "origin", "peer"))
@@ -64,13 +69,13 @@ def write_rounds(
                 other = home[needed]
                 here = room[rank]
                 room[rank] = here + 1
-                kind = 6 if actions[position] & KIND_MASK == 0 else 8
+                kind = SEND_OF[actions[position] & KIND_MASK]
                 lowered[here] = actions[position] >> STAGE_SHIFT << STAGE_SHIFT | kind
                 origin[here] = -1
                 peer[here] = other
                 here = room[other]
                 room[other] = here + 1
-                kind = 7 if actions[needed] & KIND_MASK == 0 else 9
+                kind = RECEIVE_OF[actions[needed] & KIND_MASK]
                 lowered[here] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
                 origin[here] = needed
                 peer[here] = rank
@@ -104,7 +109,7 @@ def defer_receives(
         position = offsets[rank]
         while position < offsets[rank + 1]:
             kind = lowered[position] & KIND_MASK
-            if kind == 7 or kind == 9:
+            if RECEIVES >> kind & 1 != 0:
                 waiting[origin[position]] = position + 1
                 queue[last] = position
                 last += 1
@@ -112,7 +117,7 @@ def defer_receives(
                 continue
             while first < last and waiting[origin[queue[first]]] == 0:
                 first += 1
-            if (kind == 6 or kind == 8) and peer[position] > rank:
+            if SENDS >> kind & 1 != 0 and peer[position] > rank:
                 for index in range(first, last):
                     receive = queue[index]
                     if peer[receive] == peer[position] and waiting[origin[receive]] != 0:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.kinds import KINDS, SHARDING_KINDS, WEIGHT_KINDS, WORK_KINDS, Of, Per, kind_bits
 from debubble.engine.jit import Array, kernel
 
 NEVER = 1 << 62
+
+SHARDING, WORK, WEIGHTS = map(kind_bits, (SHARDING_KINDS, WORK_KINDS, WEIGHT_KINDS))
+REDUCE = next(int(kind) for kind in SHARDING_KINDS if KINDS[kind].per is Per.STAGE_STEP)
+GATHER = next(int(kind) for spec in KINDS for need in spec.needs if need.of is Of.LATEST
+              for kind in need.kinds)  # fmt: skip
+GATHERED = SHARDING & ~(1 << REDUCE)
+"""What replicas do with gathered weights: get and drop them."""
 
 
 @kernel(writes=("following",))
@@ -201,7 +209,7 @@ def sharding_holds(
         mark = rank + 1
         for position in range(offsets[rank], offsets[rank + 1]):
             stage = (actions[position] >> STAGE_SHIFT) & STAGE_MASK
-            if actions[position] & KIND_MASK > 12 and stage < stages:
+            if GATHERED >> (actions[position] & KIND_MASK) & 1 != 0 and stage < stages:
                 sharded[stage] = mark
         joined = False
         unused = 0
@@ -211,19 +219,19 @@ def sharding_holds(
             stage = (action >> STAGE_SHIFT) & STAGE_MASK
             unit = action >> MICROBATCH_SHIFT
             pair = (action >> PAIR_SHIFT) & 3
-            if kind >= 12:
+            if SHARDING >> kind & 1 != 0:
                 if joined or pair != 0 or stage >= stages or unit >= units or unit < 0:
                     return False
                 if not holds[rank * stages + stage]:
                     return False
-                if kind == 12:
+                if kind == REDUCE:
                     key = stage * iterations + unit
                     if unit >= iterations or made[key] != mark or reduced[key] == mark:
                         return False
                     reduced[key] = mark
                     reductions += 1
                     missing -= 1
-                elif kind == 13:
+                elif kind == GATHER:
                     if held[stage] == mark or held[stage] == -mark:
                         return False
                     held[stage] = -mark
@@ -232,13 +240,13 @@ def sharding_holds(
                     if held[stage] != mark:
                         return False
                     held[stage] = 0
-            elif kind < 5:
+            elif WORK >> kind & 1 != 0:
                 if sharded[stage] == mark and held[stage] != mark:
                     if held[stage] != -mark:
                         return False
                     held[stage] = mark
                     unused -= 1
-                if kind == 2 or kind == 3:
+                if WEIGHTS >> kind & 1 != 0:
                     key = stage * iterations + unit // period
                     if reduced[key] == mark:
                         return False

@@ -9,7 +9,19 @@ and ``slot`` the position of the compute action before which each is received.
 from __future__ import annotations
 
 from debubble.core.actions import KIND_MASK, MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_MASK, STAGE_SHIFT
+from debubble.core.kind_relations import boundary_offsets, transfer_of
+from debubble.core.kinds import KINDS, Kind
 from debubble.engine.jit import Array, kernel
+from debubble.engine.kernels import layout as at
+
+SEND_OF = tuple(int(transfer_of(kind)[0]) if kind in boundary_offsets() else -1 for kind in Kind)
+"""By kind, the send of what it computes, −1 for none."""
+
+RECEIVE_OF = tuple(
+    max((int(need.through) for need in spec.needs if need.through is not None), default=-1)
+    for spec in KINDS
+)
+"""By kind, the receive of what it computes with, −1 for none."""
 
 
 @kernel(writes=("consumer",))
@@ -18,36 +30,34 @@ def find_transfers(
     home: Array,
     stages: int,
     units: int,
-    late_recompute: bool,
+    kinds: Array,
     needs: Array,
     consumer: Array,
 ) -> int:
     """Match producers with consumers; returns how many stand on different ranks.
 
-    ``home`` is the rank of every position. ``needs[key] − 1`` is the position that needs a result,
-    whose key is s·U + u for a forward of stage s and (S + s)·U + u for a backward. A gradient that
-    a recompute waits for, too, is needed there, before its backward.
+    ``home`` is the rank of every position, ``kinds`` are the columns of kinds. ``needs[key] − 1``
+    is the first position that needs a result, whose key is (r·S + s)·U + u for result r of stage s:
+    a gradient that a recompute waits for is needed there, before its backward.
     """
-    cells = stages * units
     for position in range(len(actions)):
         action = actions[position]
-        kind = action & KIND_MASK
-        key = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
-        if kind == 0 and key >= units:
-            needs[key - units] = position + 1
-        elif (kind == 1 or kind == 3 or (kind == 4 and late_recompute)) and key < cells - units:
-            if needs[cells + key + units] == 0:
-                needs[cells + key + units] = position + 1
+        row = (action & KIND_MASK) * at.WIDTH
+        towards = kinds[row + at.TOWARDS]
+        stage = ((action >> STAGE_SHIFT) & STAGE_MASK) + towards
+        if towards != 0 and stage >= 0 and stage < stages:
+            key = (kinds[row + at.RESULT] * stages + stage) * units + (action >> MICROBATCH_SHIFT)
+            if needs[key] == 0:
+                needs[key] = position + 1
     count = 0
     for position in range(len(actions)):
         consumer[position] = -1
         action = actions[position]
-        kind = action & KIND_MASK
-        key = ((action >> STAGE_SHIFT) & STAGE_MASK) * units + (action >> MICROBATCH_SHIFT)
-        if kind == 1 or kind == 3:
-            key += cells
-        elif kind != 0:
+        row = (action & KIND_MASK) * at.WIDTH
+        if kinds[row + at.GIVES] == 0:
             continue
+        stage = (action >> STAGE_SHIFT) & STAGE_MASK
+        key = (kinds[row + at.RESULT] * stages + stage) * units + (action >> MICROBATCH_SHIFT)
         needed = needs[key] - 1
         if needed >= 0 and home[needed] != home[position]:
             consumer[position] = needed
@@ -166,14 +176,14 @@ def write_programs(
                 continue
             for sender in range(held, position + 1):
                 if consumer[sender] >= 0:
-                    kind = 6 if actions[sender] & KIND_MASK == 0 else 8
+                    kind = SEND_OF[actions[sender] & KIND_MASK]
                     lowered[here] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
                     here += 1
             held = -1
         lowered_offsets[rank + 1] = here
     for index in range(len(order)):
         needed = consumer[order[index]]
-        kind = 7 if actions[needed] & KIND_MASK == 0 else 9
+        kind = RECEIVE_OF[actions[needed] & KIND_MASK]
         lowered[incoming[slot[index]]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
         incoming[slot[index]] += 1
 
@@ -219,11 +229,11 @@ def write_queues(
         after = sender + 1
         while (actions[after - 1] >> PAIR_SHIFT) & 1 == 1:
             after += 1
-        kind = 6 if actions[sender] & KIND_MASK == 0 else 8
+        kind = SEND_OF[actions[sender] & KIND_MASK]
         gap = after + home[sender]
         lowered[room[gap]] = actions[sender] >> STAGE_SHIFT << STAGE_SHIFT | kind
         room[gap] += 1
-        kind = 7 if actions[needed] & KIND_MASK == 0 else 9
+        kind = RECEIVE_OF[actions[needed] & KIND_MASK]
         gap = slot[index] + home[slot[index]]
         lowered[room[gap]] = actions[needed] >> STAGE_SHIFT << STAGE_SHIFT | kind
         room[gap] += 1
