@@ -14,6 +14,9 @@ from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.what_if import WhatIf, faster
 
+NO_MODE = 0.05
+"""Mean distance of starts, as a share of a step, above which no p2p mode is taken to fit."""
+
 LISTED_RANKS = 12
 """Ranks up to which each has a line."""
 
@@ -150,13 +153,17 @@ def _ms(seconds: float) -> str:
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
     """How sure all that is, and what it was read from."""
     slow = found.slowdown
-    share = "" if slow.last_stage is None else f"; an ideal last stage saves {slow.last_stage:.0%}"
-    share += "" if slow.slowest_workers is None else (
-        f" of that, ideal slowest 3 % of workers {slow.slowest_workers:.0%}"
-    )  # fmt: skip
+    share = ""
+    if slow.last_stage is not None and slow.slowest_workers is not None:
+        share = (
+            f"; an ideal last stage saves {_share(slow.last_stage)} of that, ideal slowest 3 % of "
+            f"workers {_share(slow.slowest_workers)}"
+        )
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
     fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    if error > NO_MODE:
+        fits = f"no p2p mode explains when actions began (nearest {mode}, {100 * error:.0f} % off)"
     rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
@@ -174,6 +181,10 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     if left:
         rows.append(("left out", "; ".join(left)))
     return rows
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %" if value >= 0.005 else "nothing"
 
 
 def _few(texts: Sequence[str]) -> list[str]:
