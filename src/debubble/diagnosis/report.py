@@ -177,7 +177,7 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(
             ("not traced", f"rank {ranges(names)}, or not whole: times are those of its like")
         )
-    left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
+    left = [f"{count:,} × {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))
     return rows
