@@ -199,7 +199,9 @@ def _clocks(found: Diagnosis) -> str:
     moved = np.abs(clocks.offsets).max() * 1e3
     width = clocks.half_width * 1e3
     text = "one clock" if not moved else f"corrected by up to {number(float(moved), 3)} ms"
-    if np.isfinite(width):
+    if width < 0:
+        text += "; messages contradict each other"
+    elif np.isfinite(width):
         text += f"; messages bound them to ± {number(width, 2)} ms (median)"
     rates = [abs(one.rate) for one in clocks.drifts if one.low > 0 or one.high < 0]
     return text + (f"; they drift by up to {max(rates) * 1e6:.0f} µs a second" if rates else "")
