@@ -87,8 +87,8 @@ class Scan:
             if len(rest) > LONGEST:
                 self.left_out[TOO_LONG] += 1
                 rest = b""
-        whole = self.tail.rstrip().removesuffix(b",").endswith((b"}", b"]"))
-        if not whole and torn == self.left_out[CUT] + self.left_out[DAMAGED]:
+        complete = self.tail.rstrip().removesuffix(b",").endswith((b"}", b"]"))
+        if not complete and torn == self.left_out[CUT] + self.left_out[DAMAGED]:
             self.left_out[ENDS_EARLY] += 1
         if begun and rest:
             yield rest
