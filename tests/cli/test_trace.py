@@ -147,7 +147,7 @@ def test_the_page_of_a_run_that_lacks_a_rank(run: Run, tmp_path: Path) -> None:
     result = run("trace", folder, "--html", tmp_path / "run.html")
     assert result.code == 0
     assert "not traced    rank 2, or not whole: times are those of its like" in result.out
-    assert "1 ranks of which nothing was traced" in result.out
+    assert "1 × ranks of which nothing was traced" in result.out
 
 
 @pytest.mark.parametrize(

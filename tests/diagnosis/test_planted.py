@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from debubble.diagnosis.account import CAUSES
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.observed import PAUSES
 from tests.diagnosis import twins
 from tests.diagnosis.diagnosed import of_planted
 from tests.diagnosis.made import At, Made, one_f_one_b
@@ -114,3 +117,24 @@ def test_a_few_slow_backwards_are_no_garbage_collection() -> None:
 
     planted = Made(one_f_one_b(4, 8), copies=1, steps=1, pause=pause)
     assert diagnose(planted.observed()).findings[0].cause == "jitter"
+
+
+def test_allocations_that_the_trace_tells() -> None:
+    observed = PLANTED["pauses in the trace"](0).made.observed()
+    memory = np.full(len(observed.pauses), PAUSES.index("memory"), dtype=np.int32)
+    found = diagnose(replace(observed, pauses=replace(observed.pauses, cause=memory)))
+    assert found.findings[0].cause == "memory"
+
+
+@pytest.mark.parametrize("arrivals", [True, False])
+def test_transfers_that_take_what_their_links_take(arrivals: bool) -> None:
+    made = Made(one_f_one_b(4, 8), latency=lambda *_: 8e-3, arrivals=arrivals)
+    assert diagnose(made.observed()).findings[0].cause == "transfer"
+
+
+def test_every_cause_of_the_contract_has_a_fault_that_makes_it() -> None:
+    """Those that are no fault are in the account of every run; the two above are not planted."""
+    causes = {"memory", "transfer"} | {planted(0).cause for planted in PLANTED.values()}
+    spent = {cause for one in of_planted("slow stage", 0).accounts for cause in one.causes}
+    assert spent >= {"fill", "drain", "peer"}
+    assert causes - {None} | {"fill", "drain", "peer"} == set(CAUSES)

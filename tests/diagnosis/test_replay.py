@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,3 +104,26 @@ def test_messages_behind_others() -> None:
     sources = found.run.rank[found.run.source[np.flatnonzero(late.any(axis=0))]]
     assert set(sources.tolist()) <= {1, 2, 3}
     assert (behind <= found.replay.transfers.delay).all()
+
+
+def test_a_message_was_there_when_its_action_began() -> None:
+    """A step in which all goes far quicker: messages nobody waited for did not take long there."""
+    observed = Made(one_f_one_b(4, 8), copies=1, steps=4, latency=lambda *_: 5e-3).observed()
+
+    def quicker(rows: Any) -> Any:
+        first = observed.actions.start[observed.actions.step == 3].min()
+        here = rows.step == 3
+        times = {
+            name: np.where(here, first + (values - first) / 40, values)
+            for name, values in vars(rows).items() if values.dtype == np.float64 and name != "busy"
+        }  # fmt: skip
+        return replace(rows, **times)
+
+    other = replace(
+        observed, actions=quicker(observed.actions), messages=quicker(observed.messages)
+    )
+    replay = diagnose(other).replay
+    assert replay.replayed == pytest.approx(replay.run.step_times, rel=1e-6)
+    latest = np.maximum(replay.run.start - replay.run.produced, 0.0)
+    unseen = ~replay.transfers.seen & ~np.isnan(latest)
+    assert (replay.transfers.delay[unseen] <= latest[unseen] + 1e-12).all()

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_said_in_words(page, tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     page.set_input_files("#trace-files", tmp_path / "notes.txt")
     page.wait_for_selector("#trace .status[data-how=bad]")
-    assert "notes.txt: no trace in 1 files" in page.inner_text("#trace .status")
+    assert "notes.txt: no trace in 1 file" in page.inner_text("#trace .status")
     assert "/tmp" not in page.inner_text("#trace .status")
 
 

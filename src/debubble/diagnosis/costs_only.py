@@ -53,6 +53,6 @@ def report(observed: Observed, width: int) -> str:
             text = ", ".join(number(each, 4) for each in values)
             rows.append((kind, observed.costs.time_unit, f"{text}: by stage, per microbatch"))
     rows += [("read as", "", ", ".join(f"{k}: {v}" for k, v in observed.taken_for.items()))]
-    left = "; ".join(f"{count:,} {reason}" for reason, count in observed.left_out.items())
+    left = "; ".join(f"{count:,} × {reason}" for reason, count in observed.left_out.items())
     rows += [("left out", "", left)] if left else []
     return "\n".join([*lines, *definitions(rows, width)])

@@ -14,6 +14,9 @@ from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.what_if import WhatIf, faster
 
+NO_MODE = 0.05
+"""Mean distance of starts, as a share of a step, above which no p2p mode is taken to fit."""
+
 LISTED_RANKS = 12
 """Ranks up to which each has a line."""
 
@@ -157,13 +160,17 @@ def _ms(seconds: float) -> str:
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
     """How sure all that is, and what it was read from."""
     slow = found.slowdown
-    share = "" if slow.last_stage is None else f"; an ideal last stage saves {slow.last_stage:.0%}"
-    share += "" if slow.slowest_workers is None else (
-        f" of that, ideal slowest 3 % of workers {slow.slowest_workers:.0%}"
-    )  # fmt: skip
+    share = ""
+    if slow.last_stage is not None and slow.slowest_workers is not None:
+        share = (
+            f"; an ideal last stage saves {_share(slow.last_stage)} of that, ideal slowest 3 % of "
+            f"workers {_share(slow.slowest_workers)}"
+        )
     rows = [("slowdown", f"{slow.total:.3f} of a run with equal stages, copies and links{share}")]
     mode, error = found.mode
     fits = f"p2p mode {mode} fits best, with starts {100 * error:.2f} % of a step off"
+    if error > NO_MODE:
+        fits = f"no p2p mode explains when actions began (nearest {mode}, {100 * error:.0f} % off)"
     rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
@@ -177,10 +184,14 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
         rows.append(
             ("not traced", f"rank {ranges(names)}, or not whole: times are those of its like")
         )
-    left = [f"{count:,} {reason}" for reason, count in found.left_out.items()]
+    left = [f"{count:,} × {reason}" for reason, count in found.left_out.items()]
     if left:
         rows.append(("left out", "; ".join(left)))
     return rows
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %" if value >= 0.005 else "nothing"
 
 
 def _few(texts: Sequence[str]) -> list[str]:
@@ -195,7 +206,9 @@ def _clocks(found: Diagnosis) -> str:
     moved = np.abs(clocks.offsets).max() * 1e3
     width = clocks.half_width * 1e3
     text = "one clock" if not moved else f"corrected by up to {number(float(moved), 3)} ms"
-    if np.isfinite(width):
+    if width < 0:
+        text += "; messages contradict each other"
+    elif np.isfinite(width):
         text += f"; messages bound them to ± {number(width, 2)} ms (median)"
     rates = [abs(one.rate) for one in clocks.drifts if one.low > 0 or one.high < 0]
     return text + (f"; they drift by up to {max(rates) * 1e6:.0f} µs a second" if rates else "")

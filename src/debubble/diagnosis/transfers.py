@@ -2,7 +2,7 @@
 
 What a trace shows of a message is when the rank that receives it had it. Where the rank waited for
 it, that is when it arrived; where the rank was busy, nobody saw it arrive, and it is taken to have
-taken as long as messages on its link typically do.
+taken as long as messages on its link typically do, but was there when its action began.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def transfers_of(run: Run) -> Transfers:
         usual = _of_links(run, typical)
         delay = np.where(queued, np.maximum(run.start - made, usual), np.nan)
     seen = ~np.isnan(delay)
-    delay = np.where(seen, delay, usual)
+    # Whatever its link takes, it was there when its action began.
+    with np.errstate(invalid="ignore"):
+        latest = np.maximum(run.start - made, 0.0)
+    delay = np.where(seen, delay, np.fmin(usual, latest))
+    delay = np.where(receives, delay, 0.0)
     if told.any():
         behind = _behind(run, delay, seen, usual, there)
     else:

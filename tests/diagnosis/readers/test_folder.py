@@ -31,7 +31,7 @@ def test_unrelated_files(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("x")
     with pytest.raises(FormatError) as error:
         read(tmp_path)
-    assert "no trace in 4 files (2 files of no format that is known here, 2 empty files" in str(
+    assert "no trace in 4 files (2 × files of no format that is known here, 2 × empty files" in str(
         error.value
     )
     assert "known formats: debubble" in str(error.value)

@@ -72,3 +72,24 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
         else:
             assert found.ranks >= 1
     assert refused < CASES
+
+
+def test_what_is_refused_says_what_could_not_be_used(tmp_path: Path) -> None:
+    """Names of threads stand at the end, which is cut off here."""
+    run = made.run("1f1b", ranks=4, microbatches=8, copies=2)
+    path = tmp_path / "timeline.json.gz"
+    made.write_ndtimeline(run, path, names_last=True)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(FormatError, match="1 × files whose compressed data ends early"):
+        read(path)
+
+
+def test_a_file_that_ends_within_an_event_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = made.run("1f1b", steps=3)
+    made_kineto.write(run, tmp_path, suffix=".json")
+    path = sorted(tmp_path.iterdir())[0]
+    text = path.read_text()
+    path.write_text(text[: text.rindex('"ts"')])
+    found = read(tmp_path)
+    assert found.left_out["files that end within an event (read as far as they go)"] == 1
+    assert len(found.steps) >= 2

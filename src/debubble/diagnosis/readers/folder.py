@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from debubble.core.errors import FormatError
+from debubble.core.units import counted
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers import (
     kineto,
@@ -29,6 +30,9 @@ MAX_FILES = 20_000
 
 MAX_DEPTH = 6
 """Folders in folders that are looked into."""
+
+NAMED = 3
+"""Reasons that a refusal names."""
 
 UNKNOWN = "files of no format that is known here"
 EMPTY = "empty files"
@@ -96,7 +100,19 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     for name, others in found.items():
         if name != first:
             left_out[f"files of the format {name} beside those of {first}"] += len(others)
-    return known[first].read(where, found[first], left_out)
+    try:
+        return known[first].read(where, found[first], left_out)
+    except FormatError as error:
+        raise FormatError(_with_reasons(str(error), left_out)) from None
+
+
+def _with_reasons(text: str, left_out: LeftOut) -> str:
+    """A refusal with what could not be used, as far as it does not say that."""
+    more = [f"{count:,} × {reason}" for reason, count in left_out.items() if reason not in text]
+    if not more:
+        return text
+    rest = f" and {len(more) - NAMED} more" if len(more) > NAMED else ""
+    return f"{text}; not used: {', '.join(more[:NAMED])}{rest}"
 
 
 def _format(path: Path, left_out: LeftOut) -> str:
@@ -159,9 +175,9 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequence[str]) -> str:
     if not files:
         return f"{where}: an empty folder; give the folder with the traces of a run"
-    counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
     first = plain(files[0].name)
     return (
-        f"{where}: no trace in {len(files)} files ({counted}; the first is {first}); "
+        f"{where}: no trace in {counted(len(files), 'file')} ({reasons}; the first is {first}); "
         f"known formats: {', '.join(known)}"
     )

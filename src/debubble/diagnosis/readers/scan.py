@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from debubble.diagnosis.readers.stream import LeftOut, chunks
+from debubble.diagnosis.readers.stream import CUT, DAMAGED, LeftOut, chunks
 
 LONGEST = 1 << 24
 """Bytes of an event from which on it is skipped."""
@@ -26,6 +26,7 @@ WINDOW = 1 << 14
 """Bytes at a text's end in which the last event is looked for first."""
 
 TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
+ENDS_EARLY = "files that end within an event (read as far as they go)"
 NO_JSON = "events that are no JSON"
 
 _BETWEEN = re.compile(rb'\}\s*,\s*\{\s*(?=")')
@@ -67,6 +68,7 @@ class Scan:
         """Texts of whole events each, without the outer braces of the first and the last."""
         rest = b""
         begun = False
+        torn = self.left_out[CUT] + self.left_out[DAMAGED]
         for chunk in chunks(self.path, self.left_out):
             self.size += len(chunk)
             self.tail = chunk[-KEPT:] if len(chunk) >= KEPT else (self.tail + chunk)[-KEPT:]
@@ -85,6 +87,9 @@ class Scan:
             if len(rest) > LONGEST:
                 self.left_out[TOO_LONG] += 1
                 rest = b""
+        complete = self.tail.rstrip().removesuffix(b",").endswith((b"}", b"]"))
+        if not complete and torn == self.left_out[CUT] + self.left_out[DAMAGED]:
+            self.left_out[ENDS_EARLY] += 1
         if begun and rest:
             yield rest
         elif not begun:
