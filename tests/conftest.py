@@ -31,7 +31,7 @@ FACTOR, LEAST = 4, 3
 
 MARKS = {
     "browser": {"browser", "visit"},
-    "processes": {"start", "server", "hosts", "ours", "theirs", "compared"},
+    "processes": {"start", "server", "hosts", "ours", "theirs", "compared", "site"},
 }
 """Markers of tests by the fixtures that they ask for."""
 

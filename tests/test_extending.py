@@ -27,15 +27,15 @@ def test_the_examples_run_one_after_the_other() -> None:
     assert not found.stderr
     lines = found.stdout.splitlines()
     assert lines[0] == "18.0"
-    assert lines[1:3] == ["{'stamp': 'red'}", "{'stamp': 'blue'}"]
-    assert lines[3].endswith(" busy share of rank-time")
-    assert any("efficiency" in line for line in lines[4:])
+    assert lines[1:4] == ["True"] * 3, "rows of kinds, costs and modes are those of the tables"
+    assert lines[4:6] == ["{'stamp': 'red'}", "{'stamp': 'blue'}"]
+    assert lines[6].endswith(" busy share of rank-time")
+    assert any("efficiency" in line for line in lines[7:])
     assert lines[-1] == "[[{'area': 4}], [{'area': 9}]]"
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(src/debubble/[\w/.]+)`", GUIDE))
 def test_the_files_exist(path: str) -> None:
-    # The table of modes is being moved out of the graph.
     assert (ROOT / path).exists()
 
 
