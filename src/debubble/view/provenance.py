@@ -84,8 +84,11 @@ _DATES = {".svg": "Date", ".pdf": "CreationDate"}
 """The fields of dates that the drawing library would fill."""
 
 
-def metadata(ending: str, costs: Sequence[Costs] = ()) -> dict[str, str | None]:
+def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str | None]:
     """Metadata of a picture: how it was made, where a command did that.
+
+    A picture of results that are kept in a file has no costs, and is the same however it was asked
+    for; the file says how they came about.
 
     Without the date and the version of the drawing library, equal pictures are equal files.
     """
@@ -99,7 +102,7 @@ def metadata(ending: str, costs: Sequence[Costs] = ()) -> dict[str, str | None]:
     found: dict[str, str | None] = {creator: "debubble"}
     if ending in _DATES:
         found[_DATES[ending]] = None
-    if command():
+    if command() and costs is not None:
         texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
         found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
     return found
