@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from debubble.core.command import command
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
 
 MOST = 20_000
 """Characters of costs in a report; those of every stage and microbatch may have more."""
-
-_COMMAND: ContextVar[str] = ContextVar("command", default="")
-
-
-@contextmanager
-def run_as(words: Iterable[str]) -> Iterator[None]:
-    """Note the command that runs, for the reports that it saves."""
-    token = _COMMAND.set(shlex.join(["debubble", *words]))
-    try:
-        yield
-    finally:
-        _COMMAND.reset(token)
-
-
-def command() -> str:
-    """The command that runs, empty where Python called."""
-    return _COMMAND.get()
 
 
 def versions() -> str:
