@@ -42,8 +42,9 @@ print(db.optimize(ranks=2, chunks=1, microbatches=2, time_limit=2).status)
 
 SERVE = """
 import asyncio, json
+from debubble.playground import connection, work
 from debubble.playground.app import make_app
-import debubble.playground.connection
+work.warm_up = lambda: None  # compiles for minutes what the plain install has tried
 async def ask():
     sent = []
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
@@ -217,7 +218,6 @@ def main() -> None:
         if given.container:
             contain(work)
             return
-        os.environ["NUMBA_CACHE_DIR"] = str(work / "kernels")  # compiled once for each Python
         wheel = build(work)
         for python in given.python or [sys.executable]:
             tried: dict[tuple[str, ...], str] = {}

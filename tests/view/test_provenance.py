@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import debubble as db
+from debubble.core.command import command, run_as
 from debubble.interchange.cost_files import parse_costs
 from debubble.view import provenance
 
@@ -39,11 +40,11 @@ def test_costs_come_back_from_the_report(timeline: db.Timeline, tmp_path: Path) 
 
 
 def test_the_command_is_told_while_it_runs_and_not_after() -> None:
-    assert provenance.command() == ""
-    with provenance.run_as(["compare", "a b.csv", "-p", "4"]):
-        assert provenance.command() == "debubble compare 'a b.csv' -p 4"
-        assert ("command", provenance.command()) in provenance.facts([])
-    assert provenance.command() == ""
+    assert command() == ""
+    with run_as(["compare", "a b.csv", "-p", "4"]):
+        assert command() == "debubble compare 'a b.csv' -p 4"
+        assert ("command", command()) in provenance.facts([])
+    assert command() == ""
 
 
 def test_costs_of_several_timelines_stand_once_each() -> None:
@@ -58,7 +59,7 @@ def test_what_no_file_can_hold_is_told_in_words() -> None:
 
 
 def test_html_of_costs_and_command_is_escaped() -> None:
-    with provenance.run_as(["draw", "<script>.csv"]):
+    with run_as(["draw", "<script>.csv"]):
         text = provenance.details([db.Costs(memory_unit="<b>", activation=1)])
     assert "<script>" not in text
     assert "<b>" not in text
@@ -70,7 +71,7 @@ def test_pictures_that_a_command_drew_hold_it(
 ) -> None:
     plain, drawn = tmp_path / f"plain.{ending}", tmp_path / f"drawn.{ending}"
     timeline.save(plain)
-    with provenance.run_as(["draw", "1f1b"]):
+    with run_as(["draw", "1f1b"]):
         timeline.save(drawn)
     told = f"debubble draw 1f1b\ncosts: {json.dumps(json.loads(provenance.costs_text(COSTS)))}"
     assert read_text(drawn).count("debubble draw 1f1b") == 1

@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from debubble.cli.errors import clean_exit
+from debubble.core.command import run_as
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.view.provenance import run_as
 
 COMMANDS = (
     "schedules", "simulate", "draw", "compare", "optimize", "check", "export", "run", "profile",

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import html
 import json
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from debubble.core.command import command
 
 if TYPE_CHECKING:
     from debubble.core.costs import Costs
 
 MOST = 20_000
 """Characters of costs in a report; those of every stage and microbatch may have more."""
-
-_COMMAND: ContextVar[str] = ContextVar("command", default="")
-
-
-@contextmanager
-def run_as(words: Iterable[str]) -> Iterator[None]:
-    """Note the command that runs, for the reports that it saves."""
-    token = _COMMAND.set(shlex.join(["debubble", *words]))
-    try:
-        yield
-    finally:
-        _COMMAND.reset(token)
-
-
-def command() -> str:
-    """The command that runs, empty where Python called."""
-    return _COMMAND.get()
 
 
 def versions() -> str:
@@ -84,8 +66,11 @@ _DATES = {".svg": "Date", ".pdf": "CreationDate"}
 """The fields of dates that the drawing library would fill."""
 
 
-def metadata(ending: str, costs: Sequence[Costs] = ()) -> dict[str, str | None]:
+def metadata(ending: str, costs: Sequence[Costs] | None = None) -> dict[str, str | None]:
     """Metadata of a picture: how it was made, where a command did that.
+
+    A picture of results that are kept in a file has no costs, and is the same however it was asked
+    for; the file says how they came about.
 
     Without the date and the version of the drawing library, equal pictures are equal files.
     """
@@ -99,7 +84,7 @@ def metadata(ending: str, costs: Sequence[Costs] = ()) -> dict[str, str | None]:
     found: dict[str, str | None] = {creator: "debubble"}
     if ending in _DATES:
         found[_DATES[ending]] = None
-    if command():
+    if command() and costs is not None:
         texts = [command(), *(f"costs: {text}" for text in dict.fromkeys(map(costs_text, costs)))]
         found |= {creator: f"debubble {debubble.__version__}", about: "\n".join(texts)}
     return found

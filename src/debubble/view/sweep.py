@@ -264,7 +264,7 @@ def _page(chart: Chart, drawing: Figure) -> str:
     return Template(component.asset("page.html")).substitute(
         version=html.escape(debubble.__version__), title=title, style=component.asset("page.css"),
         timeline=inline_svg(drawing, title), table=html_table(chart.table()), script="",
-        above="",
+        above="", made="",
         conventions="\n".join(f"<li>{html.escape(note)}</li>" for note in chart.notes),
     )  # fmt: skip
 
