@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -208,6 +208,26 @@ def layout(content: bytes) -> object:
     from debubble.interchange.layouts import parse_layout
 
     return parse_layout(typed(content))
+
+
+def cut(content: bytes) -> object:
+    from debubble.cli.export import _layers
+    from debubble.interchange.layouts import check_cut, megatron_layout
+
+    found = _layers(typed(content))
+    check_cut(seeds.small()[0], found)
+    return megatron_layout(seeds.small()[0].placement, found)
+
+
+def figure(content: bytes) -> object:
+    """All options of a figure, apart by bars; empty ones are left out."""
+    from debubble.view.options import FigureOptions
+
+    texts = typed(content).split("|")
+    rows = [row for row in fields(FigureOptions) if row.metadata]
+    return [
+        row.metadata["read"](text, row.name) for row, text in zip(rows, texts, strict=False) if text
+    ]
 
 
 def cell(content: bytes) -> object:
@@ -438,6 +458,8 @@ READERS: Mapping[str, Reader] = {
     "plan-memory": Reader(plan_memory, seeds.memories),
     "plot": Reader(plotted, seeds.plots),
     "layout": Reader(layout, seeds.layouts),
+    "cut": Reader(cut, seeds.cuts),
+    "figure": Reader(figure, seeds.figures),
     "cell": Reader(cell, seeds.cells),
     "named": Reader(named, seeds.range_names),
     "rows-of-cells": Reader(rows_of_cells, seeds.orders),

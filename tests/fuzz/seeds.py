@@ -133,6 +133,22 @@ def layouts() -> list[bytes]:
     return encoded("Et*3|(tt|)*2,m|L", "Ettt|tt|ttL", "E|(t|)*4mL", "Et*65536|L", "(t|)*2")
 
 
+def cuts() -> list[bytes]:
+    return encoded("3/4", "0/1", "10/10", "7/8/8/9")
+
+
+def figures() -> list[bytes]:
+    from dataclasses import fields
+
+    from debubble.view.options import FigureOptions
+
+    number = sum(bool(row.metadata) for row in fields(FigureOptions))
+    values = ("3.3in", "84mm", "10:20", "8", "1", "wide", "x")
+    return encoded(
+        *("|" * at + value for at in range(number) for value in values), "|".join("1" * number)
+    )
+
+
 def cells() -> list[bytes]:
     return encoded(*(word for word in inputs.WORDS if re.search(r"\d[A-Z]", word)), "0F0.3", "12W7")
 

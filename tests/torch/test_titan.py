@@ -226,6 +226,10 @@ def test_files_and_cuts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         pipelining_fn(WAVE, [1, 2])
     with pytest.raises(FormatError, match=r"debubble optimize --layers 32 -o x"):
         pipelining_fn(WAVE, tmp_path / "nothing.json")
+    for text in ("[]", '{"torchtitan": 3}', '{"torchtitan": [3]}', "[" * 100_000):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(FormatError, match=r"x.json: no modules of torchtitan"):
+            pipelining_fn(WAVE, tmp_path / "x.json")
 
 
 def test_shares_of_a_model_are_copies(wheel: Path) -> None:

@@ -125,7 +125,9 @@ def _names(schedule: Schedule, cut: Cut) -> list[list[str]]:
     if isinstance(cut, str | Path):
         try:
             parts = json.loads(Path(cut).read_text(encoding="utf-8"))["torchtitan"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+                raise TypeError("a list of names for every stage is wanted")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(
                 f"{cut}: no modules of torchtitan ({error}); debubble optimize --layers 32 "
                 "-o x.csv writes x.modules.json"

@@ -28,7 +28,7 @@ def length(wanted: str | float, name: str) -> float:
     ParameterError
         When it is none, or too small or large for the `name` it has.
     """
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(in|cm|mm|pt)?\s*", str(wanted))
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *(in|cm|mm|pt)?", str(wanted).strip())
     if not found or isinstance(wanted, bool):
         raise ParameterError(f"{name} is '{wanted}'; give inches, or a length such as 3.3in, 84mm")
     inches = float(found[1]) * _INCHES[found[2] or "in"]
@@ -67,8 +67,8 @@ def _whole(wanted: str | float, name: str) -> int:
 
 
 def _range(wanted: Any, name: str) -> tuple[float, float]:
-    parts = wanted.split(":") if isinstance(wanted, str) else list(wanted)
-    if len(parts) != 2:
+    parts = wanted.split(":") if isinstance(wanted, str) else wanted
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise ParameterError(f"{name} is '{wanted}'; give two times such as 10:20")
     begin, end = (_number(part, name) for part in parts)
     if not 0 <= begin < end:
