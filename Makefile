@@ -73,6 +73,7 @@ docs: $(BIN)/debubble  ## build the documentation, with a page for every schedul
 	@$(BIN)/python -c "import zensical, mkdocstrings" 2>/dev/null \
 	|| $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/python docs/build.py
+	@echo 'build/site/index.html; with search: $(BIN)/python -m http.server -d build/site'
 
 bench: $(VENV)/.dev  ## measure speed and memory, see benchmarks/README.md
 	$(BIN)/python benchmarks/speed.py

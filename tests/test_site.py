@@ -82,7 +82,7 @@ def test_every_schedule_has_a_page_that_says_everything(site: dict[Path, Page]) 
     del site
     for entry in db.schedules():
         text = (SITE / "schedules" / f"{entry.name}.html").read_text(encoding="utf-8")
-        for head in ("When to use it", "How it works", "Formulas"):
+        for head in ("When to use it", "How it works", "Formulas", "Numbers"):
             assert f">{head}" in text.replace("\n", ""), (entry.name, head)
         assert f"{entry.name}.svg" in text
         assert (SITE / "schedules" / f"{entry.name}-timeline.html").stat().st_size > 100_000
