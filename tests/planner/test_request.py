@@ -61,8 +61,9 @@ def test_what_can_be_met_is_taken() -> None:
         (dense(), 64, 128, {"schedules": ("dualpipe",)}, "'dualpipe' is not for plans: it holds "
          "two copies of the model; did you mean 'dualpipe-v'"),
         (dense(), 64, 128, {"schedules": ("zb-v",), "framework": "megatron"}, "no plan has a batch "
-         "of 128 on 64 GPUs with schedule zb-v, framework megatron; the nearest that work are "
-         "schedule 1f1b, or any framework"),
+         "of 128 on 64 GPUs with schedule zb-v, framework megatron (megatron does not run "
+         "this: no schedule 'zb-v' and no placement 'V'; it has 1f1b, interleaved-1f1b, "
+         "interleaved-overlap); the nearest that work are schedule 1f1b, or any framework"),
         (dense(), 64, 128, {"schedules": ("1f1b",), "chunks": 2}, "no plan has a batch of 128 on "
          "64 GPUs with chunks 2, schedule 1f1b; the nearest that work are chunks 1, or schedule "
          "interleaved-1f1b"),
@@ -84,12 +85,13 @@ def test_what_can_be_met_is_taken() -> None:
          "the nearest that works is layers 8/8/8/8"),
         (dense(), 64, 128, {"layers": (8, 8, 8, 8), "pp": 8}, "layers names 4 stages, which are "
          "not pp 8 × chunks any; the nearest that work are pp 4, or any layers"),
-        (dense(), 64, 128, {"tp": 16, "framework": "torchtitan"}, "tp 16 does not divide 8 heads "
-         "of keys and values; the nearest that works is tp 8"),
-        (dense(tied=True), 64, 128, {"pp": 4, "framework": "torchtitan"}, "tied embeddings with "
-         "pp 4; the nearest that works is pp 1"),
-        (latent(), 2048, 4096, {"pp": 16, "framework": "torchtitan"}, "1 layers of multi-token "
-         "prediction with pp 16 and cp 1; the nearest that works is MTP layers 0"),
+        (dense(), 64, 128, {"tp": 16, "framework": "torchtitan"}, "torchtitan does not run this: "
+         "tp 16 does not divide 8 heads of keys and values; the nearest that works is tp 8"),
+        (dense(tied=True), 64, 128, {"pp": 4, "framework": "torchtitan"}, "torchtitan does not run "
+         "this: tied embeddings with pp 4; the nearest that works is pp 1"),
+        (latent(), 2048, 4096, {"pp": 16, "framework": "torchtitan"}, "torchtitan does not run "
+         "this: 1 layer of multi-token prediction with pp 16 and cp 1; the nearest that works is "
+         "MTP layers 0"),
         (dense(), 64, 16, {"pp": 8, "dp": 8, "schedules": ("dualpipe-v",)}, "no plan has a batch "
          "of 16 on 64 GPUs with dp 8, pp 8, schedule dualpipe-v; the nearest that work are dp 1"),
         (dense(), 1000, 1024, {}, "no plan has a batch of 1024 on 1000 GPUs; the nearest that work "
@@ -123,6 +125,26 @@ def test_every_offer_of_a_number_works() -> None:
         [offer] = re.findall(rf"nearest that work[s are i]* {said} ([0-9]+)", str(caught.value))
         fixed = Fixed(**{name: int(offer)})
         assert next(candidates(dense(), cluster, Training(96, 8192), fixed), None)
+
+
+@pytest.mark.parametrize(
+    ("held", "precision", "message"),
+    [
+        ({"schedules": ("zb-v",), "framework": "megatron"}, "bf16",
+         r"\(megatron does not run this: no schedule 'zb-v' .* it has 1f1b, .*\); .* 1f1b"),
+        ({"zero": 0, "dp": 4, "framework": "automodel"}, "bf16",
+         r"\(automodel does not run this: dp_replicate_size 4 .*\); the nearest .* are dp 1"),
+        ({"framework": "torchtitan"}, "fp16",
+         "torchtitan does not run this: precision fp16; the nearest that works is precision bf16"),
+    ],
+)  # fmt: skip
+def test_what_a_framework_does_not_run_says_which_and_why(
+    held: dict[str, Any], precision: str, message: str
+) -> None:
+    training = Training(64, 8192, precision)
+    asked = ask("llama-3.1-8b", "h100", 8, 64, 8192)
+    with pytest.raises(db.ParameterError, match=message):
+        check_request(asked.model, asked.cluster, training, Fixed(**held))
 
 
 def test_gpus_without_products_in_8_bits_are_refused() -> None:

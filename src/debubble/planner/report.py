@@ -51,7 +51,7 @@ def degrees_text(candidate: Candidate) -> str:
 
 
 def layers_text(layers: Sequence[int]) -> str:
-    """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 14 × 8, 7"``."""
+    """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
     runs: list[list[int]] = []
     for count in layers:
         if runs and runs[-1][0] == count:
@@ -60,7 +60,9 @@ def layers_text(layers: Sequence[int]) -> str:
             runs.append([count, 1])
     if len(runs) == 1:
         return str(runs[0][0])
-    return ", ".join(str(count) if times == 1 else f"{times} × {count}" for count, times in runs)
+    return ", ".join(
+        str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
+    )
 
 
 def seconds(value: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,20 @@ from debubble.planner.candidate import (
     Training,
     recomputed_layers,
 )
-from debubble.planner.degrees import ZEROS, Fixed, groups
+from debubble.planner.degrees import ZEROS, Fixed, candidates, groups
 from debubble.planner.gpus import GPUS, Gpu
 from debubble.planner.model import Model
 from debubble.planner.orders import first_cut, plannable, why_not
-from debubble.planner.rules import DEGREES, STATE, Case, check_framework, divisors, rules_of
+from debubble.planner.rules import (
+    ANY,
+    DEGREES,
+    STATE,
+    Case,
+    broken,
+    check_framework,
+    divisors,
+    rules_of,
+)
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
@@ -32,6 +42,9 @@ if TYPE_CHECKING:
 SIZES = ("tp", "cp", "ep", "dp", "pp", "chunks", "microbatch_size")
 OF_GPUS = ("tp", "cp", "dp", "pp")
 """Degrees whose product is the number of GPUs."""
+
+SOME = 1000
+"""Plans of which a framework is asked why it runs none."""
 
 TRIES = 24
 """Numbers of GPUs and of sequences that are tried around the ones given."""
@@ -126,7 +139,10 @@ class _Request:
         for rule in rules_of(self.fixed.framework, DEGREES):
             problem = rule.check(case)
             if problem is not None:
-                self.refuse(problem.text, [one for one in problem.changes if one != "schedule"])
+                who = "" if ANY in rule.options else f"{self.fixed.framework} does not run this: "
+                self.refuse(
+                    who + problem.text, [one for one in problem.changes if one != "schedule"]
+                )
 
     def batch(self) -> None:
         """Replicas and microbatches divide the batch, each and together."""
@@ -194,7 +210,25 @@ class _Request:
         given = {name: value for name, value in given.items() if value is not None}
         shown = ", ".join(_said(name, value) for name, value in given.items())
         text = f"no plan has a batch of {self.training.batch} on {self.cluster.gpus} GPUs"
-        self.refuse(f"{text} with {shown}" if shown else text, (*given, "batch", "gpus"))
+        text += f" with {shown}" if shown else ""
+        if reasons := self.reasons():
+            text += f" ({self.fixed.framework} does not run this: {'; '.join(reasons)})"
+        self.refuse(text, (*given, "batch", "gpus"))
+
+    def reasons(self) -> list[str]:
+        """What the framework refuses in all plans that there would be without it."""
+        if self.fixed.framework is None:
+            return []
+        free = replace(self.fixed, framework=None)
+        plans = candidates(self.model, self.cluster, self.training, free)
+        found: dict[str, str] | None = None
+        for one in islice(plans, SOME):
+            problems = broken(self.model, self.cluster, self.training, one, self.fixed.framework)
+            texts = {problem.rule: problem.text for problem in problems}
+            found = {rule: text for rule, text in (found or texts).items() if rule in texts}
+            if not found:
+                break
+        return list((found or {}).values())
 
     def refuse(self, text: str, names: Iterable[str]) -> None:
         """Raise, with the nearest value of each of these options that works."""

@@ -92,7 +92,9 @@ def mtp(case: Case) -> Problem | None:
     d = case.degrees
     if not case.model.mtp or d.pp == d.cp == 1:
         return None
-    text = f"{case.model.mtp} layers of multi-token prediction with pp {d.pp} and cp {d.cp}"
+    count = case.model.mtp
+    layers = "layer" if count == 1 else "layers"
+    text = f"{count} {layers} of multi-token prediction with pp {d.pp} and cp {d.cp}"
     return Problem(text, {"mtp": 0})
 
 

@@ -28,6 +28,7 @@ from debubble.planner.report import (
 from debubble.planner.request import SIZES, check_request
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found, search
+from debubble.planner.split import runnable
 from debubble.planner.why import why_not, why_text
 from debubble.playground import limits
 from debubble.playground.limits import RefusedError
@@ -40,7 +41,7 @@ from debubble.view.plan_figure import front
 from debubble.view.plan_page import memory_rows
 from debubble.view.timeline_data import encode
 
-TOP = 10
+TOP = 5
 """Plans in the table."""
 
 MOST_WHY = 4
@@ -100,7 +101,7 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
 
     def found_with(fixed: Fixed, count: int, long: list[int]) -> Found:
         short = _short(groups(asked.model, asked.cluster, asked.training, fixed), long)
-        return search(asked, short, count, tell)
+        return search(asked, short, count, tell, runnable(asked, fixed.framework))
 
     long: list[int] = []
     found = found_with(fixed, TOP, long)
