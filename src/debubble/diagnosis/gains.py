@@ -24,7 +24,7 @@ from debubble.diagnosis.run import PAIR, Run, Times
 SLOWEST = 0.03
 """Share of the workers that count as the slowest."""
 
-NOTHING = 1e-3
+NOTHING = 1e-2
 """Slowdown below which no share of it means anything."""
 
 
@@ -71,7 +71,7 @@ class Slowdown:
     def share(self, fixed: Times) -> float | None:
         """The share of the slowdown that goes with a fix."""
         lost = float((self.actual - self.ideal).sum())
-        if abs(lost) < NOTHING * float(self.ideal.sum()):
+        if lost < NOTHING * float(self.ideal.sum()):
             return None
         return float((self.actual - fixed).sum()) / lost
 

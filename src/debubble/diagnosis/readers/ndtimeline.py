@@ -188,15 +188,13 @@ def _columns(block: bytes) -> _Events | None:
 
 def _numbers(text: bytes) -> tuple[Times, Whole]:
     """All whole numbers of a text, and how many digits each has."""
-    characters = np.frombuffer(b" " + text + b" ", np.uint8)
+    characters = np.frombuffer(b" " + text, np.uint8)
     digit = characters - ord("0")
-    is_digit = digit < 10
-    edges = np.flatnonzero(is_digit[1:] != is_digit[:-1]) + 1
-    begin, end = edges[::2], edges[1::2]
-    lengths = end - begin
-    power = np.repeat(end, lengths) - 1 - np.flatnonzero(is_digit)
-    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    values = np.add.reduceat(digit[is_digit] * _POWERS[np.minimum(power, MOST_DIGITS)], first)
+    place = np.flatnonzero(digit < 10)
+    first = np.concatenate([[0], np.flatnonzero(place[1:] - place[:-1] > 1) + 1])
+    begin, lengths = place[first], np.diff(first, append=len(place))
+    power = np.repeat(begin + lengths - 1, lengths) - place
+    values = np.add.reduceat(digit[place] * _POWERS.take(power, mode="clip"), first)
     return np.where(characters[begin - 1] == ord("-"), -values, values), lengths
 
 
@@ -297,6 +295,7 @@ def _add(
         events.unit[works], 0, ALONE, start[works], end[works], NAN, NAN, NAN,
     )  # fmt: skip
     last = ranks * chunks - 1
+    group = packed([copy, rank, np.maximum(events.step, 0)])
     for name, transfer in TRANSFERS.items():
         forward = transfer in (Kind.SEND_F, Kind.RECV_F)
         spec = KINDS[transfer]
@@ -307,7 +306,6 @@ def _add(
         there[there] = rank_at[other[there]] != rank[done[there]]
         needs = done[there]
         calls = np.flatnonzero((events.name == name) & (events.step >= 0))
-        group = packed([copy, rank, np.maximum(events.step, 0)])
         needs = needs[np.lexsort((events.unit[needs], stage[needs], start[needs], group[needs]))]
         calls = calls[np.lexsort((end[calls], start[calls], group[calls]))]
         at, wrong = _alike(group[needs], group[calls])
