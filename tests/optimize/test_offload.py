@@ -19,6 +19,7 @@ from debubble.optimize.bounds import lower_bound
 from debubble.optimize.choices import choice_in, with_choice
 from debubble.optimize.offload import eased, schedules, tighter
 from debubble.optimize.strategies import listed
+from tests.conftest import EXPLORES
 from tests.optimize.problems import kinds, problem
 
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
@@ -85,7 +86,7 @@ def test_what_waits_on_the_host_makes_room() -> None:
     asked: dict[str, Any] = {
         "ranks": 4,
         "chunks": 2,
-        "microbatches": 5,
+        "microbatches": 8 if EXPLORES else 4,
         "memory": 1.5,
         "costs": COSTS,
     }
@@ -111,7 +112,7 @@ def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.Mon
     asked: dict[str, Any] = {
         "ranks": 2,
         "chunks": 2,
-        "microbatches": 6,
+        "microbatches": 6 if EXPLORES else 4,
         "memory": 1.25,
         "published": False,
         "effort": 0.02,

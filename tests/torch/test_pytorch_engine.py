@@ -84,6 +84,7 @@ def model(stages: int) -> list[nn.Module]:
         return [Layer().double() for _ in range(stages)]
 
 
+@functools.cache
 def reference(stages: int, microbatches: int) -> tuple[float, list[nn.Module]]:
     """The loss of a loop without a pipeline, and the model with its gradients."""
     whole = copy.deepcopy(model(stages))
