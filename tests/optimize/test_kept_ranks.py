@@ -136,3 +136,15 @@ def test_a_result_from_the_cache_says_it_as_well(
     first, again = db.optimize(**asked), db.optimize(**asked)
     assert again.cached
     assert again.why == first.why
+
+
+@pytest.mark.parametrize("name", ["v-min", "v-half"])
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (4, 32), (8, 16), (8, 64), (16, 32), (16, 128)])
+def test_published_orders_in_little_memory_are_optimal_at_equal_times(
+    name: str, p: int, m: int
+) -> None:
+    timeline = db.simulate(db.make(name, ranks=p, microbatches=m))
+    asked = problem(p, m, float(timeline.peak_activation.max()))
+    known = lower_bound(asked)
+    bound = kept_bound(asked, [p - 1], known, timeline.makespan, Count(ENOUGH), Stop())
+    assert bound == pytest.approx(timeline.makespan)

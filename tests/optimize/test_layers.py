@@ -14,7 +14,7 @@ import debubble as db
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
-from debubble.optimize import strategies
+from debubble.optimize import bounding, cuts, strategies
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cut_bound import bound_of_cuts
 from debubble.optimize.cuts import neighbours
@@ -315,3 +315,30 @@ def test_even_cuts_and_neighbours() -> None:
     near = list(neighbours((2,) * 64))
     assert len(near) < 400
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
+
+
+def test_fewer_cuts_are_tried_by_what_the_strongest_rank_does_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Any] = []
+
+    def counted(incumbent: Incumbent) -> None:
+        tried.append(incumbent.problem.cut)
+        strategies.begin(incumbent)
+
+    monkeypatch.setattr(cuts, "begin", counted)
+
+    def search() -> tuple[float, float, int]:
+        tried.clear()
+        found = db.optimize(
+            ranks=3, chunks=2, microbatches=6, layers=9, memory=1.6, effort=0.1, cache=False,
+            costs=db.Costs(F=5, I=6, W=4, p2p=1), published=False,
+        )  # fmt: skip
+        return found.makespan, found.lower_bound, len(tried)
+
+    with_kept = search()
+    monkeypatch.setattr(bounding, "kept_bound", lambda *known: known[2])
+    without = search()
+    assert with_kept[0] <= without[0] * (1 + 1e-9)
+    assert with_kept[1] >= without[1] * (1 - 1e-9)
+    assert with_kept[2] < without[2]

@@ -112,6 +112,14 @@ def test_lengths_of_one_are_no_lengths() -> None:
     assert same.microbatches == ()
 
 
+def test_a_length_of_one_for_each_is_proven_as_without() -> None:
+    asked = {"ranks": 2, "microbatches": 4, "memory": 2, "cache": False, "published": False}
+    equal = db.optimize(**asked, costs=db.Costs(F=10, I=12, W=8, microbatch=[1, 1, 1, 1]))
+    plain = db.optimize(**asked, costs=db.Costs(F=10, I=12, W=8))
+    assert (equal.makespan, equal.lower_bound) == (plain.makespan, plain.lower_bound)
+    assert equal.status == "optimal"
+
+
 def test_memory_is_not_swept_for_lengths() -> None:
     from debubble.optimize.pareto import sweep
 

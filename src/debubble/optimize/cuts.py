@@ -6,11 +6,12 @@ for every other cut of the same placement, and an order is evaluated for other c
 neighbours of a cut, with one layer on another stage and stages that do the same, are
 
 1. ranked by what they do to the best order of that cut, and by their bounds;
-2. tried by the quick strategies, the first few of both rankings;
+2. tried by the quick strategies, the first few of both rankings, unless the strongest rank kept
+   exactly shows that they cannot be faster;
 3. and so on from the best cut whose neighbours were not ranked so far.
 
-Where there are few cuts every one has its bound, and those that can be faster are all improved; of
-those with open choices the best.
+Where there are few cuts every one has its bound, with the strongest rank kept exactly, and those
+that can be faster are all improved; of those with open choices the best.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 from debubble.engine.graph import compile_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
+from debubble.optimize.bounding import strongest_rank_bound
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.cache import Entry
 from debubble.optimize.choices import Ways
@@ -33,7 +35,7 @@ from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.layers import Cut
 from debubble.optimize.offload import eased
 from debubble.optimize.problem import Problem
-from debubble.optimize.stage_choices import Choices, bound_of_all
+from debubble.optimize.stage_choices import NODE_STATES, Choices, bound_of_all
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import begin
 from debubble.optimize.variants import Variants, makespan_of
@@ -156,13 +158,18 @@ class Cuts:
         if not moved:
             return []
         spans = graph.makespans(np.array([graph.cost_vector(other.table) for other in moved]))
-        bounds = np.array([lower_bound(relaxed(eased(other))) for other in moved])
+        easy = [relaxed(eased(other)) for other in moved]
+        bounds = np.array([lower_bound(other) for other in easy])
         same = np.round(np.stack([spans, bounds]) / (spans.max() or 1.0), 9)
         by_order = (i for i in np.lexsort(same[::-1]) if moved[i].fits(schedule))
         by_bound = np.lexsort(same)[:TRIED].tolist()
         chosen = dict.fromkeys([*islice(by_order, TRIED), *by_bound])
         best = search.best.makespan
-        return [moved[i] for i in chosen if bounds[i] < best * (1 - TOLERANCE)]
+        return [
+            moved[i] for i in chosen
+            if bounds[i] < best * (1 - TOLERANCE)
+            and strongest_rank_bound(easy[i], bounds[i], best, NODE_STATES) < best * (1 - TOLERANCE)
+        ]  # fmt: skip
 
     def _add_all(self, search: Variants) -> None:
         """Add every cut that can be faster, where there are few."""
@@ -177,7 +184,7 @@ class Cuts:
             if search.stop():
                 return
             root = cut_problem(self.root, cut)
-            bound = bound_of_all(root, self.ways, np.inf, {}, 0)[0]
+            bound = bound_of_all(root, self.ways, search.best.makespan, {}, 0)[0]
             if bound < search.best.makespan * (1 - TOLERANCE):
                 for problem in self._over(cut).first():
                     begin(search.add(problem))

@@ -73,6 +73,14 @@ class Arranged:
     microbatches: Order
 
 
+def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:
+    """The same costs, without lengths where every microbatch is an average one."""
+    if costs.microbatch is None:
+        return costs
+    lengths = numbers_of(costs.microbatch, "microbatch", "microbatch", microbatches)
+    return replace(costs, microbatch=None) if np.all(lengths == 1) else costs
+
+
 def optimize_lengths(
     search: Callable[..., Result],
     costs: Costs,

@@ -31,7 +31,7 @@ from debubble.optimize.choices import (
 from debubble.optimize.cuts import Cuts
 from debubble.optimize.cutting import Cutting, smallest_limit
 from debubble.optimize.layers import Given, even_cut, layers_of
-from debubble.optimize.lengths import optimize_lengths
+from debubble.optimize.lengths import optimize_lengths, without_equal_lengths
 from debubble.optimize.offload import (
     Offload,
     check_offload,
@@ -172,8 +172,8 @@ def optimize(
     """
     began = time.monotonic()
     _check(time_limit, effort, workers)
-    costs = costs or Costs()
-    if robust is not None or costs.microbatch not in (None, 1.0):
+    costs = without_equal_lengths(costs or Costs(), microbatches)
+    if robust is not None or costs.microbatch is not None:
         same: dict[str, Any] = {
             "ranks": ranks, "microbatches": microbatches, "chunks": chunks, "layers": layers,
             "placement": placement, "backward": backward, "recompute": recompute,
