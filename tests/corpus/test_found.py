@@ -61,3 +61,10 @@ def test_results_of_a_sweep(name: str, damage: str) -> None:
     file.close()
     # Where points are computed again, some of it is mended.
     assert accepts(READERS[name], content) in (True, False)
+
+
+@pytest.mark.parametrize("name", ["sweep-sqlite", "sweep-resumed", "trace-nsys"])
+def test_a_schema_that_is_no_text(name: str) -> None:
+    content = READERS[name].seeds()[0].replace(b"CREATE TABLE", b"CREATE \xd7ABLE", 1)
+    with pytest.raises(DebubbleError):
+        READERS[name].read(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib.util
 import sys
 import time
 import traceback
@@ -42,6 +43,8 @@ def main() -> int:
     unknown = [name for name in names if name not in TARGETS and name not in READERS]
     if unknown:
         parser.error(f"unknown target {unknown[0]}")
+    if given.engine == "atheris" and importlib.util.find_spec("atheris") is None:
+        parser.error("atheris is not installed; pip install atheris, where there is one")
     if given.replay is not None:
         replay(names[0], given.replay.resolve())
         return 0

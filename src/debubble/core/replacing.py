@@ -28,6 +28,9 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
             yield file
         return
     target = Path(os.path.realpath(target))
+    if target.exists():
+        # What its owner has protected stays, though its folder would let it be replaced.
+        open(target, "r+b").close()
     part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")
     try:
         file = open(part, "xb")  # noqa: SIM115 - closed before it is renamed

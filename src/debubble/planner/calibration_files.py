@@ -186,7 +186,7 @@ def measured_run(
         raise FormatError(f"{where}.precision: {shown(training.precision)}; {hint}")
     size = numbers["tp"] * numbers["cp"] * numbers["pp"]
     dp = whole("dp", gpus // size)
-    if dp * size != gpus:
+    if not gpus or dp * size != gpus:
         raise FormatError(f"{where}: tp x cp x pp is {size}, which does not divide {gpus}")
     degrees = Degrees(**numbers, dp=dp)
     micro = max(whole("microbatch_size", 1), 1)

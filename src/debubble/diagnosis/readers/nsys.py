@@ -69,7 +69,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
                     traces.setdefault(file.rank, trace)
                 else:
                     left_out[NO_KERNELS] += 1
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
+            # The second where an error of SQLite quotes what is no text.
             left_out[DAMAGED] += 1
     if not traces:
         counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())

@@ -121,9 +121,13 @@ class _Line:
     def seconds(self, name: str, zero: Decimal = Decimal()) -> float:
         """A time from `zero` on: nanoseconds since 1970 have more digits than a float."""
         text = self.text(name)
-        if math.isnan(read_number(text)):
+        if not math.isfinite(read_number(text)):
             return NAN
-        return float(Decimal(text) - zero) * self._scale
+        try:
+            return float(Decimal(text) - zero) * self._scale
+        except ArithmeticError:
+            # An exponent with more digits than decimals have room for.
+            return NAN
 
 
 def _add(
