@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if fixtures.intersection(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
                 if config.pluginmanager.hasplugin("xdist"):
-                    item.add_marker(pytest.mark.xdist_group(item.path.stem))
+                    item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
         if PROFILE != "default":
