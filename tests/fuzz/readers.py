@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -108,16 +107,15 @@ def change(content: bytes) -> object:
 
 
 def condition(content: bytes) -> object:
-    from debubble.cli.trace import _condition
+    from debubble.diagnosis.conditions import Condition
 
-    said, holds = _condition(typed(content))
-    measured = SimpleNamespace(
-        bubble_ratio=0.3, run=SimpleNamespace(step_times=SimpleNamespace(mean=lambda: 1.0)),
-        slowdown=SimpleNamespace(total=1.1), findings=[],
-        predicted=SimpleNamespace(bubble_ratio=0.2, makespan=1.0),
-    )  # fmt: skip
-    holds(measured)
-    return said
+    measured = {
+        "bubble_ratio": 0.3, "step": 1.0, "slowdown": {"total": 1.1}, "findings": [],
+        "plan": {"bubble_ratio": 0.2, "step": 1.0},
+    }  # fmt: skip
+    found = Condition.parse(typed(content))
+    found.failed(measured, None)
+    return found
 
 
 def jitter(content: bytes) -> object:
@@ -202,12 +200,6 @@ def plotted(content: bytes) -> object:
     from debubble.view.sweep import Chart
 
     return Chart.read(seeds.results(), typed(content))
-
-
-def layout(content: bytes) -> object:
-    from debubble.interchange.layouts import parse_layout
-
-    return parse_layout(typed(content))
 
 
 def cut(content: bytes) -> object:
@@ -298,6 +290,12 @@ def cost_file(content: bytes) -> object:
     from debubble.interchange.cost_files import load_costs
 
     return load_costs(written("costs.yaml", content))
+
+
+def baseline(content: bytes) -> object:
+    from debubble.diagnosis.conditions import Baseline
+
+    return Baseline.read(written("baseline.json", content))
 
 
 def spec(content: bytes) -> object:
@@ -447,6 +445,7 @@ READERS: Mapping[str, Reader] = {
     "rank-times": Reader(times("--rank-times"), seeds.times),
     "set": Reader(change, seeds.changes),
     "fail-if": Reader(condition, seeds.conditions),
+    "baseline": Reader(baseline, seeds.baselines),
     "jitter": Reader(jitter, seeds.jitters),
     "memory": Reader(memory, seeds.memories),
     "plain-memory": Reader(plain_memory, seeds.memories),
@@ -457,7 +456,6 @@ READERS: Mapping[str, Reader] = {
     "held": Reader(held, seeds.held),
     "plan-memory": Reader(plan_memory, seeds.memories),
     "plot": Reader(plotted, seeds.plots),
-    "layout": Reader(layout, seeds.layouts),
     "cut": Reader(cut, seeds.cuts),
     "figure": Reader(figure, seeds.figures),
     "cell": Reader(cell, seeds.cells),

@@ -67,6 +67,15 @@ def changes() -> list[bytes]:
     )  # fmt: skip
 
 
+def baselines() -> list[bytes]:
+    plan = {"bubble_ratio": 0.2, "step": 1.0}
+    data = {
+        "bubble_ratio": 0.3, "step": 1.2, "slowdown": {"total": 1.1}, "plan": plan,
+        "findings": [{"gain": 0.1}, {"gain": None}],
+    }  # fmt: skip
+    return [json.dumps(data).encode(), json.dumps(data | {"findings": []}, indent=1).encode()]
+
+
 def conditions() -> list[bytes]:
     return encoded("bubble>30%", "bubble>+3%", "step>2000ms", "slowdown > 10 %", "gain>5%", "x>1")
 
@@ -127,10 +136,6 @@ def plots() -> list[bytes]:
         "x=ranks y=makespan by=schedule", "x=ranks y=bubble_ratio", "x=schedule,y=makespan",
         "x=ranks y=makespan schedule=1f1b", "x=costs.p2p y=makespan by=ranks", "y=error x=ranks",
     )  # fmt: skip
-
-
-def layouts() -> list[bytes]:
-    return encoded("Et*3|(tt|)*2,m|L", "Ettt|tt|ttL", "E|(t|)*4mL", "Et*65536|L", "(t|)*2")
 
 
 def cuts() -> list[bytes]:

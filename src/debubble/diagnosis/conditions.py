@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -144,9 +145,10 @@ class Baseline:
         text = read_text(path, MAX_BASELINE)
         try:
             data = json.loads(text)
-            for measure in MEASURES.values():
-                measure.read(data)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            sound = all(math.isfinite(measure.read(data)) for measure in MEASURES.values())
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            sound = False
+        if not sound:
             raise FormatError(
                 f"{path}: not what 'debubble trace --json' prints of a run with points in time; "
                 f"make one with 'debubble trace RUN --json > baseline.json'"
