@@ -106,11 +106,12 @@ def test_it_may_be_written_in_any_way(tmp_path: Path, how: str) -> None:
             )
 
 
-def test_numbers_no_run_has_are_left_to_the_slow_way(tmp_path: Path) -> None:
+@pytest.mark.parametrize("digits", [9, 11, 17, 400])
+def test_numbers_no_run_has_are_left_to_the_slow_way(tmp_path: Path, digits: int) -> None:
     run = made.run("1f1b", ranks=2, microbatches=4, copies=1)
     made.write_ndtimeline(run, tmp_path / "timeline.json.gz")
     text = gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()).decode()
-    text = text.replace('"mb_id": ', f'"mb_id": {"9" * 400}', 1)
+    text = text.replace('"mb_id": ', f'"mb_id": {"9" * digits}', 1)
     (tmp_path / "timeline.json.gz").write_text(text)
     assert read(tmp_path).left_out == {
         "events without whole numbers as step, model_chunk and mb_id": 1,

@@ -65,6 +65,9 @@ NUMBERS = 9
 """In a usual event: process, thread, start and its fraction, length and its fraction, step, chunk,
 microbatch."""
 
+MOST_WHOLE = 1 << 31
+"""Least process, step, chunk or microbatch that is none."""
+
 MOST_DIGITS = 18
 _POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
 
@@ -72,7 +75,7 @@ _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]{1,40})", re.
 
 _COMPUTE = re.compile(rb"PP rank \d{1,6}, TP rank \d{1,6}, compute")
 
-_TYPES = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64, np.int64)
+_TYPES = (np.int8, np.int32, np.int64, np.float64, np.float64, np.int32, np.int32, np.int32)
 """Types of the columns of :class:`_Events`."""
 
 NO_WORKER = "events of threads that are not called 'PP rank 0, TP rank 0, …'"
@@ -182,6 +185,8 @@ def _columns(block: bytes) -> _Events | None:
         return None
     names = np.array(list(map(NAMES.__getitem__, map(itemgetter(0), found))), dtype=np.float64)
     values, fraction = values.reshape(-1, NUMBERS).T, _POWERS[digits].reshape(-1, NUMBERS).T
+    if np.delete(values, (1, 2, 3, 4, 5), axis=0).max() >= MOST_WHOLE:
+        return None
     start, length = values[2] + values[3] / fraction[3], values[4] + values[5] / fraction[5]
     return _events([names, values[0], values[1], start, length, *values[6:]])
 
@@ -203,12 +208,16 @@ def _events(columns: Iterable[Times]) -> _Events:
     return _Events(*typed)
 
 
-def _taken(events: _Events, rows: Any) -> _Events:
-    columns: list[Any] = [column[rows] for column in events]
+def _taken(events: _Events, keep: NDArray[np.bool_]) -> _Events:
+    if keep.all():
+        return events
+    columns: list[Any] = [column[keep] for column in events]
     return _Events(*columns)
 
 
 def _joined(found: Sequence[_Events]) -> _Events:
+    if len(found) == 1:
+        return found[0]
     columns: list[Any] = [np.concatenate(each) for each in zip(*found, strict=True)]
     return _Events(*columns)
 
