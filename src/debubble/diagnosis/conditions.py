@@ -152,5 +152,5 @@ class Baseline:
             raise FormatError(
                 f"{path}: not what 'debubble trace --json' prints of a run with points in time; "
                 f"make one with 'debubble trace RUN --json > baseline.json'"
-            ) from None
+            )
         return cls(path, data)
