@@ -64,3 +64,13 @@ def test_what_one_kernel_loaded_makes_no_other_compile(
     monkeypatch.setattr(jit, "_loaded_here", here)
     kernel.run(jit.INTERPRET_WHEN_LOADED, VALUES, 1)
     assert made == [how]
+
+
+def test_tests_may_ask_for_one_or_the_other(
+    calls: tuple[jit.Kernel[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, made = calls
+    for below in (0, 10**9, 0, 10**9):
+        monkeypatch.setattr(jit, "INTERPRET_BELOW", below)
+        kernel.run(1000, VALUES, 1)
+    assert made == ["compiled", "interpreted"] * 2

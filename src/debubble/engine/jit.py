@@ -91,11 +91,10 @@ class Kernel(Generic[R]):
             return work >= INTERPRET_WHEN_LOADED
         # Code is compiled for every combination of types anew.
         types = tuple(getattr(argument, "dtype", type(argument)) for argument in args)
+        most = max(INTERPRET_AT_MOST, INTERPRET_BELOW)
         spent = self._interpreted.get(types, 0) + max(work, 1)
-        if spent < INTERPRET_AT_MOST and work >= INTERPRET_BELOW:
-            spent = INTERPRET_AT_MOST
-        self._interpreted[types] = spent
-        return spent >= INTERPRET_AT_MOST
+        self._interpreted[types] = max(spent, most) if work >= INTERPRET_BELOW else spent
+        return self._interpreted[types] >= most
 
     def interpret(self, *args: Any) -> R:
         """Call the Python version on lists, which it indexes many times faster than arrays.
