@@ -35,6 +35,14 @@ CASES: dict[str, Callable[[], Schedule]] = {
 }
 
 
+def _compiled(
+    schedule: Schedule, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
+) -> tuple[object, ...]:
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "run", lambda _work, *args: sweep.compiled(*args))
+        return ARRAYS(compile_programs(schedule, mode))
+
+
 def _interpreted(
     schedule: Schedule, mode: P2PMode, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[object, ...]:
@@ -47,7 +55,7 @@ def _interpreted(
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_are_the_same(name: str, mode: P2PMode, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = CASES[name]()
-    compiled = ARRAYS(compile_programs(schedule, mode))
+    compiled = _compiled(schedule, mode, monkeypatch)
     for one, other in zip(compiled, _interpreted(schedule, mode, monkeypatch), strict=True):
         assert np.array_equal(one, other)
 
@@ -68,7 +76,7 @@ def test_refusals_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         actions = schedule.actions.copy()
         actions[[0, position]] = actions[[position, 0]]
         swapped = replace(schedule, actions=actions)
-        found = _refusal(lambda swapped=swapped: compile_programs(swapped, "overlapped"))
+        found = _refusal(lambda swapped=swapped: _compiled(swapped, "overlapped", monkeypatch))
         again = _refusal(lambda swapped=swapped: _interpreted(swapped, "overlapped", monkeypatch))
         assert again == found
         refused += bool(found)
