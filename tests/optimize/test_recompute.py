@@ -337,3 +337,14 @@ def test_published_schedules_recompute_where_that_makes_them_fit() -> None:
     rows = {row.name: row for row in result.published.rows}
     assert rows["interleaved-1f1b"].fits
     assert rows["optimized"].makespan <= rows["interleaved-1f1b"].makespan
+
+
+def test_however_short_the_time_published_orders_are_not_faster() -> None:
+    sizes: dict[str, Any] = {"ranks": 4, "microbatches": 8, "chunks": 2}
+    found = db.optimize(
+        **sizes, costs=db.Costs(), memory=2.5, recompute="free", time_limit=1e-9, cache=False
+    )
+    assert found.published is not None
+    rows = [row for row in found.published.rows if row.schedule.placement.copies == 1]
+    assert len(rows) > 10
+    assert found.makespan <= min(row.makespan for row in rows if row.fits)

@@ -61,7 +61,12 @@ class Stop:
 
     def __call__(self) -> bool:
         """Whether to stop."""
-        return self._asked.is_set() or self.left <= 0 or bool(self._parent and self._parent())
+        return self.asked or self.left <= 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asked to stop, however much time is left."""
+        return self._asked.is_set() or bool(self._parent and self._parent.asked)
 
     @property
     def left(self) -> float:

@@ -167,13 +167,16 @@ def improve(incumbent: Incumbent) -> None:
 
 
 def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Offer registered schedules for the same placement, made for the same costs."""
+    """Offer registered schedules for the same placement, made for the same costs.
+
+    However short the time: what is found is not to be slower than any of them.
+    """
     key = (problem.placement.table, problem.cut)
     known = incumbent.known
     orders: Iterable[tuple[str, list[Program]]] = known.get(key, ())
     if key not in known:
-        made = list(takewhile(lambda _: not stop(), published_orders(problem)))
-        orders = made if stop() else known.setdefault(key, made)
+        made = list(takewhile(lambda _: not stop.asked, published_orders(problem)))
+        orders = made if stop.asked else known.setdefault(key, made)
     for name, programs in orders:
         incumbent.offer(separate(problem, programs), name)
         if problem.backward == "free":

@@ -165,7 +165,7 @@ class Variants:
     def run(self) -> None:
         """Search until the work is done, nothing can be better, or the stop says so."""
         for incumbent in self.incumbents:
-            if not (self.stop() and self.best.programs):
+            if not (self.stop.asked and self.best.programs):
                 begin(incumbent)
         self._lowest()
         self._explore(1.0)
