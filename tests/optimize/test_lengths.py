@@ -125,3 +125,17 @@ def test_memory_is_not_swept_for_lengths() -> None:
 
     with pytest.raises(db.ParameterError, match="memory is swept for microbatches of one length"):
         sweep(ranks=2, microbatches=2, costs=db.Costs(microbatch=[1, 2]))
+
+
+def test_no_slower_than_published_orders_whether_these_are_asked_for_or_not() -> None:
+    costs = db.Costs(F=10, I=12, W=8, microbatch=[0.5, 1, 1, 1.5, 1.5, 1, 1, 0.5])
+    known = db.simulate(db.make("interleaved-zb", ranks=4, microbatches=8, costs=costs), costs)
+    assert known.peak_activation.max() <= 5
+    for published in (True, False):
+        found = db.optimize(
+            ranks=4, microbatches=8, costs=costs, memory=5, cache=False, published=published,
+            effort=0.1,
+        )  # fmt: skip
+        assert found.timeline.peak_activation.max() <= 5
+        assert found.makespan <= known.makespan
+        assert (found.published is not None) == published

@@ -99,22 +99,7 @@ def optimize_lengths(
         costs.microbatch or 1.0, "microbatch", "microbatch", options["microbatches"]
     )
     mode, published = options["p2p_mode"], options.pop("published")
-    effort = options["effort"]
-    found = search(costs=average, memory=memory, published=published, **options)
-    best = _fastest(found, costs, lengths, memory, mode, effort)
-    if best is None:
-        # With room for the longest in place of every microbatch, any assignment fits.
-        tight = (np.asarray(memory) / lengths.max()).tolist()
-        try:
-            found = search(costs=average, memory=tight, published=published, **options)
-        except ParameterError:
-            raise ParameterError(
-                "no order was found in which microbatches of these lengths fit into the memory, "
-                f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
-                "times the memory that average ones need, or recompute"
-            ) from None
-        best = _fastest(found, costs, lengths, memory, mode, effort)
-        assert best is not None, "what fits with the longest microbatches fits with these"
+    found, best = _searched(search, costs, average, memory, lengths, options)
     schedule, name, arranged = best
     own = _costs_of(found, costs, lengths[list(arranged.microbatches)])
     timeline = simulate(schedule, own, mode)
@@ -135,6 +120,46 @@ def optimize_lengths(
         published=compared, costs=None if found.costs is None else own,
         why="", microbatches=arranged.microbatches,
     )  # fmt: skip
+
+
+def _searched(
+    search: Callable[..., Result],
+    costs: Costs,
+    average: Costs,
+    memory: Limit | None,
+    lengths: Floats,
+    options: dict[str, Any],
+) -> tuple[Result, tuple[Schedule, str, Arranged]]:
+    """The search for average microbatches, and the fastest order with its assignment that fits.
+
+    Where memory is limited a second search has room for the longest in place of every microbatch:
+    its orders fit with any assignment, those of the first are faster where they fit.
+    """
+    limits = [memory]
+    if memory is not None:
+        limits.append((np.asarray(memory) / lengths.max()).tolist())
+        if options["time_limit"]:
+            options = options | {"time_limit": options["time_limit"] / 2}
+    results: list[tuple[Result, tuple[Schedule, str, Arranged]]] = []
+    refused = None
+    for limit in limits:
+        try:
+            found = search(costs=average, memory=limit, published=True, **options)
+        except ParameterError as error:
+            if limit is memory:
+                raise
+            refused = error
+            continue
+        best = _fastest(found, costs, lengths, memory, options["p2p_mode"], options["effort"])
+        if best is not None:
+            results.append((found, best))
+    if not results:
+        raise ParameterError(
+            "no order was found in which microbatches of these lengths fit into the memory, "
+            f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
+            "times the memory that average ones need, or recompute"
+        ) from refused
+    return min(results, key=lambda result: result[1][2].makespan)
 
 
 def _costs_of(found: Result, costs: Costs, lengths: Floats) -> Costs:
