@@ -146,3 +146,17 @@ def test_a_search_that_is_ended_has_an_assignment_that_fits() -> None:
     assert result.status == "interrupted"
     assert result.timeline.peak_activation.max() <= 4.0 + 1e-9
     assert sorted(result.microbatches or ()) == list(range(6))
+
+
+def test_no_slower_than_published_orders_whether_these_are_asked_for_or_not() -> None:
+    costs = db.Costs(F=10, I=12, W=8, microbatch=[0.5, 1, 1, 1.5, 1.5, 1, 1, 0.5])
+    known = db.simulate(db.make("interleaved-zb", ranks=4, microbatches=8, costs=costs), costs)
+    assert known.peak_activation.max() <= 5
+    for published in (True, False):
+        found = db.optimize(
+            ranks=4, microbatches=8, costs=costs, memory=5, cache=False, published=published,
+            effort=0.1,
+        )  # fmt: skip
+        assert found.timeline.peak_activation.max() <= 5
+        assert found.makespan <= known.makespan
+        assert (found.published is not None) == published

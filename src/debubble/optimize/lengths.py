@@ -107,28 +107,7 @@ def optimize_lengths(
         costs.microbatch or 1.0, "microbatch", "microbatch", options["microbatches"]
     )
     mode, published = options["p2p_mode"], options.pop("published")
-    effort, limit = options["effort"], options["time_limit"]
-    options["time_limit"] = None if limit is None else FIRST * limit
-    found = search(costs=average, memory=memory, published=published, **options)
-    best, interrupted = _heard(found, costs, lengths, memory, mode, effort, began, limit, options)
-    if best is None:
-        if limit is not None:
-            options["time_limit"] = max(time_left(limit, began), LEAST)
-        if interrupted:
-            options["until"] = lambda: True
-        # With room for the longest in place of every microbatch, any assignment fits.
-        tight = (np.asarray(memory) / lengths.max()).tolist()
-        try:
-            found = search(costs=average, memory=tight, published=published, **options)
-        except ParameterError:
-            raise ParameterError(
-                "no order was found in which microbatches of these lengths fit into the memory, "
-                f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
-                "times the memory that average ones need, or recompute"
-            ) from None
-        best, again = _heard(found, costs, lengths, memory, mode, effort, began, limit, options)
-        interrupted = interrupted or again
-        assert best is not None, "what fits with the longest microbatches fits with these"
+    found, best, interrupted = _searched(search, costs, average, memory, lengths, options)
     schedule, name, arranged = best
     own = _costs_of(found, costs, lengths[list(arranged.microbatches)])
     timeline = simulate(schedule, own, mode)
@@ -151,14 +130,63 @@ def optimize_lengths(
     )  # fmt: skip
 
 
+def _searched(
+    search: Callable[..., Result],
+    costs: Costs,
+    average: Costs,
+    memory: Limit | None,
+    lengths: Floats,
+    options: dict[str, Any],
+) -> tuple[Result, tuple[Schedule, str, Arranged], bool]:
+    """The search for average microbatches, its best order, and whether it was interrupted.
+
+    The order is the fastest with its best assignment that fits. Where memory is limited a second search has room for the longest in place of every microbatch:
+    its orders fit with any assignment, those of the first are faster where they fit.
+    """
+    began, time_limit = time.monotonic(), options["time_limit"]
+    limits = [memory]
+    if memory is not None:
+        limits.append((np.asarray(memory) / lengths.max()).tolist())
+    results: list[tuple[Result, tuple[Schedule, str, Arranged]]] = []
+    refused, interrupted = None, False
+    for index, limit in enumerate(limits):
+        if interrupted and results:
+            break
+        part = None
+        if time_limit is not None:
+            part = max(time_left(time_limit, began) / (len(limits) - index), LEAST)
+            options = options | {"time_limit": FIRST * part}
+        if interrupted:
+            options = options | {"until": lambda: True}
+        here = time.monotonic()
+        try:
+            found = search(costs=average, memory=limit, published=True, **options)
+        except ParameterError as error:
+            if limit is memory:
+                raise
+            refused = error
+            continue
+        best, ended = _heard(found, costs, lengths, memory, here, part, options)
+        interrupted = interrupted or ended
+        if best is not None:
+            results.append((found, best))
+    if not results:
+        raise ParameterError(
+            "no order was found in which microbatches of these lengths fit into the memory, "
+            f"the longest {lengths.max():g} times the average one; give {lengths.max():g} "
+            "times the memory that average ones need, or recompute"
+        ) from refused
+    return *min(results, key=lambda result: result[1][2].makespan), interrupted
+
+
 def _costs_of(found: Result, costs: Costs, lengths: Floats) -> Costs:
     """The costs of a found order with these lengths, of its own cut where layers were cut."""
     return replace(found.costs or costs, microbatch=lengths.tolist())
 
 
 def _heard(
-    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, mode: P2PMode,
-    effort: float, began: float, limit: float | None, options: dict[str, Any],
+    found: Result, costs: Costs, lengths: Floats, memory: Limit | None, began: float,
+    limit: float | None, options: dict[str, Any],
 ) -> tuple[tuple[Schedule, str, Arranged] | None, bool]:  # fmt: skip
     """The fastest order, within the time there is; whether Ctrl-C or `until` ended the search."""
     stop = Stop(time_left(limit, began))
@@ -166,6 +194,7 @@ def _heard(
     if ended:
         stop.ask()
     made: list[tuple[Schedule, str, Arranged] | None] = []
+    mode, effort = options["p2p_mode"], options["effort"]
 
     def work() -> None:
         made.append(_fastest(found, costs, lengths, memory, mode, effort, stop))
