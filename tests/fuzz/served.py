@@ -6,12 +6,15 @@ import asyncio
 import json
 import time
 from functools import cache
+from itertools import count
 from typing import Any
 
 from debubble.core.errors import DebubbleError
 from debubble.playground import limits
 
 REFUSALS = (400, 403, 404, 405, 408, 410, 413, 415, 421, 422, 429, 503)
+CLIENTS = (f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}" for n in count())
+"""Addresses that requests come from: what one client may ask for is limited."""
 PATIENCE = 100.0
 """Seconds that an answer may take: more than any limit of the server."""
 
@@ -45,7 +48,8 @@ async def _answer(
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
         "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "root_path": "", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 1),
+        "root_path": "", "headers": headers, "client": (next(CLIENTS), 1),
+        "server": ("127.0.0.1", 1),
     }  # fmt: skip
     await app(scope, receive, send)
     starts = [message for message in sent if message["type"] == "http.response.start"]
