@@ -39,6 +39,8 @@ class Together:
         self.jobs = {name: case.job() for name, case in cases.items()}
         names = list(self.jobs)
         (ranks,) = {case.schedule.ranks for case in cases.values()}
+        # Made before ranks are forked, once for all of them.
+        assert all(len(job.plan.programs) == ranks for job in self.jobs.values())
 
         def work(world: World) -> dict[str, Any]:
             return {name: job.work(world, names.index(name)) for name, job in self.jobs.items()}
