@@ -140,8 +140,9 @@ def _searched(
 ) -> tuple[Result, tuple[Schedule, str, Arranged], bool]:
     """The search for average microbatches, its best order, and whether it was interrupted.
 
-    The order is the fastest with its best assignment that fits. Where memory is limited a second search has room for the longest in place of every microbatch:
-    its orders fit with any assignment, those of the first are faster where they fit.
+    The order is the fastest with its best assignment that fits. Where memory is limited a second
+    search has room for the longest in place of every microbatch: its orders fit with any
+    assignment, those of the first are faster where they fit.
     """
     began, time_limit = time.monotonic(), options["time_limit"]
     limits = [memory]
