@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import MICROBATCH_SHIFT, PAIR_SHIFT, STAGE_SHIFT, Program
-from debubble.core.errors import DebubbleError, FormatError, ScheduleError
+from debubble.core.errors import FEW, DebubbleError, FormatError, ScheduleError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, WORK_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
@@ -261,8 +261,10 @@ def _from_registry(
     chunks = max(len(np.unique((usual[r] >> STAGE_SHIFT) & ((1 << 20) - 1))) for r in known)
     schedule = like_none(observed.ranks, microbatches, chunks, {r: usual[r] for r in known})
     if schedule is None:
+        named = ", ".join(map(str, absent[:FEW]))
+        more = f" and {len(absent) - FEW:,} more" if len(absent) > FEW else ""
         raise FormatError(
-            f"{observed.format}: no file of rank {', '.join(map(str, absent))}, and the others "
-            "follow no registered schedule that would say what it ran; give its file, too"
+            f"{observed.format}: no file of rank {named}{more}, and the others follow no "
+            "registered schedule that would say what it ran; give its file, too"
         )
     return Name(schedule.name), [schedule.program(rank) for rank in range(observed.ranks)]
