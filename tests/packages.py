@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = [name for name in PROJECT["optional-dependencies"] if name != "dev"]
+EXTRAS = [name for name in PROJECT["optional-dependencies"] if name not in ("dev", "docs")]
 PINNED = re.findall(r"torch==\S+", " ".join(PROJECT["optional-dependencies"]["dev"]))
 """The build of PyTorch for processors alone; any other brings gigabytes of CUDA."""
 
