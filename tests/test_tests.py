@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -116,3 +117,9 @@ def test_every_folder_has_tests_for_every_edit(request: pytest.FixtureRequest) -
         if quick.keys() >= set(files) and not any(quick[path] for path in files):
             slow.append(folder.name)
     assert slow == []
+
+
+@pytest.mark.xdist_group("kept")
+def test_workers_keep_groups_of_tests_together(request: pytest.FixtureRequest) -> None:
+    """Else every worker starts the servers, browsers and ranks of a file again."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ or request.node.nodeid.endswith("@kept")

@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_extras_and_packages_are_those_of_the_project() -> None:
     extras = packages.PROJECT["optional-dependencies"]
     # Others are made of these, or are part of the default install.
-    assert set(doctor.EXTRAS) == set(extras) - {"optimize", "run", "all", "dev"}
+    assert set(doctor.EXTRAS) == set(extras) - {"optimize", "run", "all", "docs", "dev"}
     for name, modules in doctor.EXTRAS.items():
         needed = " ".join(extras[name])
         assert all(module in needed for module in modules), name

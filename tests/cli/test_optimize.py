@@ -176,7 +176,7 @@ def test_what_cannot_be_written_is_refused_before_the_search(
     assert ("is a folder" if name == "." else "there is no folder") in message
 
 
-def test_a_result_is_printed_before_it_is_written(
+def test_a_result_that_cannot_be_written_is_printed(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: Any) -> None:

@@ -113,9 +113,10 @@ def test_odd_sizes_warn(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["html", "yaml"])
 def test_files(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"plan.{ending}"
-    run(*SMALL, "--pp", 2, "--schedule", "1f1b", "-o", path)
+    run(*SMALL, "--pp", 2, "--schedule", "1f1b", "--why", "schedule=gpipe", "-o", path)
     text = path.read_text(encoding="utf-8")
     if ending == "html":
+        assert "<p>schedule=gpipe: " in text
         assert "<h2>Memory of every rank at its peak</h2>" in text
         assert "--pipeline-model-parallel-size 2" in text
     else:

@@ -191,7 +191,7 @@ def held(content: bytes) -> object:
 
 
 def plan_memory(content: bytes) -> object:
-    from debubble.planner.ask import read_bytes
+    from debubble.planner.cluster import read_bytes
 
     return read_bytes(typed(content))
 

@@ -23,9 +23,10 @@ def test_an_unknown_gpu_is_refused_with_the_nearest() -> None:
 
 def test_a_file_changes_a_known_gpu(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml"
-    path.write_text("base: h100\nnic: 25e9\nnode: 4\n")
+    path.write_text("base: h100\nnic: 25e9\nnode: 4\nmemory: 72 GB\n")
     gpu = find_gpu(str(path))
-    assert (gpu.name, gpu.nic, gpu.node, gpu.bf16) == ("slow", 25e9, 4, GPUS["h100"].bf16)
+    assert (gpu.name, gpu.nic, gpu.node, gpu.memory) == ("slow", 25e9, 4, 72e9)
+    assert gpu.bf16 == GPUS["h100"].bf16
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ def test_a_file_changes_a_known_gpu(tmp_path: Path) -> None:
         ("base: [1]", "unknown GPU"),
         ("base: h100\nnic: fast", "nic: 'fast'; give a positive number"),
         ("base: h100\nnic: -1", "nic: -1"),
+        ("base: h100\nmemory: 80 GX", "memory: '80 GX'; give a size such as 80GB"),
+        ("base: h100\nmemory: -1", "memory: -1; give a size such as 80GB"),
         ("base: h100\nnode: 2.5", "node: 2.5; give a whole number"),
         ("base: h100\nattention: 3", "attention: 3"),
         ("nic: 1", "missing"),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import debubble as db
-from debubble.planner.ask import ask, read_bytes
+from debubble.planner.ask import ask
 from debubble.planner.candidate import Candidate, Degrees
+from debubble.planner.cluster import read_bytes
 from debubble.planner.plan import (
     CAUSES,
     Asked,

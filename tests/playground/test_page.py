@@ -366,7 +366,7 @@ def test_menus_close(page, how):
     menu = page.locator("debubble-timeline details.menu")
     menu.locator("summary").click()
     assert menu.get_attribute("open") is not None
-    assert "Trace of zb-v" in menu.inner_text()
+    menu.get_by_text("Trace of zb-v").wait_for()
     if how == "escape":
         page.keyboard.press("Escape")
     elif how == "outside":

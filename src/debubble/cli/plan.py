@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from debubble.planner.degrees import Fixed
     from debubble.planner.plan import Asked, Plan
     from debubble.planner.search import Found
+    from debubble.planner.why import Why
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
@@ -179,7 +180,7 @@ def plan(
         for text, other in others
     ]
     if best is not None and output is not None:
-        _write(asked, found, output)
+        _write(asked, found, answers, output)
     if as_json:
         data = plan_data.data(asked, found)
         print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
@@ -258,7 +259,7 @@ def _check_output(path: str) -> None:
     check_writable(path)
 
 
-def _write(asked: Asked, found: Found, path: str) -> None:
+def _write(asked: Asked, found: Found, answers: list[Why], path: str) -> None:
     """The report as a page; or of the best plan its order, or costs for all other commands."""
     if path.lower().endswith(".csv"):
         from debubble.interchange.files import save
@@ -270,7 +271,7 @@ def _write(asked: Asked, found: Found, path: str) -> None:
     if path.lower().endswith(".html"):
         from debubble.view.plan_page import plan_page
 
-        content = plan_page(asked, found)
+        content = plan_page(asked, found, answers)
     else:
         from debubble.planner.report import costs_yaml
 

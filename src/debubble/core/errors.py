@@ -118,6 +118,8 @@ def did_you_mean(value: object, candidates: Iterable[str]) -> str:
     --------
     >>> did_you_mean("zbv", ["1f1b", "zb-v"])
     "did you mean 'zb-v'?"
+    >>> did_you_mean("f", ["F", "FF"])
+    "did you mean 'F'?"
     >>> did_you_mean("x", ["1f1b", "zb-v"])
     'known: 1f1b, zb-v'
     """
@@ -125,6 +127,8 @@ def did_you_mean(value: object, candidates: Iterable[str]) -> str:
     folded = {name.lower(): name for name in names}
     wanted = str(value).lower()
     near = difflib.get_close_matches(wanted, list(folded), n=3, cutoff=0.6)
+    if wanted in folded:
+        near = [wanted]
     if near:
         return "did you mean " + " or ".join(f"'{folded[name]}'" for name in near) + "?"
     if len(names) <= FEW:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 
 from debubble.core.errors import ParameterError
-from debubble.core.units import factor
-from debubble.interchange.text import read_number
 from debubble.planner.calibrate import shipped_factors
 from debubble.planner.candidate import Training
-from debubble.planner.cluster import Cluster, find_gpu
+from debubble.planner.cluster import Cluster, find_gpu, read_bytes
 from debubble.planner.model import Model
 from debubble.planner.model_files import read_model
 from debubble.planner.plan import Asked
@@ -75,21 +73,6 @@ def ask(
     runtime = RUNTIMES["megatron" if framework is None else check_framework(framework)]
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)
-
-
-def read_bytes(text: str) -> float:
-    """An amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
-
-    Examples
-    --------
-    >>> read_bytes("72GB"), read_bytes("1.5 KiB")
-    (72000000000.0, 1536.0)
-    """
-    parts = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", text)
-    size = read_number(parts[1]) * factor(parts[2] or "bytes", "bytes") if parts else 0.0
-    if not 0 < size < 1e18:
-        raise ParameterError(f"memory is '{text}'; give an amount of one GPU, such as 72GB")
-    return size
 
 
 def whole(name: str, text: str, most: int = LARGEST, least: int = 1) -> int:

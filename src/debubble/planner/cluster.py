@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from debubble.core.errors import FormatError, ParameterError, did_you_mean
+from debubble.core.units import factor
 from debubble.interchange import cost_syntax
 from debubble.interchange.text import read_number, read_text, shown
 from debubble.planner.gpus import GPUS, Gpu
@@ -36,8 +39,8 @@ class Cluster:
 def find_gpu(name_or_path: str) -> Gpu:
     """A GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.
 
-    A file has keys of :class:`~debubble.planner.gpus.Gpu` in FLOP/s, bytes and bytes per second;
-    with ``base: h100`` it names only what differs from that GPU::
+    A file has keys of :class:`~debubble.planner.gpus.Gpu` in FLOP/s, bytes and bytes per second,
+    ``memory: 80GB``, too; with ``base: h100`` it names only what differs from that GPU::
 
         base: h100
         name: h100-slow-network
@@ -57,6 +60,21 @@ def find_gpu(name_or_path: str) -> Gpu:
         raise ParameterError(f"unknown GPU '{name_or_path}'; {did_you_mean(name, GPUS)}, or give"
                              " a YAML file")  # fmt: skip
     return GPUS[name]
+
+
+def read_bytes(text: str) -> float:
+    """An amount of memory in bytes: ``72GB``, ``72 GiB``, or a number of bytes.
+
+    Examples
+    --------
+    >>> read_bytes("72GB"), read_bytes("1.5 KiB")
+    (72000000000.0, 1536.0)
+    """
+    parts = re.fullmatch(r"\s*([0-9.eE+]+)\s*([A-Za-z]*)\s*", text)
+    size = read_number(parts[1]) * factor(parts[2] or "bytes", "bytes") if parts else 0.0
+    if not 0 < size < 1e18:
+        raise ParameterError(f"memory is '{text}'; give an amount of one GPU, such as 72GB")
+    return size
 
 
 _KEYS = {spec.name: spec.type for spec in fields(Gpu)}
@@ -105,11 +123,15 @@ _MAY_BE_ZERO = ("fp8", "fp4", "peer")
 
 def _number(key: str, value: Any, where: str) -> float:
     number = math.nan
-    if isinstance(value, str):
+    if isinstance(value, str) and key == "memory":
+        with suppress(ParameterError):
+            number = read_bytes(value)
+    elif isinstance(value, str):
         number = read_number(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30:
         number = float(value)
     least = 0.0 if key in _MAY_BE_ZERO else 1e-9
     if not least <= number < 1e30:
-        raise FormatError(f"{where}: {key}: {shown(value)}; give a positive number")
+        wanted = "a size such as 80GB" if key == "memory" else "a positive number"
+        raise FormatError(f"{where}: {key}: {shown(value)}; give {wanted}")
     return number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from debubble.analysis.layout import html_table
 from debubble.planner.plan import Asked, Plan
@@ -17,6 +17,7 @@ from debubble.planner.report import (
 )
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found
+from debubble.planner.why import Why, why_text
 from debubble.view.page import inline_svg, page
 from debubble.view.plan_figure import front
 
@@ -24,19 +25,22 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 """Parts of a rank's memory, in the order of the columns."""
 
 
-def plan_page(asked: Asked, found: Found) -> str:
+def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
     """A self-contained page about the plans that a search has found.
 
     Parameters
     ----------
     asked, found
         The question and its answer, with at least one plan.
+    answers
+        Why not other plans.
     """
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
     sections = [
         said,
+        *(f"<p>{html.escape(why_text(answer))}</p>" for answer in answers),
         "<h2>Plans</h2>",
         html_table(columns(asked, found, verdicts=True)),
         f"<p>{html.escape(left_out(found))}</p>",
