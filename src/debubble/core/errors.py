@@ -127,8 +127,8 @@ def did_you_mean(value: object, candidates: Iterable[str]) -> str:
     folded = {name.lower(): name for name in names}
     wanted = str(value).lower()
     near = difflib.get_close_matches(wanted, list(folded), n=3, cutoff=0.6)
-    if wanted in folded:
-        near = [wanted]
+    if folded.get(wanted, value) != value:
+        near = [wanted]  # but for its case it is the one
     if near:
         return "did you mean " + " or ".join(f"'{folded[name]}'" for name in near) + "?"
     if len(names) <= FEW:
