@@ -22,7 +22,7 @@ ASSERTING = {
     "assert_closed",  # diagnosis/test_account.py
     "assert_named",  # diagnosis/test_planted.py
     "in_ranks",  # torch/world.py: what ranks assert fails the test
-    "check_timeline", "check_mode",  # engine/agreement.py
+    "check_timeline", "check_drawn", "check_mode",  # engine/agreement.py
     "compare",  # gradients in torch/test_verify.py
     "equals_the_oracle",  # engine/test_laws.py
     "settle",  # waits for a state of the page, and fails without

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import debubble as db
 from debubble.planner.cluster import find_gpu
 
 Run = Callable[..., Any]
@@ -122,6 +123,19 @@ def test_files(run: Run, tmp_path: Path, ending: str) -> None:
     else:
         out = run("simulate", "1f1b", "-p", 2, "--costs", path).out
         assert "kept by all ranks" in out
+
+
+def test_a_plan_that_cannot_be_written_is_printed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise db.FormatError("cannot write: No space left on device")
+
+    monkeypatch.setattr("debubble.cli.plan.write_text", fail)
+    result = run(*SMALL, "--pp", 2, "--schedule", "1f1b", "-o", tmp_path / "plan.yaml")
+    assert result.code == 2
+    assert "per step" in result.out
+    assert "No space left" in result.err
 
 
 def test_an_order_of_its_own(

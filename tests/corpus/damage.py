@@ -64,15 +64,38 @@ class Damaged(NamedTuple):
 Damage = Callable[[Random, Order], Damaged | None]
 
 
-def picked(random: Random, order: Order, *kinds: str) -> tuple[int, int, str, str] | None:
-    """Rank, index, text and kind of a cell that is one action of these kinds."""
+class Spot(NamedTuple):
+    """A cell that is one action: rank, place, text and kind, in rows that may be changed."""
+
+    rank: int
+    place: int
+    cell: str
+    kind: str
+    rows: list[list[str]]
+
+
+def at_one(*kinds: str) -> Callable[[Callable[[Random, Order, Spot], Damaged | None]], Damage]:
+    """Damage to an action of these kinds; none where the order has no such action."""
+
+    def wrap(change: Callable[[Random, Order, Spot], Damaged | None]) -> Damage:
+        def damage(random: Random, order: Order) -> Damaged | None:
+            spot = picked(random, order, *kinds)
+            return None if spot is None else change(random, order, spot)
+
+        return damage
+
+    return wrap
+
+
+def picked(random: Random, order: Order, *kinds: str) -> Spot | None:
+    """Any action of these kinds."""
     found = [
         (rank, index, cell, match[2])
         for rank, row in enumerate(order.rows)
         for index, cell in enumerate(row)
         if (match := CELL.fullmatch(cell)) and match[2] in kinds
     ]
-    return random.choice(found) if found else None
+    return Spot(*random.choice(found), copied(order)) if found else None
 
 
 def copied(order: Order) -> list[list[str]]:
@@ -96,12 +119,9 @@ def of_backward(cell: str) -> list[str]:
 
 
 def dropped(*kinds: str) -> Damage:
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, *kinds)
-        if spot is None:
-            return None
-        rank, index, cell, kind = spot
-        rows = copied(order)
+    @at_one(*kinds)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        rank, index, cell, kind, rows = spot
         del rows[rank][index]
         names = [other_end(order, cell)] if kind in ENDS else of_backward(cell)
         return Damaged(rows, f"{cell} is dropped", sort_of(kind, "missing"), names)
@@ -119,12 +139,9 @@ def other_end(order: Order, cell: str) -> str:
 
 
 def doubled(*kinds: str) -> Damage:
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, *kinds)
-        if spot is None:
-            return None
-        rank, index, cell, kind = spot
-        rows = copied(order)
+    @at_one(*kinds)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        rank, index, cell, kind, rows = spot
         rows[rank].insert(random.randint(index + 1, len(rows[rank])), cell)
         return Damaged(rows, f"{cell} is there twice", sort_of(kind, "duplicate"), [cell])
 
@@ -132,12 +149,11 @@ def doubled(*kinds: str) -> Damage:
 
 
 def elsewhere(*kinds: str) -> Damage:
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, *kinds)
-        if spot is None or len(order.rows) < 2:
+    @at_one(*kinds)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        if len(order.rows) < 2:
             return None
-        rank, index, cell, kind = spot
-        rows = copied(order)
+        rank, index, cell, kind, rows = spot
         del rows[rank][index]
         other = random.choice([one for one in range(len(rows)) if one != rank])
         rows[other].insert(random.randint(0, len(rows[other])), cell)
@@ -152,11 +168,9 @@ def elsewhere(*kinds: str) -> Damage:
 def renumbered(part: str, *kinds: str) -> Damage:
     """Another stage or microbatch: one that there is, or (with a +) one that is not."""
 
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, *kinds)
-        if spot is None:
-            return None
-        rank, index, cell, kind = spot
+    @at_one(*kinds)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        rank, index, cell, kind, rows = spot
         match = CELL.fullmatch(cell)
         assert match is not None
         stage, unit = int(match[1]), int(match[3] or 0)
@@ -175,7 +189,6 @@ def renumbered(part: str, *kinds: str) -> Damage:
             unit = value
         piece = f".{match[4]}" if match[4] else ""
         text = f"{stage}{kind}{unit}{piece}"
-        rows = copied(order)
         rows[rank][index] = text
         if beyond:
             cause = "out-of-range" if kind in ENDS else sort_of(kind, "out-of-range")
@@ -188,12 +201,9 @@ def renumbered(part: str, *kinds: str) -> Damage:
 def turned(into: str, *kinds: str) -> Damage:
     """Another kind of work."""
 
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, *kinds)
-        if spot is None:
-            return None
-        rank, index, cell, kind = spot
-        rows = copied(order)
+    @at_one(*kinds)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        rank, index, cell, kind, rows = spot
         rows[rank][index] = cell.replace(kind, into)
         lost = cell.replace(kind, "W") if (kind, into) == ("B", "I") else cell
         if (kind, into) in (("I", "B"), ("W", "B")):
@@ -205,12 +215,9 @@ def turned(into: str, *kinds: str) -> Damage:
     return damage
 
 
-def weight_again(random: Random, order: Order) -> Damaged | None:
-    spot = picked(random, order, "B")
-    if spot is None:
-        return None
-    rank, index, cell, _ = spot
-    rows = copied(order)
+@at_one("B")
+def weight_again(random: Random, order: Order, spot: Spot) -> Damaged | None:
+    rank, index, cell, _, rows = spot
     rows[rank].insert(index + 1, cell.replace("B", "W"))
     return Damaged(rows, f"a W follows {cell}", "mixed-backward", [cell])
 
@@ -218,15 +225,12 @@ def weight_again(random: Random, order: Order) -> Damaged | None:
 def early(kind: str, needs: str) -> Damage:
     """An action before one of its stage and microbatch that it needs."""
 
-    def damage(random: Random, order: Order) -> Damaged | None:
-        spot = picked(random, order, kind)
-        if spot is None:
-            return None
-        rank, index, cell, _ = spot
+    @at_one(kind)
+    def damage(random: Random, order: Order, spot: Spot) -> Damaged | None:
+        rank, index, cell, _, rows = spot
         need = cell.replace(kind, needs)
         if need not in order.rows[rank]:
             return None
-        rows = copied(order)
         del rows[rank][index]
         rows[rank].insert(random.randint(0, order.rows[rank].index(need)), cell)
         return Damaged(rows, f"{cell} is before {need}", "order", [cell])
@@ -234,31 +238,27 @@ def early(kind: str, needs: str) -> Damage:
     return damage
 
 
-def slices_swapped(random: Random, order: Order) -> Damaged | None:
-    spot = picked(random, order, "F", "B", "I")
-    if spot is None or order.slices == 1:
+@at_one("F", "B", "I")
+def slices_swapped(random: Random, order: Order, spot: Spot) -> Damaged | None:
+    if order.slices == 1:
         return None
-    rank, index, cell, _ = spot
+    rank, index, cell, _, rows = spot
     stem, _, piece = cell.partition(".")
     other = f"{stem}.{1 - int(piece)}"
     if other not in order.rows[rank]:
         return None
-    rows = copied(order)
     there = rows[rank].index(other)
     rows[rank][index], rows[rank][there] = other, cell
     return Damaged(rows, f"{cell} and {other} change places", "order", [other])
 
 
-def paired(random: Random, order: Order) -> Damaged | None:
+@at_one("F")
+def paired(random: Random, order: Order, spot: Spot) -> Damaged | None:
     """A forward overlapped with its own backward."""
-    spot = picked(random, order, "F")
-    if spot is None:
-        return None
-    rank, index, cell, _ = spot
+    rank, index, cell, _, rows = spot
     for kind in "BI":
         back = cell.replace("F", kind)
         if back in order.rows[rank]:
-            rows = copied(order)
             rows[rank][index] = f"({cell};{back})OVERLAP_F_B"
             rows[rank].remove(back)
             return Damaged(rows, f"{cell} is overlapped with {back}", "bad-pair", [cell])
@@ -300,12 +300,10 @@ def moved_ends(mode: str) -> Damage:
     return damage
 
 
-def receives_swapped(random: Random, order: Order) -> Damaged | None:
+@at_one("RECV_F", "RECV_B")
+def receives_swapped(random: Random, order: Order, spot: Spot) -> Damaged | None:
     """Two receives of one link the other way round: the contents are swapped."""
-    spot = picked(random, order, "RECV_F", "RECV_B")
-    if spot is None:
-        return None
-    rank, index, cell, kind = spot
+    rank, index, cell, kind, rows = spot
     (key,) = order.keys(cell)
     rest = [
         at for at, other in enumerate(order.rows[rank])
@@ -313,40 +311,30 @@ def receives_swapped(random: Random, order: Order) -> Damaged | None:
     ]  # fmt: skip
     if not rest:
         return None
-    rows = copied(order)
     row = rows[rank]
     row[index], row[rest[0]] = row[rest[0]], row[index]
     return Damaged(rows, f"{cell} and {row[index]} change places", "transfer", [cell])
 
 
-def both_ends_dropped(random: Random, order: Order) -> Damaged | None:
-    spot = picked(random, order, "RECV_F", "RECV_B")
-    if spot is None:
-        return None
-    _, _, cell, _ = spot
-    send = other_end(order, cell)
+@at_one("RECV_F", "RECV_B")
+def both_ends_dropped(random: Random, order: Order, spot: Spot) -> Damaged | None:
+    send, cell = other_end(order, spot.cell), spot.cell
     rows = [[one for one in row if one not in (cell, send)] for row in order.rows]
     return Damaged(rows, f"{cell} and {send} are dropped", "transfer", [cell])
 
 
-def reduced_early(random: Random, order: Order) -> Damaged | None:
-    spot = picked(random, order, "REDUCE_GRAD")
-    if spot is None:
-        return None
-    rank, index, cell, _ = spot
-    rows = copied(order)
+@at_one("REDUCE_GRAD")
+def reduced_early(random: Random, order: Order, spot: Spot) -> Damaged | None:
+    rank, index, cell, _, rows = spot
     del rows[rank][index]
     rows[rank].insert(random.randint(0, index // 2), cell)
     return Damaged(rows, f"{cell} is moved to the front", "reduce-grad", [cell])
 
 
-def stepped(random: Random, order: Order) -> Damaged | None:
+@at_one("OPT")
+def stepped(random: Random, order: Order, spot: Spot) -> Damaged | None:
     """A step that comes too early or too late."""
-    spot = picked(random, order, "OPT")
-    if spot is None:
-        return None
-    rank, index, cell, _ = spot
-    rows = copied(order)
+    rank, index, cell, _, rows = spot
     del rows[rank][index]
     rows[rank].insert(random.choice((max(0, index - 2), min(len(rows[rank]), index + 2))), cell)
     if rows[rank] == order.rows[rank]:

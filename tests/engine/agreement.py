@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import assume
+from hypothesis import strategies as st
 
 import debubble as db
 from debubble import Costs, Schedule, Timeline
 from debubble.engine.modes import P2PMode
 from debubble.lowering.transfers import add_transfers
+from debubble.schedules.registry import Entry
 from tests import oracle, oracle_modes
 from tests.engine.test_laws import by_position
+from tests.strategies import made, recomputing
 
 
 def close(values: Any) -> Any:
@@ -27,6 +31,14 @@ def check_timeline(schedule: Schedule, costs: Costs) -> None:
     assert timeline.start.tolist() == close(by_position(schedule, expected.start))
     if not timeline.graph.has_copies:
         assert timeline.peak_activation.tolist() == close(oracle.peaks(schedule, costs))
+
+
+def check_drawn(entry: Entry, data: st.DataObject, costs: Callable[[Schedule], Any]) -> None:
+    """A schedule of a family, which may recompute, agrees for any of these costs."""
+    schedule = data.draw(made(entry))
+    if data.draw(st.booleans()):
+        schedule = data.draw(recomputing(schedule))
+    check_timeline(schedule, data.draw(costs(schedule)))
 
 
 def check_mode(schedule: Schedule, costs: Costs, mode: P2PMode) -> Timeline:

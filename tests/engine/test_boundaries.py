@@ -18,9 +18,9 @@ from debubble.analysis.measures import p2p_volume
 from debubble.engine.modes import P2P_MODES
 from debubble.schedules.registry import Entry
 from debubble.view.transfers import transfers_of
-from tests.engine.agreement import check_mode, check_timeline, close
+from tests.engine.agreement import check_drawn, check_mode, close
 from tests.pairs import each_family
-from tests.strategies import TIMES, costs_for, made, recomputing
+from tests.strategies import TIMES, costs_for, made
 
 LENGTHS = st.sampled_from([0.5, 1.0, 2.0])
 
@@ -45,10 +45,7 @@ def differing(draw: st.DrawFn, schedule: Schedule) -> Costs:
 @settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry))
-    if data.draw(st.booleans()):
-        schedule = data.draw(recomputing(schedule))
-    check_timeline(schedule, data.draw(differing(schedule)))
+    check_drawn(entry, data, differing)
 
 
 @each_family

@@ -18,9 +18,9 @@ from debubble.core.actions import MICROBATCH_SHIFT, TRANSFER_KINDS, kinds_of, un
 from debubble.engine.modes import MODE, P2P_MODES, P2PMode
 from debubble.engine.own_times import with_times
 from debubble.schedules.registry import Entry
-from tests.engine.agreement import check_mode, check_timeline, close
+from tests.engine.agreement import check_drawn, check_mode, close
 from tests.pairs import each_family
-from tests.strategies import TIMES, costs_for, made, recomputing
+from tests.strategies import TIMES, costs_for, made
 
 LENGTHS = st.sampled_from([0.5, 1.0, 1.25, 2.0])
 
@@ -45,10 +45,7 @@ def uneven(draw: st.DrawFn, schedule: Schedule) -> Costs:
 @settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry))
-    if data.draw(st.booleans()):
-        schedule = data.draw(recomputing(schedule))
-    check_timeline(schedule, data.draw(uneven(schedule)))
+    check_drawn(entry, data, uneven)
 
 
 @each_family

@@ -17,7 +17,7 @@ from debubble.cli.options import AsJson, Inputs, Setup, count, takes, with_setup
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
-from debubble.core.errors import DebubbleError, ParameterError
+from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, read_stages
 
@@ -118,22 +118,21 @@ def optimize(
             import debubble
 
             result = debubble.optimize(memory=inputs.memory, report=_reporting(line), **options)
-    wrote = failed = None
+    wrote = None
     try:
-        wrote = None if output is None else _write(result, output, inputs)
-    except DebubbleError as error:
-        failed = error  # what took long to find is printed all the same
-    if as_json:
-        data = result.to_dict()
-        print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
-    else:
-        print(result)
-        if inputs.source:
-            print(f"costs: {inputs.source}")
-    sys.stdout.flush()
-    _say_without_solver(result)
-    if failed is not None:
-        raise failed
+        if output is not None:
+            wrote = _write(result, output, inputs)
+    finally:
+        # What took long to find is printed even where it cannot be written.
+        if as_json:
+            data = result.to_dict()
+            print_json(data | {"costs": _own_costs(data, inputs) or inputs.source or None})
+        else:
+            print(result)
+            if inputs.source:
+                print(f"costs: {inputs.source}")
+        sys.stdout.flush()
+        _say_without_solver(result)
     if wrote is not None:
         note(f"wrote {wrote}")
 

@@ -179,18 +179,21 @@ def plan(
         why_not(asked, best, text, other, lambda fixed: found_with(fixed, 1))
         for text, other in others
     ]
-    if best is not None and output is not None:
-        _write(asked, found, answers, output)
-    if as_json:
-        data = plan_data.data(asked, found)
-        print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
-    else:
-        print(report.text(asked, found, line_width()))
-        for answer in answers:
-            print("\n".join(wrap(why_text(answer), line_width(), 2)))
-        if best is not None:
-            _print_best(asked, found.plans[0], framework)
-    sys.stdout.flush()
+    try:
+        if best is not None and output is not None:
+            _write(asked, found, answers, output)
+    finally:
+        # What took long to find is printed even where it cannot be written.
+        if as_json:
+            data = plan_data.data(asked, found)
+            print_json(data | {"why": [why_data(asked, answer) for answer in answers]})
+        else:
+            print(report.text(asked, found, line_width()))
+            for answer in answers:
+                print("\n".join(wrap(why_text(answer), line_width(), 2)))
+            if best is not None:
+                _print_best(asked, best, framework)
+        sys.stdout.flush()
     if best is None:
         raise typer.Exit(1)
     if output is not None:

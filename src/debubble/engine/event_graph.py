@@ -182,8 +182,8 @@ class EventGraph:
                 for sender, receiver in zip(a[links].tolist(), b[links].tolist(), strict=True)
             ]
         there = a[pairs]
-        # Forwards are kind 0.
-        halves = (np.zeros_like(there), there), (np.maximum(kinds[pairs], 0), b[pairs])
+        second = np.where(kinds[pairs] == FORWARDS, Kind.F, kinds[pairs])
+        halves = (np.full_like(there, Kind.F), there), (second, b[pairs])
         vector[begin:][pairs] = table.pair_times(*halves)
         rare = np.flatnonzero(~links & ~pairs)
         what = (kinds[rare].tolist(), a[rare].tolist(), b[rare].tolist())
@@ -234,8 +234,8 @@ class EventGraph:
             elif kind == SUM:
                 names.append(f"{names[a]} and {names[b]} together")
             elif kind == FORWARDS or kind in WORK_KINDS:
-                name = Kind(max(kind, Kind.F)).name
-                names.append(f"pair F of {where(a)} and {name} of {where(b)}")
+                second = Kind.F if kind == FORWARDS else Kind(kind)
+                names.append(f"pair F of {where(a)} and {second.name} of {where(b)}")
             else:
                 names.append(f"{Kind(kind).name} of {where(a)}")
         return names

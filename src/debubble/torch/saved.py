@@ -42,9 +42,9 @@ def addresses(node: Node, name: str) -> set[int]:
     for handle in _handles(node, name):
         kept = getattr(handle, "data", None)
         tensor = kept.tensor if isinstance(kept, Slot) else kept
-        # Tensors of other makes may have no storage. What is not found here is not released.
-        with suppress(RuntimeError, NotImplementedError):
-            if isinstance(tensor, Tensor) and tensor.numel() > 1:
+        if isinstance(tensor, Tensor) and tensor.numel() > 1:
+            # Sparse tensors and wrappers have no storage to tell of, and so are not released.
+            with suppress(RuntimeError):
                 found.add(tensor.untyped_storage().data_ptr())
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.kinds import Kind
+from debubble.core.kinds import FORWARD_KINDS
 from debubble.diagnosis.run import Run, Times
 
 LEAST = 1.03
@@ -121,7 +121,7 @@ class Unexplained:
             found[:, columns] = usual = np.median(times, axis=1, keepdims=True)
             low = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
             stage = int(run.stage[columns[0]])
-            if run.cls[columns[0]] == Kind.F:
+            if run.cls[columns[0]] in FORWARD_KINDS:
                 stands.append((stage, columns, np.where(usual > OUTLIER * low, low, usual)))
             else:
                 apart = (usual / np.maximum(low, 1e-30))[:, 0]

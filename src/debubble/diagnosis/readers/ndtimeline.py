@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
+from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.chunks import Row, is_v_shaped, rank_of, stage_of
@@ -306,7 +307,7 @@ def _add(
     last = ranks * chunks - 1
     group = packed([copy, rank, np.maximum(events.step, 0)])
     for name, transfer in TRANSFERS.items():
-        forward = transfer in (Kind.SEND_F, Kind.RECV_F)
+        forward = transfer in transfer_of(Kind.F)
         spec = KINDS[transfer]
         # A step's k-th call belongs to the k-th action that needs one.
         done = works[kind[works] == (Kind.F if forward else Kind.B)]
