@@ -22,7 +22,8 @@ from debubble.optimize.strategies import listed
 from tests.conftest import EXPLORES
 from tests.optimize.problems import kinds, problem
 
-FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02}
+FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
+"""Little work, and by one worker: two workers may find something else every time."""
 COSTS = db.Costs(F=5, I=6, W=4, host_bandwidth=0.1)
 
 
