@@ -84,9 +84,9 @@ class OwnEngine:
         self._gradients, self._watch, self._wire = gradients, watch, wire
         self._steps, self._shard = steps, shard
         schedule = setup.schedule
-        # A group of NCCL is one piece of work, which is over when all its receives are.
-        nccl = self.team.wire.type == "cuda"
-        self.plan = plan = Plan.of(schedule, pace, "just-in-time" if nccl else "eager")
+        # A batch is one piece of work, which is over when all its receives are.
+        late = self.team.batched
+        self.plan = plan = Plan.of(schedule, pace, "just-in-time" if late else "eager")
         self.schedule = plan.lowered
         self.program = plan.programs[self.team.rank]
         self.recorder = Recorder(len(self.program), self.team.device)
@@ -133,7 +133,7 @@ class OwnEngine:
             else:
                 self._compute_group(part)
         self._watch.state = State.WAITING
-        self._wire.finish()
+        self._wire.finish(self._wait)
         self._copies.finish()
         if self._shard is not None:
             self._shard.finish()
@@ -161,7 +161,7 @@ class OwnEngine:
                     self._watch.position, self._watch.state = index, State.RUNNING
                     self._forward(step, operand)
         self._watch.state = State.WAITING
-        self._wire.finish()
+        self._wire.finish(self._wait)
         if last is not None:
             last.outputs = None
         losses = self._losses()
@@ -206,7 +206,8 @@ class OwnEngine:
                 receives.append((step, boundary, back))
                 keys.append((index, key))
         now = time.perf_counter_ns()
-        for (index, key), arrival in zip(keys, self._wire.post(sends, receives), strict=True):
+        arrivals = self._wire.post(indices[0], sends, receives)
+        for (index, key), arrival in zip(keys, arrivals, strict=True):
             arrival.position = index
             self.recorder.posted[index] = now
             self._ready[key] = arrival
@@ -234,7 +235,7 @@ class OwnEngine:
             recorder.begin(task.place)
         end = time.perf_counter() + tasks[0].pace
         self._pairs.run(
-            [(task, partial(task.run, self, task.step, operand))
+            [(task, operand, partial(task.run, self, task.step, operand))
              for task, operand in zip(tasks, operands, strict=True)]
         )  # fmt: skip
         if tasks[0].pace:
@@ -255,7 +256,7 @@ class OwnEngine:
             batch.targets.get(unit) if step.stage == self._last else None,
             batch.weights[unit] * batch.scale,
         )
-        with self._pairs.stream_of(*key), self._casting():
+        with self._casting():
             handed = self.stages[step.stage].forward(
                 unit, given, graph=training, recomputed=training and key in self._recomputed,
                 leaves=training and key in self._leaving,

@@ -83,8 +83,11 @@ class Copies:
         self._kept = [
             (owner, moves[owner], team) for owner, keeper in pairs if keeper == team.rank
         ]  # fmt: skip
-        self._away: dict[Key, Tensor] = {}
-        """What left; without content where another rank keeps that."""
+        on_gpu = team.device.type == "cuda"
+        self._streams = [torch.cuda.Stream(team.device) for _ in range(2)] if on_gpu else []
+        """Of a GPU, for what leaves and for what comes back."""
+        self._away: dict[Key, tuple[Any, Tensor]] = {}
+        """What left, and what tells that it is there; nothing where another rank keeps it."""
         self._coming: dict[Key, tuple[Any, Tensor]] = {}
         self._sending: list[tuple[Any, Tensor]] = []
         self._threads: list[threading.Thread] = []
@@ -107,32 +110,53 @@ class Copies:
 
     def leave(self, key: Key, row: Tensor) -> None:
         """OFFLOAD: a row of bytes leaves."""
-        self._away[key] = row = row.to("cpu")
         if self._keeper is None:
+            self._away[key] = self._copied(row, to_host=True)
             return
+        row = row.to("cpu")
         for tensor in (torch.tensor([row.numel()]), row):
             work = self._team.link.send(tensor, self._keeper, Tag.COPIES)
             self._sending.append((work, tensor))
-        self._away[key] = torch.empty(0)
+        self._away[key] = (None, torch.empty(0))
 
     def fetch(self, key: Key, size: int) -> None:
         """RELOAD: it begins to come back."""
         if key not in self._away:
             raise RunError(f"{key[0]}RELOAD{key[1]} comes before its OFFLOAD")
-        row, work = self._away.pop(key), None
-        if self._keeper is not None:
-            row = torch.empty(size, dtype=torch.uint8)
-            work = self._team.link.begin(row, self._keeper, Tag.RETURNS)
-        self._coming[key] = (work, row)
+        left, row = self._away.pop(key)
+        if self._keeper is None:
+            self._coming[key] = self._copied(row, to_host=False, after=left)
+            return
+        row = torch.empty(size, dtype=torch.uint8)
+        self._coming[key] = (self._team.link.begin(row, self._keeper, Tag.RETURNS), row)
 
     def back(self, key: Key) -> Tensor:
         """The bytes, when they are back."""
         if key not in self._coming:
             raise RunError(f"{key[0]}RELOAD{key[1]} is missing: its backward comes")
         work, row = self._coming.pop(key)
-        if work is not None:
+        if isinstance(work, torch.cuda.Event):
+            work.wait()
+            row.record_stream(torch.cuda.current_stream(self._team.device))
+        elif work is not None:
             work.wait(self._team.timeout)
         return row
+
+    def _copied(self, row: Tensor, *, to_host: bool, after: Any = None) -> tuple[Any, Tensor]:
+        """Copy beside what is computed, from now on; the event at the end, None when it is over."""
+        if not self._streams:
+            return None, row
+        stream = self._streams[0 if to_host else 1]
+        stream.wait_stream(torch.cuda.current_stream(self._team.device))
+        if after is not None:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            device = "cpu" if to_host else self._team.device
+            there = torch.empty(row.shape, dtype=row.dtype, device=device, pin_memory=to_host)
+            there.copy_(row, non_blocking=True)
+        if to_host:
+            row.record_stream(stream)
+        return stream.record_event(), there
 
 
 def _keep(owner: int, steps: list[Step], team: Team) -> None:

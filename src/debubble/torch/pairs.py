@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from debubble.core.kinds import FORWARD_KINDS
+from debubble.torch.stage import Handed
 from debubble.torch.tasks import Task
 
 
@@ -21,46 +23,60 @@ class Pairs:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._helper: ThreadPoolExecutor | None = None
         self._aside: set[tuple[int, int]] = set()
-        """Forwards that ran on the side stream, where their backwards will run, too."""
+        """Stages and units whose forward ran on the side stream, where autograd keeps them."""
 
     def start(self) -> None:
         """Begin a step."""
         self._aside.clear()
 
-    def stream_of(self, stage: int, unit: int) -> AbstractContextManager[Any]:
-        """A context in which a forward runs on its stream."""
-        if (stage, unit) in self._aside:
-            assert self._side is not None, "only a GPU has streams"
-            stream: AbstractContextManager[Any] = torch.cuda.stream(self._side)
-            return stream
-        return nullcontext()
+    def run(self, calls: Sequence[tuple[Task, Any, Callable[[], None]]]) -> None:
+        """Run the first call here, and the others one after the other on a thread.
 
-    def run(self, calls: Sequence[tuple[Task, Callable[[], None]]]) -> None:
-        """Run the first call here, and the others one after the other on a thread."""
-        current = None
-        if self._side is not None:
-            current = torch.cuda.current_stream(self._device)
-            # A backward runs on the stream of its forward: the pair's forward takes the other one.
-            others = {
-                (t.step.stage, t.step.unit) for t, _ in calls if t.step.kind not in FORWARD_KINDS
-            }
-            if not others & self._aside:
-                self._aside |= {
-                    (t.step.stage, t.step.unit) for t, _ in calls if t.step.kind in FORWARD_KINDS
-                }
+        Parameters
+        ----------
+        calls
+            Each with its task and with what it computes with.
+        """
+        current = None if self._side is None else torch.cuda.current_stream(self._device)
+        if self._side is not None and current is not None:
+            self._part([task for task, _, _ in calls])
             self._side.wait_stream(current)
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "debubble-pair")
 
+        def one(task: Task, operand: Any, call: Callable[[], None]) -> None:
+            with self._stream_of(task, operand, current):
+                call()
+
         def rest() -> None:
-            with torch.cuda.stream(current) if current is not None else nullcontext():
-                for _, call in calls[1:]:
-                    call()
+            for some in calls[1:]:
+                one(*some)
 
         future = self._helper.submit(rest)
         try:
-            calls[0][1]()
+            one(*calls[0])
         finally:
             future.result()
         if self._side is not None and current is not None:
             current.wait_stream(self._side)
+
+    def _part(self, tasks: Sequence[Task]) -> None:
+        """Give one half the side stream: that of a backward is where its forward ran."""
+        keys = [(task.step.stage, task.step.unit) for task in tasks]
+        forwards = [task.step.kind in FORWARD_KINDS for task in tasks]
+        taken = {key for key, forward in zip(keys, forwards, strict=True) if not forward}
+        if not taken & self._aside and any(forwards):
+            self._aside.add(keys[forwards.index(True)])
+
+    def _stream_of(
+        self, task: Task, operand: Any, current: torch.cuda.Stream | None
+    ) -> AbstractContextManager[Any]:
+        if self._side is None or current is None:
+            return nullcontext()
+        stream = self._side if (task.step.stage, task.step.unit) in self._aside else current
+        # The other half may ask for memory while this one still reads what it then lets go of.
+        for tensor in operand.tensors if isinstance(operand, Handed) else operand or ():
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                tensor.record_stream(stream)
+        context: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        return context

@@ -135,6 +135,9 @@ class Team:
         Where this rank computes.
     wire
         Where tensors are when they are sent: the device, or the host where the group cannot.
+    batched
+        Whether tensors are sent through the group, in batches that run one after the other, as
+        NCCL takes them; else over the link, each by itself.
     timeout
         How long a rank waits for another.
     store
@@ -147,6 +150,7 @@ class Team:
     link: Link
     device: torch.device
     wire: torch.device
+    batched: bool
     timeout: timedelta
     store: Any
 
@@ -196,7 +200,11 @@ class Team:
         store = dist.PrefixStore(f"{key}/{count}", _get_default_store())
         link = Link(dist.PrefixStore("link", store), rank, size, limit)
         wire = device if nccl else torch.device("cpu")
-        return cls(rank, size, group, link, device, wire, limit, store)
+        if nccl:
+            # The first call makes the group's communicator, which takes all ranks; transfers of
+            # some of them would wait for others that wait for them.
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        return cls(rank, size, group, link, device, wire, nccl, limit, store)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """What each of some ranks has, in their order; `row` is this rank's."""
@@ -204,8 +212,7 @@ class Team:
         others = [
             (rank, part) for rank, part in zip(ranks, found, strict=True) if rank != self.rank
         ]
-        for work in self._start([(row, rank) for rank, _ in others], others):
-            work.wait(self.timeout)
+        self.wait(self._start([(row, rank) for rank, _ in others], others))
         return found
 
     def spread(self, row: Tensor, ranks: Sequence[int], source: int) -> None:
@@ -213,12 +220,20 @@ class Team:
         sends, receives = [], [(source, row)]
         if self.rank == source:
             sends, receives = [(row, rank) for rank in ranks if rank != source], []
-        for work in self._start(sends, receives):
-            work.wait(self.timeout)
+        self.wait(self._start(sends, receives))
+
+    def wait(self, works: Sequence[Any]) -> None:
+        """Wait for transfers; on a GPU its stream does, and not the host, which goes on."""
+        for work in works:
+            if self.batched:
+                # With a timeout the host would look until the transfer is over.
+                work.wait()
+            else:
+                work.wait(self.timeout)
 
     def total(self, numbers: Tensor) -> Tensor:
         """Add up what ranks have, where tensors are sent; on a GPU nobody waits for it."""
-        if self.wire.type == "cpu":
+        if not self.batched:
             return self.link.sum(numbers)
         dist.all_reduce(numbers, group=self.group)
         return numbers
@@ -238,7 +253,7 @@ class Team:
     def _start(
         self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[int, Tensor]]
     ) -> list[Any]:
-        if self.wire.type == "cpu":
+        if not self.batched:
             works = [self.link.send(row, rank, Tag.WEIGHTS) for row, rank in sends]
             return works + [self.link.begin(part, rank, Tag.WEIGHTS) for rank, part in receives]
         calls = [dist.P2POp(dist.isend, row, group=self.group, group_peer=rank)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -63,6 +63,8 @@ class Wire:
         self._gone: dict[int, int] = {}
         """By peer: how many messages of this step are not."""
         self._coming: dict[int, deque[tuple[Boundary, Arrival]]] = {}
+        self._batches: list[tuple[int, list[Any]]] = []
+        """Where the program posted what no host has waited for, and its works."""
 
     def check(self, boundary: Boundary, spec: Spec) -> None:
         """Compare what a stage returned with what it returned before for such an input.
@@ -84,6 +86,7 @@ class Wire:
 
     def post(
         self,
+        place: int,
         sends: Sequence[tuple[Step, Boundary, Sequence[Tensor], bool]],
         receives: Sequence[tuple[Step, Boundary, bool]],
     ) -> list[Arrival]:
@@ -91,6 +94,8 @@ class Wire:
 
         Parameters
         ----------
+        place
+            Of its first action in the program.
         sends
             Action, boundary, tensors, and whether they are gradients.
         receives
@@ -124,7 +129,7 @@ class Wire:
                 operations += [(False, part, step.peer) for part in arrival.tensors]
             arrivals.append(arrival)
         if operations:
-            self._start(operations, begun)
+            self._start(place, operations, begun)
         return arrivals
 
     def answered(self, peer: int, count: int) -> None:
@@ -133,9 +138,8 @@ class Wire:
         sending = self._sending.get(peer)
         while sending and gone < count:
             works, _ = sending[0]
-            if self.team.wire.type == "cpu":
-                for work in works:
-                    work.wait(self.team.timeout)
+            if not self.team.batched:
+                self.team.wait(works)
             elif not all(work.is_completed() for work in works):
                 # Beside them may be receives that are still to come.
                 break
@@ -147,18 +151,29 @@ class Wire:
         """Wait for tensors."""
         if arrival.spec is None:
             self._drain(arrival)
-        for work in arrival.works:
-            work.wait(self.team.timeout)
+        self.team.wait(arrival.works)
         if self.team.wire == self.team.device:
             return arrival.tensors
         return [tensor.to(self.team.device) for tensor in arrival.tensors]
 
-    def finish(self) -> None:
-        """Wait until everything is sent; what was learned is known from now on."""
+    def finish(self, at: Callable[[int], None]) -> None:
+        """Wait until everything is sent; what was learned is known from now on.
+
+        Batches are waited for here, each as long as the timeout says, in the order of the program.
+
+        Parameters
+        ----------
+        at
+            Told what is waited for: a place in the program.
+        """
+        for place, works in self._batches:
+            at(place)
+            for work in works:
+                work.wait(self.team.timeout)
+        self._batches.clear()
         for sending in self._sending.values():
             for works, _ in sending:
-                for work in works:
-                    work.wait(self.team.timeout)
+                self.team.wait(works)
         self._sending.clear()
         self._gone.clear()
         if self._new:
@@ -177,9 +192,12 @@ class Wire:
         return [torch.empty(leaf.shape, dtype=leaf.dtype, device=wire) for leaf in leaves]
 
     def _start(
-        self, operations: list[tuple[bool, Tensor, int]], begun: list[tuple[list[Any], int, int]]
+        self,
+        place: int,
+        operations: list[tuple[bool, Tensor, int]],
+        begun: list[tuple[list[Any], int, int]],
     ) -> None:
-        if self.team.wire.type != "cpu":
+        if self.team.batched:
             group = self.team.group
             calls = {True: dist.isend, False: dist.irecv}
             one: list[Any] = dist.batch_isend_irecv(
@@ -188,6 +206,7 @@ class Wire:
             )  # fmt: skip
             for works, _, _ in begun:
                 works += one
+            self._batches.append((place, one))
             return
         call = {True: self.team.link.send, False: self.team.link.begin}
         found = [call[sends](part, peer, Tag.TENSORS) for sends, part, peer in operations]
