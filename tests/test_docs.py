@@ -249,7 +249,7 @@ def test_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_python_with_names_of_the_reader_runs(tmp_path: Path) -> None:
     pieces = [code for name in OF_READERS for code, _ in python(PAGES[name])]
-    pieces = [code for code in pieces if "init_process_group" not in code]  # the training loop
+    pieces = [code for code in pieces if "init_process_group" not in code]  # the loop; GPUs
     text = "\n".join([PREAMBLE, *pieces])
     steps = "[pipe.step(x, target=y) for _ in range(7)]"
     text = text.replace("dt.tune(pipe)", f"{steps} and dt.tune(pipe, time_limit=1)")

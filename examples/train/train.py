@@ -6,6 +6,7 @@ torchrun --nproc-per-node 4 examples/train/train.py --schedule zb-v --model llam
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ def options():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--chunks", type=int, help="where the schedule leaves a choice")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rate", type=float, default=RATE, help="of AdamW")
     parser.add_argument("--clip", type=float, help="largest norm of the gradients")
     parser.add_argument("--engine", default="auto", choices=["auto", "torch", "debubble"])
@@ -42,6 +44,8 @@ def options():
 def main():
     """Train, and say how the loss falls."""
     args = options()
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     model = build(args.model, getattr(torch, args.dtype))
     losses, state = (without_pipeline if args.reference else in_pipeline)(model, args)
     if state is None:
@@ -62,7 +66,7 @@ def compare(losses, state, other):
 
 def in_pipeline(model, args):
     """Train on the ranks that torchrun started; on the first one losses and parameters."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     if args.schedule.endswith((".csv", ".json")):
         schedule = db.load(args.schedule)
     else:
@@ -70,13 +74,14 @@ def in_pipeline(model, args):
             args.schedule, ranks=dist.get_world_size(), microbatches=args.microbatches,
             chunks=args.chunks,
         )  # fmt: skip
+    stages = dt.split(model, schedule.stages)
     pipe = dt.Pipeline(
-        schedule, dt.split(model, schedule.stages), loss_fn, engine=args.engine
-    )  # fmt: skip
+        schedule, lambda number: stages[number].to(args.device), loss_fn, engine=args.engine
+    )
     optimizer = torch.optim.AdamW(pipe.parameters(), lr=args.rate)
     losses = []
     for step in range(args.steps):
-        x, y = batch(step, ROWS * schedule.microbatches, TOKENS)
+        x, y = batch(step, ROWS * schedule.microbatches, TOKENS, args.device)
         loss = pipe.step(x, target=y)
         if args.clip:
             pipe.clip_grad_norm_(args.clip)
@@ -86,7 +91,7 @@ def in_pipeline(model, args):
         if dist.get_rank() == 0:
             report(step, losses)
     # Names begin with the number of the stage, and go on with the model's own.
-    own = {name.partition(".")[2]: value for name, value in pipe.state_dict().items()}
+    own = {name.partition(".")[2]: value.cpu() for name, value in pipe.state_dict().items()}
     parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, parts)
     dist.destroy_process_group()
@@ -95,10 +100,10 @@ def in_pipeline(model, args):
 
 def without_pipeline(model, args):
     """The same training in one process, with the model as it is."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate)
+    optimizer = torch.optim.AdamW(model.to(args.device).parameters(), lr=args.rate)
     losses = []
     for step in range(args.steps):
-        x, y = batch(step, ROWS * args.microbatches, TOKENS)
+        x, y = batch(step, ROWS * args.microbatches, TOKENS, args.device)
         total = 0.0
         for part, target in zip(x.split(ROWS), y.split(ROWS), strict=True):
             output = model(part, use_cache=False)
@@ -114,7 +119,7 @@ def without_pipeline(model, args):
         optimizer.zero_grad()
         losses.append(total)
         report(step, losses)
-    return losses, model.state_dict()
+    return losses, model.cpu().state_dict()
 
 
 def report(step, losses):

@@ -61,4 +61,4 @@ def test_a_run_is_refused_with_the_reason() -> None:
 
     schedule = db.make("paci", ranks=2, microbatches=1, iterations=3)
     with pytest.raises(db.ParameterError, match=r"runs backwards on newer weights .* 'pipedream'"):
-        find_modules({0: torch.nn.Linear(2, 2)}, schedule, 0)
+        find_modules({0: torch.nn.Linear(2, 2)}, schedule, 0, torch.device("cpu"))

@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import debubble as db
 import debubble.torch as dt
+from debubble.torch.setup import find_modules
+from debubble.torch.team import by_nccl
 from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
@@ -97,6 +99,29 @@ BEFORE: list[tuple[dict[str, Any], str]] = [
     ({"shared": [("0.0.weight",)]}, "shared has ('0.0.weight',); give pairs of names, for"),
     ({"shared": [("0.x", "1.0.weight")]}, "shared names '0.x', which no stage has; known: 0.0."),
 ]
+
+
+def test_a_stage_on_another_device() -> None:
+    schedule, gpu = db.make("1f1b", ranks=2, microbatches=2), torch.device("cuda:1")
+    words = (
+        r"0 has 0.weight on cpu, and this rank computes on cuda:1; move the stage by \.to\('cuda:1'"
+    )
+    with pytest.raises(db.ParameterError, match=words):
+        find_modules(mlp(2), schedule, 0, gpu)
+
+
+@pytest.mark.parametrize(
+    ("config", "nccl"),
+    [
+        ("cuda:nccl", True),
+        ("cpu:gloo,cuda:nccl", True),  # of init_process_group() without a name
+        ("cpu:gloo,cuda:gloo", False),
+        ("cpu:gloo", False),
+    ],
+)
+def test_what_a_gpu_sends_by(config: str, nccl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: config)
+    assert by_nccl(None) == nccl
 
 
 def test_without_a_process_group() -> None:

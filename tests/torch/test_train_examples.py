@@ -67,7 +67,9 @@ def forked(scripts: Any, model: str, schedule: str) -> Any:
 
 
 def options(**more: Any) -> Namespace:
-    return Namespace(steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3, **more)
+    return Namespace(
+        steps=STEPS, microbatches=MICROBATCHES, clip=1.0, rate=1e-3, device="cpu", **more
+    )
 
 
 def assert_as_alone(scripts: Any, model: str, losses: Any, state: Any) -> None:

@@ -123,7 +123,9 @@ class Pipeline:
             self._steps = self._optimizer_steps()
             self.schedule = together(team, lambda: self._find(schedule, sizes))
             compare_orders(self.schedule, team)
-            modules, same = together(team, lambda: find_modules(stages, self.schedule, team.rank))
+            modules, same = together(
+                team, lambda: find_modules(stages, self.schedule, team.rank, team.device)
+            )
             self._modules = modules
             together(team, lambda: check_replicas(modules, team))
             self._homes = Homes(find_shared(modules, self.schedule, team, shared, same), team)

@@ -38,6 +38,7 @@ from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, 
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
+from debubble.torch.team import by_nccl
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 """Whether sends and reductions are waited for by actions of their own."""
@@ -218,8 +219,7 @@ def with_communication(
 
 def receive_policy(group: dist.ProcessGroup | None, device: torch.device) -> ReceivePolicy:
     """Where receives stand: NCCL works off its queues in order, all else meets out of order."""
-    queues = device.type == "cuda" and dist.get_backend(group) == "nccl"
-    return "queued" if queues else "eager"
+    return "queued" if device.type == "cuda" and by_nccl(group) else "eager"
 
 
 def forward_only(lowered: Schedule, sharded: bool) -> Schedule:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
@@ -210,14 +211,14 @@ def check_stages_stay(old: Schedule, new: Schedule) -> None:
 
 
 def find_modules(
-    stages: Any, schedule: Schedule, rank: int
+    stages: Any, schedule: Schedule, rank: int, device: torch.device
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
-    """The stages of a rank, and weights that are one and the same in several stages, by name.
+    """The stages of a rank, and names of weights that are one and the same in several stages.
 
     Raises
     ------
     ParameterError
-        When stages are missing, or are not modules; with those that belong here.
+        When stages are missing, are not modules, or are elsewhere; with those that belong here.
     """
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)
@@ -239,6 +240,7 @@ def find_modules(
                 f"stage {stage} has {meta} on the device 'meta', without numbers; call "
                 "to_empty(device=…) and give it some"
             )
+        _on_device(stage, module, device)
         if lazy:
             raise ParameterError(
                 f"stage {stage} has {lazy} without a shape yet, as lazy modules have; call the "
@@ -294,6 +296,17 @@ def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
                 f"stage {stage} is replicated or sharded over ranks {_listed(wrong)}, which have "
                 "other stages of this pipeline; give DistributedDataParallel or fully_shard the "
                 "ranks with the same stage alone: process_group= or mesh="
+            )
+
+
+def _on_device(stage: int, module: nn.Module, device: torch.device) -> None:
+    if is_sharded(module):  # it may keep on the host what it gathers on the device
+        return
+    for name, weight in module.named_parameters():
+        if weight.device != device:
+            raise ParameterError(
+                f"stage {stage} has {name} on {weight.device}, and this rank computes on {device}; "
+                f"move the stage by .to('{device}'), or give device='{weight.device}'"
             )
 
 

@@ -178,9 +178,8 @@ class Team:
                 f"group is {group!r}; give a process group that this process is in, for instance "
                 "mesh.get_group('pp')"
             )
-        nccl = "nccl" in dist.get_backend(group)
         if device is None:
-            device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
+            device = "cuda" if torch.cuda.is_available() and by_nccl(group) else "cpu"
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError):
@@ -191,6 +190,8 @@ class Team:
             raise ParameterError(
                 f"device is '{device}', and PyTorch sees no GPU here; use device='cpu'"
             )
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
         limit = timedelta(seconds=timeout)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         ranks = dist.get_process_group_ranks(group)
@@ -199,12 +200,13 @@ class Team:
         count = _COUNTS[key] = _COUNTS.get(key, 0) + 1
         store = dist.PrefixStore(f"{key}/{count}", _get_default_store())
         link = Link(dist.PrefixStore("link", store), rank, size, limit)
-        wire = device if nccl else torch.device("cpu")
-        if nccl:
+        batched = device.type == "cuda" and by_nccl(group)
+        wire = device if batched else torch.device("cpu")
+        if batched:
             # The first call makes the group's communicator, which takes all ranks; transfers of
             # some of them would wait for others that wait for them.
             dist.all_reduce(torch.zeros(1, device=device), group=group)
-        return cls(rank, size, group, link, device, wire, nccl, limit, store)
+        return cls(rank, size, group, link, device, wire, batched, limit, store)
 
     def exchange(self, row: Tensor, ranks: Sequence[int]) -> list[Tensor]:
         """What each of some ranks has, in their order; `row` is this rank's."""
@@ -262,6 +264,11 @@ class Team:
                   for rank, part in receives]  # fmt: skip
         begun: list[Any] = dist.batch_isend_irecv(calls) if calls else []
         return begun
+
+
+def by_nccl(group: Any) -> bool:
+    """Whether a process group sends tensors of a GPU by NCCL."""
+    return "cuda:nccl" in dist.get_backend_config(group)
 
 
 _COUNTS: dict[str, int] = {}
