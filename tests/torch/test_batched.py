@@ -73,10 +73,6 @@ class Batch:
         if not self.over.wait(None if timeout is None else timeout.total_seconds()):
             raise dist.DistBackendError("Work timed out in blocking wait.")
 
-    def is_completed(self) -> bool:
-        """Whether it is over."""
-        return self.over.is_set()
-
 
 def on_streams(work: Callable[[int, Stream], Any]) -> Callable[[int], Any]:
     """Let pipelines of a process send in batches."""

@@ -138,11 +138,8 @@ class Wire:
         sending = self._sending.get(peer)
         while sending and gone < count:
             works, _ = sending[0]
-            if not self.team.batched:
-                self.team.wait(works)
-            elif not all(work.is_completed() for work in works):
-                # Beside them may be receives that are still to come.
-                break
+            # In batches the answer came in the same or in a later one: this stream waits no longer.
+            self.team.wait(works)
             sending.popleft()
             gone += 1
         self._gone[peer] = gone
