@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from debubble.core.errors import FormatError
 from debubble.diagnosis.ending import look
 
-CHUNK = 1 << 22
+CHUNK = 1 << 20
 """Bytes that are worked on at a time."""
 
 HEAD = 1 << 16
