@@ -133,13 +133,21 @@ def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
     return data
 
 
-def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
-    """The lines of a text file; what is longer than `longest` bytes is cut."""
+def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+    """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
-        *complete, rest = (rest + piece).split(b"\n")
-        for line in complete:
-            yield line[:longest].decode("utf-8", "replace").rstrip("\r")
-        rest = rest[:longest]
+        whole_lines, end, last = piece.rpartition(b"\n")
+        if end:
+            yield (rest + whole_lines + end).decode("utf-8", "replace")
+            rest = b""
+        rest = (rest + last)[: max(longest, len(last))]
     if rest:
         yield rest.decode("utf-8", "replace")
+
+
+def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+    """The lines of a text file; what is longer than `longest` bytes is cut."""
+    for text in pieces(path, left_out, longest):
+        for line in text.removesuffix("\n").split("\n"):
+            yield line[:longest].rstrip("\r")
