@@ -173,14 +173,14 @@ class Collected:
         actions = actions.take(sound)
         if not len(actions):
             raise FormatError(
-                f"{self.where}: no action has a start and, behind it, an end; trace whole steps, and "
-                "write times that go forward"
+                f"{self.where}: no action has a start and, behind it, an end; trace whole steps, "
+                "and write times that go forward"
             )
         span = span[sound]
         if len(span) > 1 and (np.allclose(span, unit, rtol=1e-6, atol=0) or not span.any()):
             raise FormatError(
-                f"{self.where}: all {len(span):,} actions take {1 if span.any() else 0}, so it is a "
-                "drawing of a schedule and no measurement; give the trace of a run"
+                f"{self.where}: all {len(span):,} actions take {1 if span.any() else 0}, so it is "
+                "a drawing of a schedule and no measurement; give the trace of a run"
             )
         actions = self._once(actions)
         ranks = max(ranks, int(actions.rank.max()) + 1)

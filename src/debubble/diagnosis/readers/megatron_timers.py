@@ -100,7 +100,12 @@ def _read_file(
 ) -> None:  # fmt: skip
     timer = ""
     inside = False
-    for line in _lines(path, left_out):
+    for line, ranks in _lines(path, left_out):
+        if ranks and inside:
+            if timer in TIMERS:
+                for rank, value in _RANK.findall(line):
+                    sums[TIMERS[timer]][int(rank)].append(float(value))
+            continue
         argument = _ARGUMENT.fullmatch(line)
         if argument is not None:
             arguments.setdefault(argument[1], int(argument[2]))
@@ -114,11 +119,6 @@ def _read_file(
         if any(words in line for words in _HEADS):
             inside, timer = True, ""
             continue
-        if inside and _RANKS.fullmatch(line):
-            if timer in TIMERS:
-                for rank, value in _RANK.findall(line):
-                    sums[TIMERS[timer]][int(rank)].append(float(value))
-            continue
         match = _TIMER.fullmatch(line) if inside else None
         inside = match is not None
         if match is None:
@@ -130,14 +130,14 @@ def _read_file(
             sums[TIMERS[timer]][-1].append(float(match[3] or match[2]))
 
 
-def _lines(path: Path, left_out: LeftOut) -> Iterator[str]:
-    """Lines of a log; those of many ranks, one below the other, come as one."""
+def _lines(path: Path, left_out: LeftOut) -> Iterator[tuple[str, bool]]:
+    """Lines of a log; those of ranks, one below the other, come as one, and as such."""
     for text in pieces(path, left_out):
         at = 0
         while at < len(text):
             ranks = _RANKS.match(text, at)
             end = ranks.end() if ranks else text.find("\n", at) + 1 or len(text)
-            yield text[at:end].rstrip("\r\n")
+            yield text[at:end].rstrip("\r\n"), ranks is not None
             at = end
 
 
