@@ -20,7 +20,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, rank_of, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, rank_of, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.paired import grouped
 from debubble.diagnosis.readers.scan import Scan, events_of, number, whole
@@ -125,7 +125,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no event tells of an action.
     """
-    workers, events = _first_tensor_ranks(*_read_files(files, left_out), left_out)
+    workers, events = _read_files(files, left_out)
+    events = _first_tensor_ranks(workers, events, left_out)
     if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
     ranks = int(workers[:, 1].max()) + 1
@@ -140,7 +141,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         {
             "rank": "names of threads",
             "copy": "process",
-            "stage": "model_chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "stage": f"model_chunk and rank, {placed(v_shaped)}",
             "microbatch": "mb_id of actions; transfers in order of their calls",
             "step": "step of the event",
             "clock": "of every worker, aligned by the writer",
@@ -253,9 +254,7 @@ def _thread(value: Any, names: dict[Any, int]) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 50 else None
 
 
-def _first_tensor_ranks(
-    workers: Whole, events: _Events, left_out: LeftOut
-) -> tuple[Whole, _Events]:
+def _first_tensor_ranks(workers: Whole, events: _Events, left_out: LeftOut) -> _Events:
     """Events of the first tensor-parallel rank of each worker: all of them do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
@@ -266,7 +265,7 @@ def _first_tensor_ranks(
     if spare := len(keep) - int(np.count_nonzero(keep)):
         left_out[TENSOR] += spare
         events = events.taken(keep)
-    return workers, events
+    return events
 
 
 def _works(events: _Events, left_out: LeftOut) -> Whole:

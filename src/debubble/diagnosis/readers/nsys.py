@@ -22,7 +22,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.ending import look
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
@@ -128,7 +128,7 @@ def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: L
                 f"one in {stride} of the job's ranks is of the pipeline" if stride > 1
                 else "all ranks are one pipeline"
             ),
-            "stage": "chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "stage": f"chunk and rank, {placed(v_shaped)}",
             "microbatch": "names of ranges",
             "step": "ranges iter_…, or where an action comes again",
             "clock": "of every host, since 1970",
