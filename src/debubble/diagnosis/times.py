@@ -102,15 +102,12 @@ def costs_of(replay: Replay) -> Costs:
             values[Kind(cls).name] = _filled(medians)
             continue
         # By the stages of the first and the last member of each group.
-        last = run.counted & (run.cls == PAIR)
+        last, first = run.counted & (run.cls == PAIR), np.roll(run.stage, 1)
+        pairs = set(zip(first[last].tolist(), run.stage[last].tolist(), strict=True))
         values["O"] = {
-            (a, b): _short(_median(
-                replay.times, last & (run.stage == b) & np.roll(run.stage == a, 1)
-            ))
-            for a, b in sorted(set(zip(
-                run.stage[np.flatnonzero(last) - 1].tolist(), run.stage[last].tolist(), strict=True
-            )))
-        }  # fmt: skip
+            (a, b): _short(_median(replay.times, last & (first == a) & (run.stage == b)))
+            for a, b in sorted(pairs)
+        }
     typical = replay.transfers.typical
     used = typical[~np.isnan(typical)]
     if len(used) and used.max() > ALIKE * used.min():
