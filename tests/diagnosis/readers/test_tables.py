@@ -96,3 +96,24 @@ def test_lines_that_tell_nothing_are_counted(tmp_path: Path) -> None:
         "columns called 'note', which says nothing here": 1,
         "lines that are no action with a rank and times": 5,
     }
+
+
+def test_a_column_of_any_numbers_is_read(tmp_path: Path) -> None:
+    """Plain ones at once, those with exponents and quotes one by one: the same comes of both."""
+    run = made.run("1f1b", ranks=4, microbatches=8)
+    path = tmp_path / "run.csv"
+    made.write_table(run, path)
+    plain = read(path)
+    lines = path.read_text().splitlines()
+    cells = lines[5].split(",")
+    for start in (f"{float(cells[4]):.17e}", f'"{cells[4]}"', f" {cells[4]} "):
+        lines[5] = ",".join([*cells[:4], start, cells[5]])
+        for end in ("\n", "\r\n", "\n\n"):
+            path.write_text(end.join(lines), newline="")
+            found = read(path)
+            assert found.left_out == {}
+            np.testing.assert_allclose(found.actions.start, plain.actions.start, atol=1e-12)
+            np.testing.assert_allclose(found.actions.end, plain.actions.end, atol=1e-12)
+    more = ["1e-9999999999999999999999", "1e400", "1_0", "٣"]
+    path.write_text("\n".join([*lines, *(f"7,0,0,0F0,{text},1" for text in more)]))
+    assert read(path).left_out == {"lines that are no action with a rank and times": len(more)}

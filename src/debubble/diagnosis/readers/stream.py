@@ -144,10 +144,3 @@ def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
         rest = (rest + last)[: max(longest, len(last))]
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
-    """The lines of a text file; what is longer than `longest` bytes is cut."""
-    for text in pieces(path, left_out, longest):
-        for line in text.removesuffix("\n").split("\n"):
-            yield line[:longest].rstrip("\r")
