@@ -1,26 +1,32 @@
 """Reading traces: bytes per second, unpacked, and how much memory it takes.
 
-    python benchmarks/trace_speed.py [megabytes]
+    python benchmarks/trace_speed.py [megabytes] [format ...]
 
 Makes a trace of 200 MB with two ranks, of which a part of the events are kernels and their
 launches as on a GPU, another operators and Python frames, and reads it plain and compressed; and
-one of NDTimeline, in which two thirds of the events are actions and transfers.
+one in each of the other formats. In those nearly all that is written counts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import debubble as db
+from debubble.interchange.run_trace import save_run_trace
 
 MEGABYTE = 1_000_000
-STEPS, MICROBATCHES = 4, 16
+STEPS, MICROBATCHES, RANKS = 4, 16, 8
 HEAD = """{
   "schemaVersion": 1,
   "deviceProperties": [],
@@ -135,51 +141,261 @@ def write_ndtimeline(path: Path, size: int) -> int:
     return actions
 
 
+def planned(size: int, each: int) -> Iterator[tuple[int, list[tuple[int, int, str, float, float]]]]:
+    """Steps of 1F1B with about `size` bytes at `each` an action: rank, unit, kind, start, end."""
+    schedule = db.make("1f1b", ranks=RANKS, microbatches=64)
+    timeline = db.simulate(schedule, db.Costs(F=1, B=2))
+    actions = [(rank, action) for rank, program in enumerate(schedule) for action in program]
+    begin = timeline.start * 1.0123456789
+    end = begin + timeline.duration
+    rows = [
+        (rank, action.microbatch, action.kind.name, start, over)
+        for (rank, action), start, over in zip(actions, begin, end, strict=True)
+    ]
+    for step in range(size // (each * len(rows))):
+        at = step * 1.1 * timeline.makespan
+        yield step, [(rank, unit, kind, at + a, at + b) for rank, unit, kind, a, b in rows]
+
+
+def write_table(folder: Path, size: int) -> int:
+    """A line for every action, with when its input was there, and for both ends of its message."""
+    count = 0
+    with open(folder / "run.csv", "w") as file:
+        file.write("step,copy,rank,action,start,end,waited,host\n")
+        for step, rows in planned(size, 120):
+            for rank, unit, kind, start, end in rows:
+                file.write(
+                    f"{step},0,{rank},{rank}{kind}{unit},{start:.9f},{end:.9f},{start:.9f},n1\n"
+                )
+                if kind == "F" and rank < RANKS - 1:
+                    file.write(f"{step},0,{rank},{rank}SEND_F{unit},{end:.9f},{end:.9f},,n1\n")
+                count += 1
+    return count
+
+
+def write_own(folder: Path, size: int) -> int:
+    """Files of single steps, as 'debubble run' writes them."""
+    schedule = db.make("1f1b", ranks=RANKS, microbatches=2000)
+    timeline = db.simulate(schedule, db.Costs(F=1, B=2))
+    times = timeline.start * 1e-3, (timeline.start + timeline.duration) * 1e-3
+    number = total = 0
+    while total < size:
+        path = folder / f"step{number}.json"
+        save_run_trace(schedule, {"predicted": times, "measured": times}, path)
+        total += path.stat().st_size
+        number += 1
+    return number * len(schedule)
+
+
+def write_primus(folder: Path, size: int) -> int:
+    """Files of all ranks with lists of times by iteration."""
+    runs: list[dict[str, Any]] = [{} for _ in range(RANKS)]
+    count = 0
+    for step, rows in planned(size, 50):
+        for rank, run in enumerate(runs):
+            one = run[str(step + 1)] = {"total": rows[-1][-1], "memory": 1.0}
+            for name, letter in (("fwd", "F"), ("bwd", "B"), ("wgrad", "W")):
+                mine = [row for row in rows if row[0] == rank and row[2] == letter]
+                one |= {
+                    f"{name}_start": [row[3] for row in mine],
+                    f"{name}_end": [row[4] for row in mine],
+                    f"{name}_minibatch": [row[1] for row in mine],
+                    f"{name}_chunk": [0] * len(mine),
+                }
+        count += len(rows)
+    for rank, run in enumerate(runs):
+        (folder / f"pp_rank_{rank}.json").write_text(json.dumps(run))
+    return count
+
+
+def write_victarry(folder: Path, size: int) -> int:
+    """Folders of single iterations with keys and times."""
+    count = 0
+    for step, rows in planned(size, 75):
+        (folder / f"step{step}").mkdir()
+        for rank in range(RANKS):
+            times = {}
+            for _, unit, kind, start, end in (row for row in rows if row[0] == rank):
+                word = "forward" if kind == "F" else "backward"
+                times |= {f"{word}-{unit}-start": start, f"{word}-{unit}-end": end}
+            name = f"event_times_PP{RANKS}_VPP1_TPxCPxDP_rank_0_pp_rank_{rank}_rank_{rank}.json"
+            (folder / f"step{step}" / name).write_text(json.dumps(times))
+        count += len(rows)
+    return count
+
+
+def write_megatron(folder: Path, size: int) -> int:
+    """A log of sums of all ranks, with the timers of level 2."""
+    names = (
+        "forward-backward",
+        "forward-compute",
+        "backward-compute",
+        "forward-recv",
+        "backward-send",
+        "optimizer-inner-step",
+        "optimizer",
+    )
+    ranks = "".join(f"     rank {rank:>2}: {1234.5 + rank:.2f}\n" for rank in range(64))
+    text = "".join(f"    {name} ......:\n{ranks}" for name in names)
+    with open(folder / "train.log", "w") as file:
+        for name, value in (
+            ("pipeline_model_parallel_size", 8),
+            ("micro_batch_size", 1),
+            ("global_batch_size", 64),
+            ("data_parallel_size", 1),
+            ("world_size", 64),
+        ):
+            file.write(f"  {name} {'.' * 20} {value}\n")
+        step = 0
+        while file.tell() < size:
+            step += 1
+            file.write(
+                f" [2026-01-01] iteration {step:>8}/ 1000 | elapsed time (ms): 1234.5 |\n"
+                f"times across ranks (ms):\n{text}"
+            )
+    return 0
+
+
+def write_nsys(folder: Path, size: int) -> int:
+    """A report with ten kernels and their launches to an action."""
+    count = correlation = 0
+    with contextlib.closing(sqlite3.connect(folder / "rank0.sqlite")) as base:
+        base.executescript("""
+            CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
+            INSERT INTO StringIds VALUES (1, 'gemm');
+            CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, globalTid INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
+                correlationId INTEGER, nameId INTEGER);
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+                contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER,
+                demangledName INTEGER, shortName INTEGER, mangledName INTEGER, launchType INTEGER,
+                cacheConfig INTEGER, registersPerThread INTEGER, gridX INTEGER, gridY INTEGER,
+                gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER,
+                staticSharedMemory INTEGER, dynamicSharedMemory INTEGER,
+                localMemoryPerThread INTEGER, localMemoryTotal INTEGER, gridId INTEGER,
+                sharedMemoryExecuted INTEGER, graphNodeId INTEGER);
+        """)
+        process = 500 << 24
+        for step, rows in planned(size * RANKS, 1400):
+            launches, kernels = [], []
+            mine = [row for row in rows if row[0] == 0]
+            first, last = int(mine[0][3] * 1e9), int(mine[-1][4] * 1e9)
+            base.execute(
+                "INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?)",
+                (first, last, f"iter_0_{step}", process),
+            )
+            for _, unit, kind, start, end in mine:
+                a, b = int(start * 1e9), int(end * 1e9)
+                base.execute(
+                    "INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?)",
+                    (a, b, f"{kind}{unit}.0.0", process),
+                )
+                for part in range(10):
+                    correlation += 1
+                    begin = a + (b - a) * part // 10
+                    launches.append((begin, begin + 5000, process, correlation, 1))
+                    shape = (
+                        1,
+                        1,
+                        1,
+                        0,
+                        2,
+                        168,
+                        4096,
+                        1,
+                        1,
+                        384,
+                        1,
+                        1,
+                        1024,
+                        166_000,
+                        0,
+                        125_000_000,
+                    )
+                    kernels.append((begin, begin + (b - a) // 11, 0, 1, 7, correlation, process,
+                                    *shape, correlation, 233_472, None))  # fmt: skip
+            base.executemany(
+                "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", launches
+            )
+            base.executemany(
+                f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * 26)})", kernels
+            )
+            count += len(mine)
+        base.commit()
+    return count
+
+
+def write_kineto(folder: Path, size: int) -> int:
+    """A file of each of two ranks."""
+    for rank in range(2):
+        write(folder / f"rank{rank}.json", rank, size // 2)
+    return STEPS * MICROBATCHES * 4
+
+
+def write_packed(folder: Path, size: int) -> int:
+    """The same, compressed."""
+    count = write_kineto(folder, size)
+    for path in list(folder.iterdir()):
+        with open(path, "rb") as plain, gzip.open(f"{path}.gz", "wb", 1) as file:
+            shutil.copyfileobj(plain, file, MEGABYTE)
+        path.unlink()
+    return count
+
+
+WRITERS: dict[str, Callable[[Path, int], int]] = {
+    "kineto": write_kineto, "kineto, gzip": write_packed,
+    "ndtimeline": lambda folder, size: write_ndtimeline(folder / "timeline.json", size),
+    "nsys": write_nsys, "debubble": write_own, "table": write_table, "primus": write_primus,
+    "victarry": write_victarry, "megatron-timers": write_megatron,
+}  # fmt: skip
+"""By format what writes a trace of about so many bytes; they return how many actions it has."""
+
+
+def unpacked(path: Path) -> int:
+    """Bytes of a file, unpacked."""
+    if path.suffix != ".gz":
+        return path.stat().st_size
+    with gzip.open(path, "rb") as file:
+        return sum(map(len, iter(lambda: file.read(MEGABYTE), b"")))
+
+
+def most_memory() -> float:
+    """Most memory that this process had so far, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1e3
+
+
 def measure(folder: Path) -> None:
     """Read a folder in this process, and print what it took."""
     from debubble.diagnosis.readers.folder import read
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     begin, work = time.perf_counter(), time.process_time()
     found = read(folder)
     wall, work = time.perf_counter() - begin, time.process_time() - work
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-    print(wall, work, grown, len(found.actions))
+    print(wall, work, most_memory() - before, len(found.actions))
 
 
-def main(wanted: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        expected = {"plain": STEPS * MICROBATCHES * 4, "gzip": STEPS * MICROBATCHES * 4}
-        for form in (*expected, "ndtimeline"):
-            Path(name, form).mkdir()
-        total = 0
-        for rank in range(2):
-            path = Path(name, "plain", f"rank{rank}.json")
-            write(path, rank, wanted // 2)
-            total += path.stat().st_size
-            packed = Path(name, "gzip", f"{path.name}.gz")
-            with open(path, "rb") as plain, gzip.open(packed, "wb", 1) as file:
-                shutil.copyfileobj(plain, file, MEGABYTE)
-        timeline = Path(name, "ndtimeline", "timeline.json")
-        expected["ndtimeline"] = write_ndtimeline(timeline, total)
-        sizes = {"plain": total, "gzip": total, "ndtimeline": timeline.stat().st_size}
-        for form, actions in expected.items():
-            output = subprocess.run(
-                [sys.executable, __file__, "--read", str(Path(name, form))],
-                check=True, capture_output=True, text=True,
-            ).stdout  # fmt: skip
-            wall, work, grown, read = (float(value) for value in output.split())
-            size = sizes[form] / MEGABYTE
-            assert read == actions, (form, read, actions)
-            print(
-                f"{form:10} {size:.0f} MB, {actions:,} actions: {size / wall:.0f} MB/s  "
-                f"({size / work:.0f} MB per second of processor time), memory grows by "
-                f"{grown:.0f} MB"
+def main(wanted: int, formats: Sequence[str]) -> None:
+    for form in formats or WRITERS:
+        with tempfile.TemporaryDirectory() as name:
+            expected = WRITERS[form](Path(name), wanted)
+            size = (
+                sum(unpacked(path) for path in Path(name).rglob("*") if path.is_file()) / MEGABYTE
             )
+            reader = [sys.executable, __file__, "--read", name]
+            output = subprocess.run(reader, check=True, capture_output=True, text=True).stdout
+            wall, work, grown, read = (float(value) for value in output.split())
+            assert read == expected, (form, read, expected)
+            print(
+                f"{form:15} {size:.0f} MB, {expected:,} actions: {size / wall:.0f} MB/s  "
+                f"({size / work:.0f} MB per second of processor time), memory grows by "
+                f"{grown:.0f} MB", flush=True,
+            )  # fmt: skip
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--read"]:
         measure(Path(sys.argv[2]))
     else:
-        main(int(sys.argv[1]) * MEGABYTE if sys.argv[1:] else 200 * MEGABYTE)
+        main(int(sys.argv[1]) * MEGABYTE if sys.argv[1:] else 200 * MEGABYTE, sys.argv[2:])

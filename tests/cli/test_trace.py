@@ -219,6 +219,8 @@ def test_files_are_written_whatever_becomes_of_the_output(
         ),
         (["--set", "stage9*=1"], "--set 'stage9*=1': stage 9; the last is 3"),
         (["--schedule", "zb-w"], "unknown schedule 'zb-w'; did you mean"),
+        (["--set", ""], "--set '' is no change; write stage3.F*=0.9"),
+        (["--schedule", "zb-v", "-v", "3"], "'zb-v' has chunks = 2; got 3; leave it out"),
         (["-v", "2"], "-v is for --schedule"),
         (["--costs-out", "x.csv"], "--costs-out 'x.csv': a cost file is written as"),
         (["--html", "x.png"], "--html 'x.png': a page ends in .html"),

@@ -84,3 +84,39 @@ def test_a_request_ends_it(monkeypatch: pytest.MonkeyPatch, lengths: list[float]
     assert result.timeline.jitter(JITTER).p95 <= max(
         timeline.jitter(JITTER).p95 for timeline in scored
     )
+
+
+def test_the_table_of_published_schedules_ends_with_the_time() -> None:
+    """What would take minutes to draw is left out, which a note says; the result is there."""
+    jitter = db.Jitter("lognormal:20%", samples=4000, seed=2)
+    late: list[bool] = []
+
+    def stop() -> bool:
+        late.append(True)
+        return len(late) > 1
+
+    found = db.compare(
+        ["1f1b", "gpipe", "zb-h1", "eager-1f1b"], ranks=3, microbatches=6, costs=COSTS,
+        jitter=jitter, stop=stop,
+    )  # fmt: skip
+    assert {row.name for row in found.rows} == {"1f1b", "gpipe"}
+    assert "no time left: 2 schedules not compared" in found.notes
+    assert sum(row.wins for row in found.rows) == pytest.approx(1)
+
+
+def test_a_request_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from debubble.engine.timeline import Timeline
+
+    drawn: list[int] = []
+    draw = Timeline.jitter
+
+    def counting(timeline: Timeline, times: db.Jitter) -> Any:
+        drawn.append(times.seed)
+        return draw(timeline, times)
+
+    monkeypatch.setattr(Timeline, "jitter", counting)
+    result = db.optimize(
+        **SIZES, costs=COSTS, robust=JITTER, workers=1, until=lambda: JITTER.seed + 1 in drawn
+    )
+    assert result.published is not None
+    assert result.spread is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -88,6 +90,31 @@ def test_marks_and_what_is_computed_fill_every_rank():
     payload = trace_view(of_planted("slow stage", 0))["timelines"]
     assert "slow-stage" in [look["title"] for look in payload["marks"]]
     assert {look["like"] for look in payload["marks"]} <= {None, *payload["causes"]}
+
+
+def shares_of(payload, index):
+    """Share of the rank-time of a timeline that marks of each name have."""
+    one = payload["timelines"][index]
+    raw = zlib.decompress(base64.b64decode(one["marks"]["data"]), -15)
+    count = sum(one["marks"]["counts"])
+    start, end = np.frombuffer(raw, "<f4", 2 * count).reshape(2, count)
+    look = np.frombuffer(raw, "u1", count, 8 * count)
+    names = [each["title"] for each in payload["marks"]]
+    totals = np.bincount(look, end - start, len(names)) / (one["makespan"] * one["ranks"])
+    return dict(zip(names, totals.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe"])
+def test_one_cause_has_one_name_in_all_rows(schedule):
+    """Of a run without faults the same time is lost to the same causes as predicted."""
+    found = plain()
+    answers = [with_schedule(found.replay, schedule, [], None)] if schedule else []
+    payload = trace_view(found, answers)["timelines"]
+    assert all("marks" in one for one in payload["timelines"])
+    observed, predicted = shares_of(payload, 0), shares_of(payload, 1)
+    assert {name for name, share in predicted.items() if share > 0.01} == {"fill", "drain"}
+    for name, share in predicted.items():
+        assert observed[name] == pytest.approx(share, abs=0.02)
 
 
 def test_every_cause_has_a_look_of_its_own():

@@ -17,6 +17,7 @@ from debubble.analysis.results import keeps
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
+from debubble.core.units import counted
 from debubble.engine.ensembles import wins
 from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.jitter import Jitter
@@ -54,6 +55,7 @@ def compare(
     memory_unit: str = "",
     progress: Callable[[str, int, int], None] | None = None,
     jitter: str | Jitter | None = None,
+    stop: Callable[[], bool] | None = None,
     **lowerings: Any,
 ) -> Comparison:
     """Simulate several schedules on the same costs.
@@ -90,6 +92,9 @@ def compare(
         What varies from step to step: ``"normal:3%"``, or a :class:`~debubble.Jitter`. The rows
         then have step times of the same random numbers in ``row.spread``, and in ``row.wins`` the
         share of the steps in which each is fastest among those within memory; the ranking stays.
+    stop
+        Asked before the step times of every schedule but the first are drawn; once it says so, the
+        others are left out, which a note says.
     **lowerings
         Lowerings of all schedules: ``recompute``, ``recompute_at``, ``offload``, ``transfers``
         and ``sharding``, see :func:`debubble.lowering.chain.lower`.
@@ -167,14 +172,15 @@ def compare(
             rows.append(_row(label, timeline, memory))
         except DebubbleError as error:
             skipped.append((label, str(error)))
+    every = len(rows)
     if varying is not None:
-        rows = _raced(rows, varying)
+        rows = _raced(rows, varying, stop)
     unlike = differences([row.timeline for row in rows])
     by: RankedBy = "overhead" if unlike else "makespan"
     return Comparison(
         rows=ranked(rows, by),
         skipped=tuple(skipped),
-        notes=_notes(rows, unlike),
+        notes=_notes(rows, unlike) + _late(every - len(rows)),
         unlike=unlike,
         costs=costs,
         memory=memory,
@@ -271,13 +277,24 @@ def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:
     return Row(label, timeline.schedule, timeline, values, fits=keeps(timeline, memory))
 
 
-def _raced(rows: list[Row], jitter: Jitter) -> list[Row]:
+def _raced(
+    rows: list[Row], jitter: Jitter, stop: Callable[[], bool] | None
+) -> list[Row]:  # fmt: skip
     """The rows with step times that vary, and the share of the steps that each one wins."""
-    rows = [replace(row, spread=row.timeline.jitter(jitter)) for row in rows]
+    drawn: list[Row] = []
+    for row in rows:
+        if drawn and stop is not None and stop():
+            break
+        drawn.append(replace(row, spread=row.timeline.jitter(jitter)))
+    rows = drawn
     racing = [row for row in rows if row.fits] or rows
     shares = wins([row.spread for row in racing if row.spread is not None]) if racing else []
     won = dict(zip((row.name for row in racing), shares, strict=True))
     return [replace(row, wins=won.get(row.name, 0.0)) for row in rows]
+
+
+def _late(count: int) -> tuple[str, ...]:
+    return (f"no time left: {counted(count, 'schedule')} not compared",) if count else ()
 
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:

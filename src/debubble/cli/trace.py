@@ -75,7 +75,7 @@ def trace(
     from debubble.diagnosis.what_if import Change, with_changes, with_schedule
 
     conditions, base = _conditions(fail_if or [], baseline)
-    wanted = [Change.parse(part) for text in changes or [] for part in text.split()]
+    wanted = [Change.parse(part) for text in changes or [] for part in text.split() or [text]]
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
     _check_files(costs_out, order_out, html)

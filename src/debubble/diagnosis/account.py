@@ -29,7 +29,7 @@ import numpy as np
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS
 from debubble.diagnosis.observed import PAUSES
 from debubble.diagnosis.replay import Replay
-from debubble.diagnosis.run import Run, Times
+from debubble.diagnosis.run import Indices, Times
 
 CAUSES = (
     "fill", "drain", "slow-stage", "slow-worker", "slow-copy", "slow-link", "peer", "transfer",
@@ -146,8 +146,9 @@ def causes_over_time(
         By rank (start, end, cause) of every piece, also of plain computing, in no order.
     """
     pieces = _pieces(replay, row, excess, slow_link)
-    edges = _edges(replay.run, row)
-    return {rank: list(_resolved(pieces, rank, *edges[rank])) for rank in pieces}
+    run = replay.run
+    limits = edges(run.schedule.ranks, run.rank, run.kind, run.start[row], run.end[row])
+    return {rank: list(_resolved(pieces, rank, *limits[rank])) for rank in pieces}
 
 
 WAITS = ("peer", "transfer", "fill", "drain")
@@ -250,25 +251,31 @@ def _host(
     yield (start, end, cause, -1)
 
 
-def _edges(run: Run, row: int) -> dict[int, tuple[float, float]]:
-    """Until when a rank waits for the pipeline to fill, and from when on for it to drain.
+def edges(
+    ranks: int, rank: Indices, kind: Indices, start: Times, end: Times
+) -> dict[int, tuple[float, float]]:
+    """Until when each rank waits for the pipeline to fill, and from when on for it to drain.
 
     The start of its first backward and the end of its last forward, or of its first and last action
-    where it has no backward or no forward.
+    where it has no backward or no forward. Ranks without a file, whose times are NaN, have none.
     """
     found = {}
-    forward, backward = np.isin(run.kind, FORWARD_KINDS), np.isin(run.kind, GRADIENT_KINDS)
-    for rank in range(run.schedule.ranks):
-        mine = (run.rank == rank) & run.known[row]
+    forward, backward = np.isin(kind, FORWARD_KINDS), np.isin(kind, GRADIENT_KINDS)
+    for each in range(ranks):
+        mine = (rank == each) & ~np.isnan(start)
         if not mine.any():
             continue
         ahead, behind = mine & backward, mine & forward
         both = ahead.any() and behind.any()
-        found[rank] = (
-            float(run.start[row, ahead if both else mine].min()),
-            float(run.end[row, behind if both else mine].max()),
-        )
+        found[each] = (
+            float(start[ahead if both else mine].min()), float(end[behind if both else mine].max())
+        )  # fmt: skip
     return found
+
+
+def plain_wait(start: float, end: float, filled: float, drained: float) -> str:
+    """The cause of a wait for plain computing, by the edges of its rank."""
+    return "fill" if end <= filled else "drain" if start >= drained else "peer"
 
 
 def _resolved(
@@ -281,7 +288,7 @@ def _resolved(
         if cause:
             yield start, end, cause
             continue
-        plain = "fill" if end <= filled else "drain" if start >= drained else "peer"
+        plain = plain_wait(start, end, filled, drained)
         stack = [(start, end, of, len(pieces))]
         while stack:
             low, high, other, depth = stack.pop()

@@ -209,16 +209,12 @@ def saved_by_waits(replay: Replay, causes: Causes) -> dict[str, float]:
 def worst_of_copies(causes: Causes, slowdown: Slowdown) -> dict[int, str]:
     """Why each copy may be slower than others: what it is the only one to have, or has most of."""
     found = {}
+    anywhere = [
+        cause for cause in ("sequence-length", "garbage-collection", "jitter")
+        if cause in causes.excess
+    ]  # fmt: skip
     for copy in range(len(slowdown.copy)):
-        for one in causes.candidates:
-            if one.where.get("copy") == copy:
-                found[copy] = one.cause
-                break
-        else:
-            if "sequence-length" in causes.excess:
-                found[copy] = "sequence-length"
-            elif "garbage-collection" in causes.excess:
-                found[copy] = "garbage-collection"
-            elif "jitter" in causes.excess:
-                found[copy] = "jitter"
+        own = [one.cause for one in causes.candidates if one.where.get("copy") == copy]
+        if own or anywhere:
+            found[copy] = (own or anywhere)[0]
     return found

@@ -55,6 +55,8 @@ class Columns:
 
     def take(self: T, rows: NDArray[Any]) -> T:
         """Some of the rows: a mask, or positions."""
+        if rows.dtype == bool and rows.all():
+            return self
         return type(self)(**{spec.name: getattr(self, spec.name)[rows] for spec in fields(self)})
 
 

@@ -178,11 +178,7 @@ class Replay:
 
 def reordered(run: Run, times: Times, delays: Times, schedule: Schedule) -> Times:
     """Time of every row had its actions run in the order of another schedule, shape ``(rows,)``."""
-    from debubble.diagnosis.run import NO_PAIR
-
-    base = run.schedule.actions & NO_PAIR
-    sort = np.argsort(base)
-    column = sort[np.searchsorted(base, schedule.actions & NO_PAIR, sorter=sort)]
+    column = run.columns_of(schedule)
     graph = with_own_times(compile_graph(schedule), delays=True)
     shared = graph.cost_vector(Costs(F=0, I=0, W=0, R=0).table(schedule))
     return np.array([

@@ -174,9 +174,8 @@ def facts(found: Diagnosis) -> list[tuple[str, str]]:
     rows.append(("replay", f"{100 * found.replay_error:.2f} % off; {fits}"))
     rows.append(("clocks", _clocks(found)))
     rows += [("", text) for text in _few(found.clocks.warnings)]
-    rows.append(("read as", ", ".join(f"{key}: {value}" for key, value
-                                      in found.observed.taken_for.items())))  # fmt: skip
-    rows[-1] = ("read as", f"{found.observed.format}; {rows[-1][1]}")
+    taken = ", ".join(f"{key}: {value}" for key, value in found.observed.taken_for.items())
+    rows.append(("read as", f"{found.observed.format}; {taken}"))
     if found.observed.order_assumed:
         rows.append(("order", f"assumed to be {found.observed.order_assumed}: the trace has none"))
     if found.run.missing:

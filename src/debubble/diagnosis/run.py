@@ -21,6 +21,7 @@ from debubble.core.actions import (
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.core.waits import waits_for
+from debubble.diagnosis.names import NO_PAIR
 from debubble.diagnosis.observed import Messages, Observed, Pauses
 from debubble.diagnosis.order import Orders
 
@@ -29,8 +30,6 @@ Indices = NDArray[np.int64]
 
 PAIR = len(Kind)
 """The class of overlapped groups; that of other actions is their kind."""
-
-NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +150,11 @@ class Run:
 
     def column(self, order: int) -> Indices:
         """The column of every action of an order."""
-        mine, base = self.orders[order].actions & NO_PAIR, self.schedule.actions & NO_PAIR
+        return self.columns_of(self.orders[order])
+
+    def columns_of(self, schedule: Schedule) -> Indices:
+        """The column of every action of a schedule that has the same ones."""
+        mine, base = schedule.actions & NO_PAIR, self.schedule.actions & NO_PAIR
         sort = np.argsort(base)
         return sort[np.searchsorted(base, mine, sorter=sort)]
 

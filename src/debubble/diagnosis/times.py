@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from debubble.core.actions import stages_of
 from debubble.core.costs import Costs
 from debubble.core.kinds import Kind
 from debubble.diagnosis.replay import Replay, as_matrix
@@ -102,13 +101,13 @@ def costs_of(replay: Replay) -> Costs:
         if cls != PAIR:
             values[Kind(cls).name] = _filled(medians)
             continue
-        by_pair = {}
-        for key in sorted(set(zip(*_halves(run), strict=True))):
-            first, second = _halves(run)
-            at = np.flatnonzero(run.counted & (run.cls == PAIR))
-            alike = (np.array(first) == key[0]) & (np.array(second) == key[1])
-            by_pair[key] = _short(float(np.median(replay.times[:, at[alike]])) * MILLISECONDS)
-        values["O"] = by_pair
+        # By the stages of the first and the last member of each group.
+        last, first = run.counted & (run.cls == PAIR), np.roll(run.stage, 1)
+        pairs = set(zip(first[last].tolist(), run.stage[last].tolist(), strict=True))
+        values["O"] = {
+            (a, b): _short(_median(replay.times, last & (first == a) & (run.stage == b)))
+            for a, b in sorted(pairs)
+        }
     typical = replay.transfers.typical
     used = typical[~np.isnan(typical)]
     if len(used) and used.max() > ALIKE * used.min():
@@ -120,13 +119,6 @@ def costs_of(replay: Replay) -> Costs:
     if "F" not in values and "O" in values:
         values["F"] = _short(float(np.median(list(values["O"].values()))) / 3)
     return Costs(**values, time_unit="ms")
-
-
-def _halves(run: Run) -> tuple[list[int], list[int]]:
-    """Stages of the first and the last member of every overlapped group."""
-    last = np.flatnonzero(run.counted & (run.cls == PAIR))
-    stage = stages_of(run.schedule.actions)
-    return stage[last - 1].tolist(), stage[last].tolist()
 
 
 def _median(times: Times, columns: np.ndarray) -> float:

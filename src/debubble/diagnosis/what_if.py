@@ -208,7 +208,7 @@ def with_schedule(
     costs = costs_of(_with(replay, changes))
     entry = find(name)
     sizes: dict[str, Any] = {"ranks": run.schedule.ranks, "microbatches": run.schedule.microbatches}
-    if entry.chunks is None:
+    if chunks is not None or entry.chunks is None:
         sizes["chunks"] = chunks or (run.schedule.chunks if run.schedule.chunks > 1 else None)
     plain = make(entry.name, **sizes)
     other = recut(costs, run.schedule, plain)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from debubble.analysis.compare import compare
+from debubble.analysis.comparison import Comparison
 from debubble.core.actions import COPY_KINDS, pairs_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
@@ -32,8 +33,9 @@ SAMPLES = 400
 MORE_IN_TIME = 10
 """Times as many of them where the time is limited and not the work."""
 
-FIRST = 0.6
-"""Share of a time limit that the search for the smallest makespan has."""
+FIRST, BEFORE_LAST = 0.6, 0.9
+"""Shares of a time limit after which the search for the smallest makespan, and the changes of its
+order, end; the rest is for the published schedules."""
 
 REACH = 6
 """Most places by which an action moves."""
@@ -71,7 +73,7 @@ def optimize_robust(
     best = _Best(found.schedule, found.found_by)
     interrupted = found.status == "interrupted"
     if not interrupted:
-        stop = Stop(time_left(limit, began))
+        stop = Stop(time_left(None if limit is None else BEFORE_LAST * limit, began))
         moves = int(MOVES * options["effort"] * (1 if limit is None else MORE_IN_TIME))
         interrupted = run_heard(
             lambda: _improve(best, found, judge, moves, stop), stop, options["until"]
@@ -79,19 +81,25 @@ def optimize_robust(
     chosen = judge.simulated(best.schedule)
     assert chosen is not None, "it was simulated before"
     timeline = replace(chosen, table=found.timeline.table)
-    published = None
+    compared: list[Comparison] = []
     if found.published is not None and not interrupted:
         others = [row for row in found.published.rows if row.schedule is not found.schedule]
-        published = compare(
-            [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
-            memory=found.published.memory, p2p_mode=options["p2p_mode"],
-            jitter=replace(jitter, seed=jitter.seed + 1),
-        )  # fmt: skip
+        last, limits = Stop(time_left(limit, began)), found.published.memory
+
+        def race() -> None:
+            compared.append(compare(
+                [timeline, *(row.timeline for row in others)], costs=timeline.table.costs,
+                memory=limits, p2p_mode=options["p2p_mode"], stop=last,
+                jitter=replace(jitter, seed=jitter.seed + 1),
+            ))  # fmt: skip
+
+        interrupted = run_heard(race, last, options["until"])
     met = timeline.makespan <= found.lower_bound * (1 + TOLERANCE)
     return replace(
         found, schedule=timeline.schedule, timeline=timeline, makespan=timeline.makespan,
         status="interrupted" if interrupted else found.status if met else "feasible",
-        seconds=time.monotonic() - began, found_by=best.name, cached=False, published=published,
+        seconds=time.monotonic() - began, found_by=best.name, cached=False,
+        published=compared[0] if compared else None,
         spread=timeline.jitter(replace(jitter, seed=jitter.seed + 1)),
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ def add_marks(
     payload
         From :func:`debubble.view.timeline_data.encode`.
     index
-        Which of its timelines; one of a payload can have marks.
+        Which of its timelines.
     marks
         Of every rank that has some, none over another, in the timeline's time.
     looks
@@ -63,13 +63,16 @@ def add_marks(
     meta = payload["timelines"][index]
     lines = [joined(marks.get(rank, ())) for rank in range(meta["ranks"])]
     keys = {key for line in lines for _, _, key in line}
-    used = {key: place for place, key in enumerate(key for key in looks if key in keys)}
+    known = payload.setdefault("marks", [])
+    used = {}
+    for key, one in looks.items():
+        plain = {"title": one.title, "color": one.color, "like": one.like}
+        if key in keys and plain not in known:
+            known.append(plain)
+        if key in keys:
+            used[key] = known.index(plain)
     rows = [(start, end, used[key]) for line in lines for start, end, key in line]
     start, end, look = (np.array([row[at] for row in rows]) for at in range(3))
-    payload["marks"] = [
-        {"title": looks[key].title, "color": looks[key].color, "like": looks[key].like}
-        for key in used
-    ]
     meta["marks"] = {
         "counts": [len(line) for line in lines],
         "data": _packed(start.astype("<f4"), end.astype("<f4"), look.astype("<u1")),

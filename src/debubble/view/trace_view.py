@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from debubble.analysis.bubbles import MEMORY, P2P, bubbles
+from debubble.core.actions import kinds_of
 from debubble.core.units import counted
-from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time
+from debubble.diagnosis.account import CAUSES, COMPUTE, causes_over_time, edges, plain_wait
 from debubble.diagnosis.diagnose import Diagnosis
 from debubble.diagnosis.findings import TRUSTED, Finding, nothing
 from debubble.diagnosis.report import (
@@ -53,9 +55,12 @@ LOOKS = {
     "jitter": Look("jitter", "#b39ddb"),
     "order": Look("order", "#5d4037"),
 }  # fmt: skip
-"""How causes look; those of a flawless run look like the same idle time of a simulation."""
+"""How causes look; those of a flawless run look like idle time of a simulation elsewhere."""
 
 assert set(LOOKS) == set(CAUSES)
+
+NOT_PLAIN = {P2P: "transfer", MEMORY: "memory"}
+"""Causes of idle time in a simulation that are no wait for what others compute."""
 
 MOST_RANKS = 512
 """Ranks that have a line in the account."""
@@ -93,6 +98,8 @@ def trace_view(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> dict[str, An
         predicted = 1
         lines = _lines(found)
         add_marks(payload, 0, lines, LOOKS)
+        for place, simulated in enumerate(timelines[1:], 1):
+            add_marks(payload, place, _simulated_lines(simulated), LOOKS)
         least = DIFFERENT * float(np.median(timelines[0].duration))
         add_differences(payload, 0, timelines, predicted, least)
         payload["timelines"][0]["setting"] = _which_step(found)
@@ -154,6 +161,21 @@ def _lines(found: Diagnosis) -> Lines:
         )
         for rank, line in pieces.items()
     }
+
+
+def _simulated_lines(timeline: Timeline) -> Lines:
+    """The same of a simulation, by the same rule for what ranks wait for."""
+    schedule, idle = timeline.schedule, bubbles(timeline)
+    limits = edges(
+        schedule.ranks, schedule.ranks_of_actions, kinds_of(schedule.actions), timeline.start,
+        timeline.end,
+    )  # fmt: skip
+    lines: Lines = {}
+    columns = (idle.rank, idle.start, idle.end, idle.cause)
+    for rank, start, end, cause in zip(*(column.tolist() for column in columns), strict=True):
+        plain = plain_wait(start, end, *limits.get(rank, (0.0, 0.0)))
+        lines.setdefault(rank, []).append((start, end, NOT_PLAIN.get(cause, plain)))
+    return lines
 
 
 def _which_step(found: Diagnosis) -> str:

@@ -68,11 +68,12 @@ def test_transfers_hosts_pauses_and_pairs(tmp_path: Path) -> None:
         ("rank,action,start\n0,0F0,1\n", "column 'end' is missing"),
         ("rank,action,start,start,end\n", "column 'start' is there twice; keep one"),
         ("rank,action,start_ms,end_us\n", "columns of times have several units"),
-        ("rank,action,start,end\n", "no action has both a start and an end"),
-        ("rank,action,start,end\n0,0F0,1,0\n", "no action has both a start and an end"),
+        ("rank,action,start,end\n", "no action has a start and, behind it"),
+        ("rank,action,start,end\n0,0F0,1,0\n", "no action has a start and, behind it"),
         ("rank,action,start,end\n0,0F0,0,1\n0,0B0,1,2\n", "a drawing of a schedule"),
         ("rank,action,start,end\n99999,0F0,0,1\n", "rank 99,999; they go to 65,535"),
-        ("rank,action,start,end\n0,0F9999999,0,1\n", "no action has both a start and an end"),
+        ("rank,action,start,end\n0,0F0,1,1\n0,0B0,2,2\n", "all 2 actions take 0, so it is a"),
+        ("rank,action,start,end\n0,0F9999999,0,1\n", "no action has a start and, behind it"),
         ("rank,copy,action,start,end\n65000,9999,0F0,0,2\n", "10,000 copies of 65,001 ranks"),
     ],
 )
@@ -95,3 +96,24 @@ def test_lines_that_tell_nothing_are_counted(tmp_path: Path) -> None:
         "columns called 'note', which says nothing here": 1,
         "lines that are no action with a rank and times": 5,
     }
+
+
+def test_a_column_of_any_numbers_is_read(tmp_path: Path) -> None:
+    """Plain ones at once, those with exponents and quotes one by one: the same comes of both."""
+    run = made.run("1f1b", ranks=4, microbatches=8)
+    path = tmp_path / "run.csv"
+    made.write_table(run, path)
+    plain = read(path)
+    lines = path.read_text().splitlines()
+    cells = lines[5].split(",")
+    for start in (f"{float(cells[4]):.17e}", f'"{cells[4]}"', f" {cells[4]} "):
+        lines[5] = ",".join([*cells[:4], start, cells[5]])
+        for end in ("\n", "\r\n", "\n\n"):
+            path.write_text(end.join(lines), newline="")
+            found = read(path)
+            assert found.left_out == {}
+            np.testing.assert_allclose(found.actions.start, plain.actions.start, atol=1e-12)
+            np.testing.assert_allclose(found.actions.end, plain.actions.end, atol=1e-12)
+    more = ["1e-9999999999999999999999", "1e400", "1_0", "٣"]
+    path.write_text("\n".join([*lines, *(f"7,0,0,0F0,{text},1" for text in more)]))
+    assert read(path).left_out == {"lines that are no action with a rank and times": len(more)}

@@ -48,6 +48,11 @@ def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
     return ranks - 1 - place if v_shaped and chunk % 2 else place
 
 
+def placed(v_shaped: bool) -> str:
+    """What was taken for the stage, in words."""
+    return "placed in a V" if v_shaped else "placed round by round"
+
+
 def kth_call(k: int, ranks: int, chunks: int, backward: bool) -> tuple[int, int]:
     """Chunk and microbatch of a rank's k-th call as Megatron's interleaved schedule numbers them.
 

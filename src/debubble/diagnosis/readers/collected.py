@@ -7,8 +7,9 @@ count once, a drawing is no measurement, and both ends of a message find each ot
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -64,10 +65,10 @@ class Collected:
 
     where: str
     left_out: LeftOut = field(default_factory=Counter)
-    actions: list[tuple[float, ...]] = field(default_factory=list)
-    sends: list[tuple[float, ...]] = field(default_factory=list)
-    receives: list[tuple[float, ...]] = field(default_factory=list)
-    pauses: list[tuple[float, ...]] = field(default_factory=list)
+    actions: array[float] = field(default_factory=lambda: array("d"))
+    sends: array[float] = field(default_factory=lambda: array("d"))
+    receives: array[float] = field(default_factory=lambda: array("d"))
+    pauses: array[float] = field(default_factory=lambda: array("d"))
     _blocks: dict[str, list[NDArray[np.float64]]] = field(default_factory=lambda: defaultdict(list))
 
     def action(
@@ -76,10 +77,9 @@ class Collected:
         waited: float = NAN, busy: float = NAN,
     ) -> None:  # fmt: skip
         """Add an action; `step` is the number that the run gave it."""
-        self._room(self.actions)
-        self.actions.append(
-            (step, copy, rank, kind, stage, microbatch, slice, pair, start, end, issued, waited,
-             busy)
+        self._append(
+            self.actions, step, copy, rank, kind, stage, microbatch, slice, pair, start, end,
+            issued, waited, busy,
         )  # fmt: skip
 
     def transfer(
@@ -91,14 +91,13 @@ class Collected:
         spec = KINDS[kind]
         forward = kind in FORWARD_KINDS
         if spec.sends:
-            key = (step, copy, forward, stage, microbatch, slice)
-            self._room(self.sends)
-            self.sends.append((*key, rank, sent))
+            self._append(self.sends, step, copy, forward, stage, microbatch, slice, rank, sent)
             return
         assert spec.receives, "a message has two ends"
-        key = (step, copy, forward, stage + spec.away, microbatch, slice)
-        self._room(self.receives)
-        self.receives.append((*key, rank, posted, waited, arrived))
+        self._append(
+            self.receives, step, copy, forward, stage + spec.away, microbatch, slice, rank, posted,
+            waited, arrived,
+        )  # fmt: skip
 
     def many(self, name: Literal["actions", "sends", "receives"], *columns: ArrayLike) -> None:
         """Add many rows at once, column by column in the order in which one has its values.
@@ -114,15 +113,16 @@ class Collected:
             self._full()
 
     def _rows(self, name: Literal["actions", "sends", "receives"]) -> NDArray[np.float64]:
-        """All rows of a kind."""
-        width = WIDTHS[name]
-        single = np.array(getattr(self, name), dtype=np.float64).reshape(-1, width)
-        blocks = [block for block in (single, *self._blocks[name]) if len(block)]
+        """All rows of a kind, which are kept no longer."""
+        single = np.frombuffer(getattr(self, name), np.float64).reshape(-1, WIDTHS[name])
+        setattr(self, name, array("d"))
+        blocks = [block for block in (single, *self._blocks.pop(name, ())) if len(block)]
         return np.concatenate(blocks) if len(blocks) > 1 else (blocks or [single])[0]
 
-    def _room(self, rows: list[tuple[float, ...]]) -> None:
-        if len(rows) >= MAX_ROWS:
+    def _append(self, rows: array[float], *row: float) -> None:
+        if len(rows) >= MAX_ROWS * len(row):
             self._full()
+        rows.extend(row)
 
     def _full(self) -> NoReturn:
         raise FormatError(
@@ -131,8 +131,7 @@ class Collected:
 
     def pause(self, copy: int, rank: int, cause: int, start: float, end: float) -> None:
         """Add a time in which the host stood still."""
-        self._room(self.pauses)
-        self.pauses.append((copy, rank, cause, start, end))
+        self._append(self.pauses, copy, rank, cause, start, end)
 
     def observed(
         self,
@@ -173,12 +172,15 @@ class Collected:
         self._count(BACKWARDS_IN_TIME, len(actions) - int(sound.sum()))
         actions = actions.take(sound)
         if not len(actions):
-            raise FormatError(f"{self.where}: no action has both a start and an end")
-        span = span[sound]
-        if len(span) > 1 and np.allclose(span, unit, rtol=1e-6, atol=0):
             raise FormatError(
-                f"{self.where}: all {len(span):,} actions take 1, so it is a drawing of a schedule "
-                "and no measurement; give the trace of a run"
+                f"{self.where}: no action has a start and, behind it, an end; trace whole steps, "
+                "and write times that go forward"
+            )
+        span = span[sound]
+        if len(span) > 1 and (np.allclose(span, unit, rtol=1e-6, atol=0) or not span.any()):
+            raise FormatError(
+                f"{self.where}: all {len(span):,} actions take {1 if span.any() else 0}, so it is "
+                "a drawing of a schedule and no measurement; give the trace of a run"
             )
         actions = self._once(actions)
         ranks = max(ranks, int(actions.rank.max()) + 1)
@@ -234,10 +236,10 @@ class Collected:
         return actions.take(order[keep[order]])
 
 
-def table(columns: type[T], rows: Sequence[Sequence[float]] | NDArray[np.float64]) -> T:
+def table(columns: type[T], rows: array[float] | NDArray[np.float64]) -> T:
     """Columns of rows that have a value for each of them."""
     names = list(columns.types())
-    values: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, len(names))
+    values = np.asarray(rows, dtype=np.float64).reshape(-1, len(names))
     return columns.of(**dict(zip(names, values.T, strict=True)))
 
 

@@ -79,17 +79,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     groups = {rank: each[0].file.groups for rank, each in traces.items()}
     found = places(stages, groups, left_out)
     collected = Collected(where, left_out)
-    origin = min(
-        trace.file.base + trace.steps[0][0][0].start for each in traces.values() for trace in each
-    )
+    origin = min(_begin(trace) for each in traces.values() for trace in each)
     numbers = _numbered({rank: traces[rank] for rank in found})
     pair = 0
     for rank, place in found.items():
         for trace, steps in zip(traces[rank], numbers[rank], strict=True):
-            for number, step in zip(steps, trace.steps, strict=True):
-                pair = _add(collected, number, place, step, trace.file.base - origin, pair)
-        for trace in traces[rank]:
             base = trace.file.base - origin
+            for number, step in zip(steps, trace.steps, strict=True):
+                pair = _add(collected, number, place, step, base, pair)
             for start, end, cause in trace.file.pauses.sorted().T.tolist():
                 begin, last = (base + start) * NANOSECONDS, (base + end) * NANOSECONDS
                 collected.pause(place.copy, place.rank, cause, begin, last)

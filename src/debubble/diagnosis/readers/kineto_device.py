@@ -8,6 +8,7 @@ though: a kernel belongs to the range in which it was *launched*, by whatever th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,35 @@ class Kernels:
         first, last = np.searchsorted(self.owner, [owner, owner + 1])
         return slice(int(first), int(last))
 
+    @cached_property
+    def work(self) -> dict[int, tuple[int, int, int, int]]:
+        """By range start, end and busy time of what it computed, and its first launch.
+
+        Collectives count as the action's where they run between its first and last kernel; p2p does
+        not. Ranges that launched nothing that computes have none.
+        """
+        computes = self.sort == WORK
+        ranges, at = np.unique(self.owner[computes], return_index=True)
+        if not len(ranges):
+            return {}
+        first = self.start[computes][at]
+        last = np.maximum.reduceat(self.end[computes], at)
+        launched = np.minimum.reduceat(self.launched[computes], at)
+        counts = (self.sort != P2P) & np.isin(self.owner, ranges)
+        place = np.searchsorted(ranges, self.owner[counts])
+        # One range behind the other, so that none reaches into the next.
+        offset = np.cumsum((last - first).astype(float)) - (last - first)
+        begin, end = (
+            np.minimum(np.maximum(times[counts], first[place]), last[place]) - first[place]
+            + offset[place]
+            for times in (self.start, self.end)
+        )  # fmt: skip
+        covered = np.maximum.accumulate(end)
+        begin[1:] = np.maximum(begin[1:], covered[:-1])
+        spent = np.bincount(place, np.maximum(end - begin, 0)).astype(np.int64)
+        rows = zip(*(each.tolist() for each in (first, last, spent, launched)), strict=True)
+        return dict(zip(ranges.tolist(), rows, strict=True))
+
 
 def launched_in(ranges: Times, file: KinetoFile, left_out: LeftOut) -> Kernels:
     """The kernels of a file by the ranges in which they were launched.
@@ -90,33 +120,6 @@ def _owners(ranges: Times, times: Times) -> Times:
         return np.full(len(times), -1)
     owner = np.searchsorted(ranges[0], times, side="right") - 1
     return np.where((owner >= 0) & (times <= ranges[1][np.maximum(owner, 0)]), owner, -1)
-
-
-def busy(start: Times, end: Times) -> int:
-    """Nanoseconds in which at least one of some kernels ran; they are sorted by start."""
-    if not len(start):
-        return 0
-    latest = np.maximum.accumulate(end)
-    begin = np.maximum(start[1:], latest[:-1])
-    more = np.maximum(end[1:] - begin, 0)
-    return int(end[0] - start[0] + more.sum())
-
-
-def work_span(kernels: Kernels, owner: int) -> tuple[int, int, int, int] | None:
-    """Start, end and busy time of what a range computed on the device, and its first launch.
-
-    Collectives count as the action's where they run between its first and last kernel; p2p does
-    not. None where it launched nothing that computes.
-    """
-    here = kernels.of(owner)
-    sort, start, end = kernels.sort[here], kernels.start[here], kernels.end[here]
-    computes = sort == WORK
-    if not computes.any():
-        return None
-    first, last = int(start[computes].min()), int(end[computes].max())
-    counts: NDArray[np.bool_] = sort != P2P
-    spent = busy(np.clip(start[counts], first, last), np.clip(end[counts], first, last))
-    return first, last, spent, int(kernels.launched[here][computes].min())
 
 
 def transfer_spans(kernels: Kernels, owner: int) -> list[tuple[int, int]]:

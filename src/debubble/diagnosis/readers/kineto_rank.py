@@ -21,7 +21,7 @@ from debubble.core.kinds import (
     TRANSFER_KINDS,
     Kind,
 )
-from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans, work_span
+from debubble.diagnosis.readers.kineto_device import Kernels, launched_in, transfer_spans
 from debubble.diagnosis.readers.kineto_file import KinetoFile, Times
 from debubble.diagnosis.readers.names import Named, actions_named
 from debubble.diagnosis.readers.stream import LeftOut
@@ -202,7 +202,7 @@ def _on_host(
 
 
 def _on_device(parts: tuple[Named, ...], kernels: Kernels, at: int) -> Computed | None:
-    span = work_span(kernels, at)
+    span = kernels.work.get(at)
     if span is None:
         return None
     first, last, spent, launched = span

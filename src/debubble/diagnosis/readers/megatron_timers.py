@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
-from debubble.diagnosis.readers.stream import LeftOut, lines
+from debubble.diagnosis.readers.stream import LeftOut, pieces
 
 NAME = "megatron-timers"
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
@@ -31,7 +31,8 @@ _ARGUMENT = re.compile(r"\s*([a-z_]{3,60}) \.+ (\d{1,9})\s*", re.ASCII)
 _TIMER = re.compile(
     r"\s*([a-z-]{3,60})[ .]*:\s*(?:\(?(\d{1,12}\.\d+)(?:, (\d{1,12}\.\d+)\))?)?\s*", re.ASCII
 )
-_RANK = re.compile(r"\s*rank\s+(\d{1,6}): (\d{1,12}\.\d+)\s*", re.ASCII)
+_RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
+_RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
 _ITERATION = re.compile(r"iteration\s+(\d{1,9})/")
 
 OTHER_TIMERS = "sums of timers other than forward-compute and backward-compute"
@@ -99,7 +100,12 @@ def _read_file(
 ) -> None:  # fmt: skip
     timer = ""
     inside = False
-    for line in lines(path, left_out):
+    for line, ranks in _lines(path, left_out):
+        if ranks and inside:
+            if timer in TIMERS:
+                for rank, value in _RANK.findall(line):
+                    sums[TIMERS[timer]][int(rank)].append(float(value))
+            continue
         argument = _ARGUMENT.fullmatch(line)
         if argument is not None:
             arguments.setdefault(argument[1], int(argument[2]))
@@ -113,11 +119,6 @@ def _read_file(
         if any(words in line for words in _HEADS):
             inside, timer = True, ""
             continue
-        rank = _RANK.fullmatch(line) if inside else None
-        if rank is not None:
-            if timer in TIMERS:
-                sums[TIMERS[timer]][int(rank[1])].append(float(rank[2]))
-            continue
         match = _TIMER.fullmatch(line) if inside else None
         inside = match is not None
         if match is None:
@@ -127,6 +128,17 @@ def _read_file(
             left_out[OTHER_TIMERS] += 1
         elif match[2]:
             sums[TIMERS[timer]][-1].append(float(match[3] or match[2]))
+
+
+def _lines(path: Path, left_out: LeftOut) -> Iterator[tuple[str, bool]]:
+    """Lines of a log; those of ranks, one below the other, come as one, and as such."""
+    for text in pieces(path, left_out):
+        at = 0
+        while at < len(text):
+            ranks = _RANKS.match(text, at)
+            end = ranks.end() if ranks else text.find("\n", at) + 1 or len(text)
+            yield text[at:end].rstrip("\r\n"), ranks is not None
+            at = end
 
 
 def _per_stage(

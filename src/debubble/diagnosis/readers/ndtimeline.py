@@ -9,8 +9,7 @@ aligned their clocks before they wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,53 +20,55 @@ from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, rank_of, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, rank_of, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.paired import packed
+from debubble.diagnosis.readers.paired import grouped
 from debubble.diagnosis.readers.scan import Scan, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
 Times = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Whole = NDArray[np.integer[Any]]
 MICROSECONDS = 1e-6
 
 _WORDS = (
     b"forward-compute", b"backward-compute", b"forward-send", b"forward-recv", b"backward-send",
     b"backward-recv", b"gc",
 )  # fmt: skip
-NAMES = {name: number for number, name in enumerate(_WORDS)}
+NAMES = {name: place for place, name in enumerate(_WORDS)}
 """Numbers of the names of events."""
 
 WORK = {0: Kind.F, 1: Kind.B}
 TRANSFERS = {2: Kind.SEND_F, 3: Kind.RECV_F, 4: Kind.SEND_B, 5: Kind.RECV_B}
 GC = 6
 
+_LETTERS = np.full(1 << 16, GC, np.int8)
+"""Names by their ninth and tenth letter, which are the same in no two."""
+for _word, _number in NAMES.items():
+    _LETTERS[int.from_bytes(_word[8:10], "big")] = _number
+
 WANTED = re.compile(rb'"name"\s*:\s*"(?:' + b"|".join(_WORDS) + rb')"')
 _NAME = b'"thread_name"'
 
 
 def _usual(comma: bytes, colon: bytes) -> re.Pattern[bytes]:
-    """An event as the writer has it, by its name and the text with its numbers.
+    """An event as the writer has it, from its name to its microbatch.
 
     That is several times as fast as JSON. Of an event written in another way it has the name alone.
     """
-    texts = [rb'"cat":"[^"]*+"', rb'"pid":(\d++', rb'"tid":\d++', rb'"ts":\d++\.\d++',
+    texts = [rb'"cat":"[^"]*+"', rb'"pid":\d++', rb'"tid":\d++', rb'"ts":\d++\.\d++',
              rb'"dur":\d++\.\d++', rb'"ph":"X"', rb'"args":\{"step":\d++', rb'"model_chunk":-?\d++',
-             rb'"mb_id":-?\d++)']  # fmt: skip
+             rb'"mb_id":-?\d++']  # fmt: skip
     rest = comma.join(text.replace(b'":', b'"' + colon) for text in texts)
     names = b"|".join(_WORDS)
-    return re.compile(rb'"name"\s*:\s*"(' + names + rb')"(?:' + comma + rest + rb"[,}])?")
+    return re.compile(rb'"name"\s*:\s*"((?:' + names + rb')"(?:' + comma + rest + rb"[,}])?)")
 
 
 _USUAL = _usual(b",", b":"), _usual(b", ", b": ")
 
-NUMBERS = 9
-"""In a usual event: process, thread, start and its fraction, length and its fraction, step, chunk,
-microbatch."""
-
-MOST_WHOLE = 1 << 31
-"""Least process, step, chunk or microbatch that is none."""
+MOST = np.array([1 << 31, 1 << 50, *4 * [np.inf], 1 << 31, 1 << 31, 1 << 31])[:, None]
+"""Least numbers that no usual event has: process, thread, start and its fraction, length and its
+fraction, step, chunk, microbatch."""
 
 MOST_DIGITS = 18
 _POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
@@ -75,9 +76,6 @@ _POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
 _THREAD = re.compile(r"PP rank (\d{1,6}), TP rank (\d{1,6}), ([\w-]{1,40})", re.ASCII)
 
 _COMPUTE = re.compile(rb"PP rank \d{1,6}, TP rank \d{1,6}, compute")
-
-_TYPES = (np.int8, np.int32, np.int64, np.float64, np.float64, np.int32, np.int32, np.int32)
-"""Types of the columns of :class:`_Events`."""
 
 NO_WORKER = "events of threads that are not called 'PP rank 0, TP rank 0, …'"
 TENSOR = "events of tensor-parallel ranks other than the first of each worker"
@@ -87,16 +85,30 @@ MORE_CALLS = "steps of a worker with another number of transfers than its action
 
 
 class _Events(NamedTuple):
-    """Columns of events; `name` indexes :data:`NAMES`, `worker` is where one was read."""
+    """Columns of events; times in seconds.
+
+    `name` indexes :data:`NAMES`; `worker` is where a thread has been read, and what that is.
+    """
 
     name: Whole
-    process: Whole
-    thread: Whole
-    start: Times
-    length: Times
+    worker: Whole
     step: Whole
     chunk: Whole
     unit: Whole
+    start: Times
+    end: Times
+
+    @classmethod
+    def of(cls, columns: Sequence[Times], worker: Whole) -> _Events:
+        """From name, process, thread, start, length, step, chunk and microbatch."""
+        name, _, _, start, length, *numbers = columns
+        step, chunk, unit = (column.astype(np.int32) for column in numbers)
+        end = (start + length) * MICROSECONDS
+        return cls(name.astype(np.int8), worker, step, chunk, unit, start * MICROSECONDS, end)
+
+    def taken(self, rows: NDArray[Any]) -> _Events:
+        """Some of the events."""
+        return _Events(*(column[rows] for column in self))
 
 
 def recognises(head: bytes) -> bool:
@@ -113,21 +125,23 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no event tells of an action.
     """
-    found = [events for path in files for events in _read_file(path, left_out)]
-    if not found:
+    workers, events = _read_files(files, left_out)
+    events = _first_tensor_ranks(workers, events, left_out)
+    if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
-    worker, events = _first_tensor_ranks(found, left_out)
-    ranks = int(worker[:, 1].max()) + 1
+    ranks = int(workers[:, 1].max()) + 1
     works = _works(events, left_out)
-    v_shaped = is_v_shaped(_first_units(worker, events, works, ranks), ranks)
+    v_shaped = is_v_shaped(_first_units(workers, events, works, ranks), ranks)
     collected = Collected(where, left_out)
-    _add(collected, worker, events, works, ranks, v_shaped)
+    _add(collected, workers, events, works, ranks, v_shaped)
+    # All is in the rows by now.
+    del events, works
     return collected.observed(
         NAME,
         {
             "rank": "names of threads",
             "copy": "process",
-            "stage": "model_chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "stage": f"model_chunk and rank, {placed(v_shaped)}",
             "microbatch": "mb_id of actions; transfers in order of their calls",
             "step": "step of the event",
             "clock": "of every worker, aligned by the writer",
@@ -136,15 +150,37 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(path: Path, left_out: LeftOut) -> Iterator[tuple[Whole, _Events]]:
-    """Events of a file with their workers: copy, rank and tensor-parallel rank."""
+def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Events]:
+    """Copy, rank and tensor-parallel rank of all workers, and the events of those."""
+    workers: list[tuple[int, int, int]] = []
+    found: list[_Events] = []
+    for path in files:
+        _read_file(path, workers, found, left_out)
+    events = _Events(*map(np.concatenate, zip(*found, strict=True)))
+    known = events.worker >= 0
+    if spare := len(known) - int(np.count_nonzero(known)):
+        left_out[NO_WORKER] += spare
+        events = events.taken(known)
+    return np.array(workers, np.int64).reshape(-1, 3), events
+
+
+def _read_file(
+    path: Path, workers: list[tuple[int, int, int]], found: list[_Events], left_out: LeftOut
+) -> None:
+    """Add the events of a file, and the workers that it names; that of others is -1."""
     scan = Scan(path, left_out)
     threads: dict[tuple[int, int], re.Match[str]] = {}
     names: dict[Any, int] = {}
-    found = []
+    places: dict[tuple[int, int], int] = {}
+    first = len(found)
     for block in scan.blocks():
-        usual = _columns(block)
-        found.append(_decoded(scan, block, names, left_out) if usual is None else usual)
+        columns = _columns(block)
+        if columns is None:
+            columns = _decoded(scan, block, names, left_out)
+        rows, group = grouped([column.astype(np.int64) for column in columns[1:3]])
+        pairs = zip(*(columns[place][rows].astype(int).tolist() for place in (1, 2)), strict=True)
+        place = np.array([places.setdefault(pair, len(places)) for pair in pairs], np.int32)
+        found.append(_Events.of(columns, place[group]))
         if _NAME in block:
             texts = [text for text in events_of(block) if _NAME in text]
             for event in scan.decode_all(texts):
@@ -153,78 +189,49 @@ def _read_file(path: Path, left_out: LeftOut) -> Iterator[tuple[Whole, _Events]]
                 match = _THREAD.match(str(args.get("name"))) if isinstance(args, dict) else None
                 if match and thread is not None:
                     threads[process, thread] = match
-    if not found:
-        return
-    events = _joined(found)
-    place = packed([events.process, events.thread])
-    _, first, number = np.unique(place, return_index=True, return_inverse=True)
-    of = np.full((len(first), 3), -1)
-    for at, row in enumerate(first.tolist()):
-        process, thread = int(events.process[row]), int(events.thread[row])
+    number = np.full(len(places), -1, np.int32)
+    for (process, thread), place_of in places.items():
         if (match := threads.get((process, thread))) is not None:
-            of[at] = process, int(match[1]), int(match[2])
-    worker = of[number]
-    known = worker[:, 0] >= 0
-    if spare := len(known) - int(np.count_nonzero(known)):
-        left_out[NO_WORKER] += spare
-    if known.any():
-        yield worker[known], _taken(events, known)
+            number[place_of] = len(workers)
+            workers.append((process, int(match[1]), int(match[2])))
+    found[first:] = [each._replace(worker=number[each.worker]) for each in found[first:]]
 
 
-def _columns(block: bytes) -> _Events | None:
-    """Events as the writer has them; None where some are written in another way."""
+def _columns(block: bytes) -> Sequence[Times] | None:
+    """Columns of events as the writer has them; None where some are written in another way."""
     for pattern in _USUAL:
-        found = pattern.findall(block)
-        if not found:
-            return _events(np.zeros((len(_TYPES), 0)))
-        if all(map(itemgetter(1), found)):
+        texts = pattern.findall(block)
+        if not texts:
+            return list(np.zeros((8, 0)))
+        letters = np.frombuffer(b" " + b" ".join(texts), np.uint8)
+        values, digits = _numbers(letters)
+        if len(values) == len(MOST) * len(texts):
             break
     else:
         return None
-    values, digits = _numbers(b" ".join(map(itemgetter(1), found)))
-    if digits.max() > MOST_DIGITS:
+    values, digits = values.reshape(-1, len(MOST)).T, digits.reshape(-1, len(MOST)).T
+    if (values >= MOST).any() or digits.max() > MOST_DIGITS:
         return None
-    names = np.array(list(map(NAMES.__getitem__, map(itemgetter(0), found))), dtype=np.float64)
-    values, fraction = values.reshape(-1, NUMBERS).T, _POWERS[digits].reshape(-1, NUMBERS).T
-    if np.delete(values, (1, 2, 3, 4, 5), axis=0).max() >= MOST_WHOLE:
-        return None
-    start, length = values[2] + values[3] / fraction[3], values[4] + values[5] / fraction[5]
-    return _events([names, values[0], values[1], start, length, *values[6:]])
+    start, length = (values[at] + values[at + 1] / _POWERS[digits[at + 1]] for at in (2, 4))
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    begin = np.cumsum(lengths + 1) - lengths
+    names = _LETTERS[(letters[begin + 8].astype(int) << 8) + letters[begin + 9]]
+    return names, *values[:2], start, length, *values[6:]
 
 
-def _numbers(text: bytes) -> tuple[Times, Whole]:
-    """All whole numbers of a text, and how many digits each has."""
-    characters = np.frombuffer(b" " + text, np.uint8)
-    digit = characters - ord("0")
+def _numbers(text: NDArray[np.uint8]) -> tuple[Times, Whole]:
+    """All whole numbers of a text that begins with none, and how many digits each has."""
+    digit = text - ord("0")
     place = np.flatnonzero(digit < 10)
-    first = np.concatenate([[0], np.flatnonzero(place[1:] - place[:-1] > 1) + 1])
+    first = np.flatnonzero(np.diff(place, prepend=-1) > 1)
     begin, lengths = place[first], np.diff(first, append=len(place))
     power = np.repeat(begin + lengths - 1, lengths) - place
     values = np.add.reduceat(digit[place] * _POWERS.take(power, mode="clip"), first)
-    return np.where(characters[begin - 1] == ord("-"), -values, values), lengths
+    return np.where(text[begin - 1] == ord("-"), -values, values), lengths
 
 
-def _events(columns: Iterable[Times]) -> _Events:
-    typed: list[Any] = [c.astype(t) for c, t in zip(columns, _TYPES, strict=True)]
-    return _Events(*typed)
-
-
-def _taken(events: _Events, keep: NDArray[np.bool_]) -> _Events:
-    if keep.all():
-        return events
-    columns: list[Any] = [column[keep] for column in events]
-    return _Events(*columns)
-
-
-def _joined(found: Sequence[_Events]) -> _Events:
-    if len(found) == 1:
-        return found[0]
-    columns: list[Any] = [np.concatenate(each) for each in zip(*found, strict=True)]
-    return _Events(*columns)
-
-
-def _decoded(scan: Scan, block: bytes, names: dict[Any, int], left_out: LeftOut) -> _Events:
-    """Events written in another way, one by one."""
+def _decoded(scan: Scan, block: bytes, names: dict[Any, int], left_out: LeftOut) -> Sequence[Times]:
+    """The same of events written in another way, one by one."""
     rows = []
     for event in scan.decode_all([text for text in events_of(block) if WANTED.search(text)]):
         process, thread = whole(event.get("pid")), _thread(event.get("tid"), names)
@@ -237,7 +244,7 @@ def _decoded(scan: Scan, block: bytes, names: dict[Any, int], left_out: LeftOut)
             continue
         numbers = (whole(args.get(key)) for key in ("step", "model_chunk", "mb_id"))
         rows.append((name, process, thread, start, length, *numbers))
-    return _events(np.array(rows, dtype=np.float64).reshape(-1, len(_TYPES)).T)
+    return list(np.array(rows, dtype=np.float64).reshape(-1, 8).T)
 
 
 def _thread(value: Any, names: dict[Any, int]) -> int | None:
@@ -247,19 +254,18 @@ def _thread(value: Any, names: dict[Any, int]) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 50 else None
 
 
-def _first_tensor_ranks(
-    found: Sequence[tuple[Whole, _Events]], left_out: LeftOut
-) -> tuple[Whole, _Events]:
+def _first_tensor_ranks(workers: Whole, events: _Events, left_out: LeftOut) -> _Events:
     """Events of the first tensor-parallel rank of each worker: all of them do the same."""
-    worker = np.concatenate([one for one, _ in found])
-    events = _joined([each for _, each in found])
-    _, place = np.unique(packed([worker[:, 0], worker[:, 1]]), return_inverse=True)
-    first = np.full(int(place.max()) + 1, 1 << 30)
-    np.minimum.at(first, place, worker[:, 2])
-    keep = worker[:, 2] == first[place]
+    here = np.unique(events.worker)
+    first: dict[tuple[int, int], int] = {}
+    for copy, rank, tensor in workers[here].tolist():
+        first[copy, rank] = min(tensor, first.get((copy, rank), tensor))
+    is_first = [first.get((copy, rank)) == tensor for copy, rank, tensor in workers.tolist()]
+    keep = np.array(is_first, bool)[events.worker]
     if spare := len(keep) - int(np.count_nonzero(keep)):
         left_out[TENSOR] += spare
-    return worker[keep], _taken(events, keep)
+        events = events.taken(keep)
+    return events
 
 
 def _works(events: _Events, left_out: LeftOut) -> Whole:
@@ -272,45 +278,43 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_units(worker: Whole, events: _Events, works: Whole, ranks: int) -> list[Row]:
+def _first_units(workers: Whole, events: _Events, works: Whole, ranks: int) -> list[Row]:
     """Actions of the first microbatch on the first and last rank of a copy: they show a V."""
-    here = works[(worker[works, 0] == 0) & (events.unit[works] == 0) & (events.chunk[works] < 2)]
-    here = here[np.isin(worker[here, 1], (0, ranks - 1))]
+    here = works[(events.unit[works] == 0) & (events.chunk[works] < 2)]
+    copy, rank, _ = workers[events.worker[here]].T
+    edge = (copy == 0) & np.isin(rank, (0, ranks - 1))
+    here, rank = here[edge], rank[edge]
     if not events.chunk[here].any():
         return []
-    end = events.start + events.length
-    columns = (
-        events.step, worker[:, 1], events.name, events.chunk, events.unit, events.start, end
-    )  # fmt: skip
-    rows = zip(*(column[here].tolist() for column in columns), strict=True)
-    return [(step, rank, WORK[name], *rest) for step, rank, name, *rest in rows]
+    columns = events.step, events.name, events.chunk, events.unit, events.start, events.end
+    rows = zip(rank.tolist(), *(column[here].tolist() for column in columns), strict=True)
+    return [(step, at, WORK[name], *rest) for at, step, name, *rest in rows]
 
 
 def _add(
-    collected: Collected, worker: Whole, events: _Events, works: Whole, ranks: int, v_shaped: bool
+    collected: Collected, workers: Whole, events: _Events, works: Whole, ranks: int, v_shaped: bool
 ) -> None:
-    copy, rank = worker[:, 0], worker[:, 1]
-    start = events.start * MICROSECONDS
-    end = (events.start + events.length) * MICROSECONDS
+    copy, rank = (workers[:, place].astype(np.int32)[events.worker] for place in (0, 1))
+    start, end = events.start, events.end
     chunks = 1 + int(events.chunk[works].max(initial=0))
     stage_at = np.array([[stage_of(r, c, ranks, v_shaped) for c in range(chunks)]
                          for r in range(ranks)])  # fmt: skip
     rank_at = np.array([rank_of(s, ranks, v_shaped) for s in range(ranks * chunks)])
-    stage = np.full(len(rank), -1)
+    stage = np.full(len(rank), -1, np.int32)
     stage[works] = stage_at[rank[works], events.chunk[works]]
     kind = np.array([WORK.get(name, TRANSFERS.get(name, 0)) for name in range(len(NAMES))])
-    kind = kind[events.name]
+    kind = kind[events.name[works]]
     collected.many(
-        "actions", events.step[works], copy[works], rank[works], kind[works], stage[works],
+        "actions", events.step[works], copy[works], rank[works], kind, stage[works],
         events.unit[works], 0, ALONE, start[works], end[works], NAN, NAN, NAN,
     )  # fmt: skip
     last = ranks * chunks - 1
-    group = packed([copy, rank, np.maximum(events.step, 0)])
+    rows, group = grouped([copy, rank, np.maximum(events.step, 0)])
     for name, transfer in TRANSFERS.items():
         forward = transfer in transfer_of(Kind.F)
         spec = KINDS[transfer]
         # A step's k-th call belongs to the k-th action that needs one.
-        done = works[kind[works] == (Kind.F if forward else Kind.B)]
+        done = works[kind == (Kind.F if forward else Kind.B)]
         other = stage[done] + (1 if forward == spec.sends else -1)
         there = (other >= 0) & (other <= last)
         there[there] = rank_at[other[there]] != rank[done[there]]
@@ -318,10 +322,11 @@ def _add(
         calls = np.flatnonzero((events.name == name) & (events.step >= 0))
         needs = needs[np.lexsort((events.unit[needs], stage[needs], start[needs], group[needs]))]
         calls = calls[np.lexsort((end[calls], start[calls], group[calls]))]
-        at, wrong = _alike(group[needs], group[calls])
-        if wrong:
+        needed, called = (np.bincount(group[each], minlength=len(rows)) for each in (needs, calls))
+        alike = needed == called
+        if wrong := int(np.count_nonzero(~alike & (called > 0))):
             collected.left_out[MORE_CALLS] += wrong
-        whose, which = needs[at[0]], calls[at[1]]
+        whose, which = needs[alike[group[needs]]], calls[alike[group[calls]]]
         key = (
             events.step[which], copy[which], forward, stage[whose] + spec.away * spec.receives,
             events.unit[whose], 0, rank[which],
@@ -330,21 +335,7 @@ def _add(
             collected.many("sends", *key, start[which])
         else:
             collected.many("receives", *key, start[which], start[which], end[which])
-    gc = np.flatnonzero((events.name == GC) & (events.length > 0))
+    gc = np.flatnonzero((events.name == GC) & (end > start))
     cause = PAUSES.index("garbage-collection")
-    for at_gc in gc.tolist():
-        place = int(copy[at_gc]), int(rank[at_gc])
-        collected.pause(*place, cause, float(start[at_gc]), float(end[at_gc]))
-
-
-def _alike(one: Whole, two: Whole) -> tuple[tuple[Whole, Whole], int]:
-    """Rows of the groups that have as many in both, and how many groups of the second have not."""
-    groups, place = np.unique(np.concatenate([one, two]), return_inverse=True)
-    ones, twos = place[: len(one)], place[len(one) :]
-    count, other = (
-        np.bincount(ones, minlength=len(groups)),
-        np.bincount(twos, minlength=len(groups)),
-    )
-    same = count == other
-    wrong = int(np.count_nonzero(~same & (other > 0)))
-    return (np.flatnonzero(same[ones]), np.flatnonzero(same[twos])), wrong
+    for at in gc.tolist():
+        collected.pause(int(copy[at]), int(rank[at]), cause, float(start[at]), float(end[at]))

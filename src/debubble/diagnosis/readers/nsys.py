@@ -13,16 +13,18 @@ import re
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
+from debubble.diagnosis.ending import look
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.kineto_file import LATEST, KinetoFile
+from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
 from debubble.diagnosis.readers.stream import LeftOut
 
@@ -126,7 +128,7 @@ def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: L
                 f"one in {stride} of the job's ranks is of the pipeline" if stride > 1
                 else "all ranks are one pipeline"
             ),
-            "stage": "chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "stage": f"chunk and rank, {placed(v_shaped)}",
             "microbatch": "names of ranges",
             "step": "ranges iter_…, or where an action comes again",
             "clock": "of every host, since 1970",
@@ -203,28 +205,32 @@ def _ranges(
 
 def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
     """Launches and kernels by process; names tell which are NCCL's."""
-    for start, thread, correlation in base.execute(
-        f"SELECT start, globalTid, correlationId FROM {RUNTIME}"
-    ):
-        if _are_times(start, thread, correlation) and thread >> 24 in files:
-            launches = files[thread >> 24].launches
-            if not launches.full:
-                launches.add(correlation, start, 0)
-    owner = "k.globalPid" if "globalPid" in _columns(base, KERNELS) else "NULL"
-    names = "demangledName" if "shortName" not in _columns(base, KERNELS) else "shortName"
-    only = next(iter(files.values())) if len(files) == 1 else None
-    for start, end, stream, correlation, process, name in base.execute(
-        f"SELECT k.start, k.end, k.streamId, k.correlationId, {owner}, s.value FROM {KERNELS} k "
-        f"LEFT JOIN StringIds s ON s.id = k.{names}"
-    ):
-        file = (
-            only if process is None else files.get(process >> 24) if type(process) is int else None
-        )
-        if file is None or not _are_times(start, end, stream, correlation) or file.kernels.full:
-            continue
-        words = name if isinstance(name, str) else ""
-        sort = (2 if "SendRecv" in words else 1) if "nccl" in words else 0
-        file.kernels.add(correlation, start, end, stream, sort)
+    columns = _columns(base, KERNELS)
+    name = "shortName" if "shortName" in columns else "demangledName"
+    alone = "OR k.globalPid IS NULL" if len(files) == 1 else ""
+    mine = f"(k.globalPid >> 24 = :process {alone})" if "globalPid" in columns else f"{alone != ''}"
+    launches = (
+        f"SELECT correlationId, start, 0 FROM {RUNTIME} WHERE globalTid >> 24 = :process AND "
+        f"{_are_fine('start', 'globalTid', 'correlationId')} LIMIT {MAX_EVENTS}"
+    )
+    kernels = (
+        "SELECT k.correlationId, k.start, k.end, k.streamId, "
+        "CASE WHEN typeof(s.value) <> 'text' OR NOT instr(s.value, 'nccl') THEN 0 "
+        "WHEN instr(s.value, 'SendRecv') THEN 2 ELSE 1 END "
+        f"FROM {KERNELS} k LEFT JOIN StringIds s ON s.id = k.{name} WHERE {mine} AND "
+        f"{_are_fine('k.start', 'k.end', 'k.streamId', 'k.correlationId')} LIMIT {MAX_EVENTS}"
+    )
+    for process, file in files.items():
+        for rows, query in ((file.launches, launches), (file.kernels, kernels)):
+            look()
+            rows.values.extend(chain.from_iterable(base.execute(query, {"process": process})))
+
+
+def _are_fine(*columns: str) -> str:
+    """That columns hold whole numbers that fit, in SQL."""
+    return " AND ".join(
+        f"typeof({each}) = 'integer' AND {each} BETWEEN 0 AND {LATEST - 1}" for each in columns
+    )
 
 
 def _session(base: sqlite3.Connection, tables: set[str]) -> tuple[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,13 @@ from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.diagnosis.observed import Actions, Messages
 
 Table = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Whole = NDArray[np.integer[Any]]
 
 LARGEST = 1 << 62
 """Number that no packed row reaches."""
+
+SPARSE = 8
+"""Numbers to a row from which on those that occur are found by sorting."""
 
 STAGE = 3
 """Column of the stage in what a message carries."""
@@ -37,6 +41,19 @@ def packed(columns: Sequence[Whole]) -> Whole:
     return code
 
 
+def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
+    """A row of every group of rows that are equal, and the group of every row."""
+    code = packed(columns)
+    size = int(code.max(initial=-1)) + 1
+    if size > SPARSE * len(code):
+        _, rows, group = np.unique(code, return_index=True, return_inverse=True)
+        return rows, group
+    row = np.full(size, -1)
+    row[code] = np.arange(len(code))
+    there = row >= 0
+    return row[there], (np.cumsum(there) - 1)[code]
+
+
 def paired(
     actions: Actions, steps: Sequence[int], sends: Table, receives: Table
 ) -> tuple[Messages, int]:
@@ -53,54 +70,49 @@ def paired(
         sent, the rank, and when it was sent, or posted, waited for and there.
     """
     sends, receives = _of_steps(sends, steps), _of_steps(receives, steps)
-    every = np.concatenate([sends[:, :UNIT], receives[:, :UNIT]]).astype(np.int64)
-    _, first, row = np.unique(packed(list(every.T)), return_index=True, return_inverse=True)
-    key = every[first]
+    makes = np.flatnonzero(np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS)))
+    done = actions.take(makes)
+    made = (
+        done.step, done.copy, np.isin(done.kind, FORWARD_KINDS), done.stage, done.microbatch,
+        done.slice,
+    )  # fmt: skip
+    every = [
+        np.concatenate([mine, sends[:, at], receives[:, at]], dtype=np.int32, casting="unsafe")
+        for at, mine in enumerate(made)
+    ]
+    # With the stage last, what a neighbouring stage makes has a neighbouring number.
+    code = packed([*every[:STAGE], *every[STAGE + 1 :], every[STAGE]])
+    first, row = grouped([code[len(makes) :]])
+    first += len(makes)
     at, to = row[: len(sends)], row[len(sends) :]
-    ranks, times = np.full((2, len(key)), np.nan), np.full((4, len(key)), np.nan)
+    step, copy, forward, stage, microbatch, slice = (column[first] for column in every)
+    after = stage + np.where(forward == 1, 1, -1)
+    exists = (after >= every[STAGE].min(initial=0)) & (after <= every[STAGE].max(initial=0))
+    wanted = code[first] + np.where(exists, after - stage, 0)
+    _, group = grouped([np.concatenate([code[: len(makes)], code[first], wanted])])
+    maker = np.full(int(group.max(initial=-1)) + 1, -1)
+    maker[group[: len(makes)]] = makes
+    source, needs = np.split(maker[group[len(makes) :]], 2)
+    needs[~exists] = -1
+
+    ranks, times = np.full((2, len(first)), -1), np.full((4, len(first)), np.nan)
     ranks[0, at], times[0, at] = sends[:, UNIT:].T
     ranks[1, to], times[1:, to] = receives[:, UNIT], receives[:, UNIT + 1 :].T
-
-    forward = key[:, 2] == 1
-    after = key.copy()
-    after[:, STAGE] += np.where(forward, 1, -1)
-    makes = np.flatnonzero(np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS)))
-    made = np.stack([
-        actions.step[makes], actions.copy[makes], np.isin(actions.kind[makes], FORWARD_KINDS),
-        actions.stage[makes], actions.microbatch[makes], actions.slice[makes],
-    ], axis=1).astype(np.int64)  # fmt: skip
-    codes = packed(list(np.concatenate([made, key, after]).T))
-    source, needs = (
-        _found(codes[: len(made)], makes, wanted)
-        for wanted in np.split(codes[len(made) :], 2)
-    )  # fmt: skip
-    for place, action in enumerate((source, needs)):
-        known = np.where(action >= 0, actions.rank[action], np.nan)
-        ranks[place] = np.where(np.isnan(ranks[place]), known, ranks[place])
+    for mine, action in zip(ranks, (source, needs), strict=True):
+        mine[:] = np.where((mine < 0) & (action >= 0), actions.rank[action], mine)
     kind = np.where(needs >= 0, actions.kind[needs], Kind.B)
-    kind = np.where(source >= 0, actions.kind[source], np.where(forward, Kind.F, kind))
-    rows = np.column_stack([key[:, :2], ranks.T, kind, key[:, STAGE:], times.T])
-    sound = ~np.isnan(ranks).any(axis=0)
-    rows = rows[sound]
-    rows = rows[np.lexsort(rows[:, 7::-1].T)]
-    names = list(Messages.types())
-    messages = Messages.of(**dict(zip(names, rows.T, strict=True)))
-    return messages, int(np.count_nonzero(~sound))
+    kind = np.where(source >= 0, actions.kind[source], np.where(forward == 1, Kind.F, kind))
+    keys = step, copy, *ranks, kind, stage, microbatch, slice
+    messages = Messages.of(**dict(zip(Messages.types(), (*keys, *times), strict=True)))
+    order = np.argsort(packed(keys), kind="stable")
+    order = order[ranks.min(axis=0)[order] >= 0]
+    return messages.take(order), len(messages) - len(order)
 
 
 def _of_steps(rows: Table, steps: Sequence[int]) -> Table:
     """Rows of these steps, with the indices of those."""
     numbers = np.array(steps, dtype=np.float64)
-    rows = rows[np.isin(rows[:, 0], numbers)]
+    known = np.isin(rows[:, 0], numbers)
+    rows = rows if known.all() else rows[known]
     rows[:, 0] = np.searchsorted(numbers, rows[:, 0])
     return rows
-
-
-def _found(codes: Whole, rows: Whole, wanted: Whole) -> Whole:
-    """The last of the rows that has each wanted code, −1 where none has."""
-    sort = np.argsort(codes, kind="stable")
-    place = np.searchsorted(codes, wanted, side="right", sorter=sort) - 1
-    if not len(codes):
-        return np.full(len(wanted), -1)
-    at = sort[place]
-    return np.where((place >= 0) & (codes[at] == wanted), rows[at], -1)

@@ -16,7 +16,7 @@ from typing import Any
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, kth_call, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, kth_call, placed, stage_of
 from debubble.diagnosis.readers.collected import Collected
 from debubble.diagnosis.readers.stream import LeftOut, json_object
 from debubble.interchange.text import shown
@@ -97,12 +97,11 @@ def _observed(
             step, 0, rank, kind, stage_of(rank, chunk, ranks, v_shaped), microbatch,
             start * MILLISECONDS, end * MILLISECONDS, pair=pair,
         )  # fmt: skip
-    shape = "in a V" if v_shaped else "round by round"
     return collected.observed(
         NAME,
         {
             "rank": "number in the file's name",
-            "stage": f"chunk and rank, placed {shape}" if chunks > 1 else "rank",
+            "stage": f"chunk and rank, {placed(v_shaped)}" if chunks > 1 else "rank",
             "microbatch": "lists in the file" if named else "the k-th call is microbatch k's",
             "step": "iteration in the file",
             "copy": "only data-parallel rank 0 writes",

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from debubble.core.errors import FormatError
 from debubble.diagnosis.ending import look
 
-CHUNK = 1 << 22
+CHUNK = 1 << 20
 """Bytes that are worked on at a time."""
 
 HEAD = 1 << 16
@@ -133,13 +133,14 @@ def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
     return data
 
 
-def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
-    """The lines of a text file; what is longer than `longest` bytes is cut."""
+def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+    """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
-        *complete, rest = (rest + piece).split(b"\n")
-        for line in complete:
-            yield line[:longest].decode("utf-8", "replace").rstrip("\r")
-        rest = rest[:longest]
+        whole_lines, end, last = piece.rpartition(b"\n")
+        if end:
+            yield (rest + whole_lines + end).decode("utf-8", "replace")
+            rest = b""
+        rest = (rest + last)[: max(longest, len(last))]
     if rest:
         yield rest.decode("utf-8", "replace")

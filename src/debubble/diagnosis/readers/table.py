@@ -23,18 +23,24 @@ when somebody began to wait for it and ends when it was there. A line whose acti
 from __future__ import annotations
 
 import csv
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
-from debubble.core.kinds import COMPUTE_KINDS, TRANSFER_KINDS
+from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.names import actions_named
-from debubble.diagnosis.readers.stream import LeftOut, lines
+from debubble.diagnosis.readers.stream import LeftOut, pieces
 from debubble.interchange.text import read_number, shown
 
 NAME = "table"
@@ -44,6 +50,11 @@ OPTIONAL = ("step", "copy", "waited", "issued", "busy", "host")
 TIMES = ("start", "end", "waited", "issued", "busy")
 
 _UNIT = re.compile(f"({'|'.join(TIMES)})(_m?s|_us|_ns)?")
+
+_WHOLE_NUMBERS = re.compile(r"(?:\d{1,19},)*+\d{1,19}", re.ASCII)
+
+Times = NDArray[np.float64]
+Whole = NDArray[np.integer[Any]]
 
 WRONG = "lines that are no action with a rank and times"
 
@@ -65,30 +76,17 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """
     collected = Collected(where, left_out)
     hosts: dict[tuple[int, int], str] = {}
-    number = 0
     zero: Decimal | None = None
     for path in files:
-        rows = csv.reader(_without_nulls(path, left_out))
-        try:
-            header = next(rows, [])
-        except csv.Error as error:
-            raise FormatError(f"{path}: the first line is none of a CSV: {error}") from None
-        columns, scale = _columns(path, header, left_out)
-        while True:
-            try:
-                row = next(rows)
-            except StopIteration:
-                break
-            except csv.Error:
-                left_out[WRONG] += 1
-                continue
-            if any(cell.strip() for cell in row):
-                line = _Line(columns, row, scale)
-                number += 1
-                if zero is None and not math.isnan(line.seconds("start")):
-                    zero = Decimal(line.text("start"))
-                if not _add(collected, line, zero or Decimal(), number, hosts):
-                    left_out[WRONG] += 1
+        batches = _batches(path, left_out)
+        columns, scale = _columns(path, [cell for (cell,) in next(batches, [])], left_out)
+        for cells in batches:
+            batch = _Batch(columns, cells, scale)
+            if zero is None:
+                starts = map(_decimal, batch.texts("start"))
+                zero = next((start for start in starts if start is not None), None)
+            if wrong := _add(collected, batch, zero or Decimal(), hosts):
+                left_out[WRONG] += wrong
     return collected.observed(
         NAME,
         {
@@ -102,65 +100,166 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-class _Line:
-    """Cells of a line by the names of their columns."""
+def _batches(path: Path, left_out: LeftOut) -> Iterator[Sequence[Sequence[str]]]:
+    """Cells by column: of the first line, and then of many lines at a time."""
+    width = 0
+    for piece in pieces(path, left_out):
+        # A file cut by a full disk may have null bytes.
+        text = piece.replace("\0", "")
+        if not width:
+            line, _, text = text.partition("\n")
+            try:
+                header = next(csv.reader([line]), [])
+            except csv.Error as error:
+                raise FormatError(f"{path}: the first line is none of a CSV: {error}") from None
+            width = len(header)
+            yield [[cell] for cell in header]
+        if cells := _by_column(text, width, left_out):
+            yield cells
 
-    def __init__(self, columns: Mapping[str, int], row: Sequence[str], scale: float) -> None:
-        self._columns, self._row, self._scale = columns, row, scale
 
-    def text(self, name: str) -> str:
-        at = self._columns.get(name, len(self._row))
-        return self._row[at].strip() if at < len(self._row) else ""
-
-    def whole(self, name: str) -> int:
-        text = self.text(name)
-        if not text and name in OPTIONAL:
-            return 0
-        return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else -1
-
-    def seconds(self, name: str, zero: Decimal = Decimal()) -> float:
-        """A time from `zero` on: nanoseconds since 1970 have more digits than a float."""
-        text = self.text(name)
-        if not math.isfinite(read_number(text)):
-            return NAN
+def _by_column(text: str, width: int, left_out: LeftOut) -> Sequence[Sequence[str]]:
+    """Cells of all lines with anything in them; those of a plain table all at once."""
+    text += "" if text.endswith("\n") else "\n"
+    marks = np.frombuffer(text.encode(), np.uint8)
+    ends = marks[(marks == ord(",")) | (marks == ord("\n"))] == ord("\n")
+    rows = int(np.count_nonzero(ends))
+    if (
+        width > 1
+        and len(ends) == rows * width
+        and ends[width - 1 :: width].all()
+        and '"' not in text
+    ):
+        flat = text.replace("\n", ",").split(",")
+        return [flat[at : rows * width : width] for at in range(width)]
+    found: list[list[str]] = []
+    lines = csv.reader(text.split("\n"))
+    while True:
         try:
-            return float(Decimal(text) - zero) * self._scale
-        except ArithmeticError:
-            # An exponent with more digits than decimals have room for.
-            return NAN
+            row = next(lines)
+        except StopIteration:
+            return list(zip_longest(*found, fillvalue=""))
+        except csv.Error:
+            left_out[WRONG] += 1
+            continue
+        if any(map(str.strip, row)):
+            found.append(row)
+
+
+class _Batch:
+    """Cells of many lines by the names of their columns."""
+
+    def __init__(
+        self, columns: Mapping[str, int], cells: Sequence[Sequence[str]], scale: float
+    ) -> None:
+        self._cells = {name: cells[at] for name, at in columns.items() if at < len(cells)}
+        self._scale, self._count = scale, len(cells[0])
+
+    def texts(self, name: str) -> list[str]:
+        return list(map(str.strip, self._cells.get(name, [""] * self._count)))
+
+    def whole(self, name: str) -> Whole:
+        texts = self.texts(name)
+        values = {text: _whole(text or "0" * (name in OPTIONAL)) for text in set(texts)}
+        return np.array([values[text] for text in texts])
+
+    def seconds(self, name: str, zero: Decimal = Decimal()) -> Times:
+        """Times from `zero` on: nanoseconds since 1970 have more digits than a float."""
+        texts = self.texts(name)
+        joined = ",".join(texts)
+        if _plain_numbers(self._scale).fullmatch(joined):
+            values = np.array([float(text or "nan") for text in texts]) - float(zero)
+        elif _WHOLE_NUMBERS.fullmatch(joined) and zero == int(zero):
+            values = np.array([float(int(text) - int(zero)) for text in texts])
+        else:
+            exact = map(_decimal, texts)
+            values = np.array([NAN if one is None else float(one - zero) for one in exact])
+        return values * self._scale
+
+
+@functools.cache
+def _plain_numbers(scale: float) -> re.Pattern[str]:
+    """Numbers, or nothing, of so few seconds that a float has them to the nanosecond."""
+    number = rf"(?:[-+]?\d{{1,{6 - round(math.log10(scale))}}}+(?:\.\d*+)?)?"
+    return re.compile(rf"(?:{number},)*+{number}", re.ASCII)
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else -1
+
+
+def _decimal(text: str) -> Decimal | None:
+    """A finite number; None for what is none, or has an exponent that decimals have no room for."""
+    try:
+        return Decimal(text) if math.isfinite(read_number(text)) else None
+    except ArithmeticError:
+        return None
 
 
 def _add(
-    collected: Collected, line: _Line, zero: Decimal, number: int,
-    hosts: dict[tuple[int, int], str],
-) -> bool:  # fmt: skip
-    """Add what a line tells; whether it tells anything."""
-    step, copy, rank = line.whole("step"), line.whole("copy"), line.whole("rank")
-    start, end = line.seconds("start", zero), line.seconds("end", zero)
-    if min(step, copy, rank) < 0 or start != start:
-        return False
-    host = line.text("host")
-    if host:
-        hosts[copy, rank] = host
-    text = line.text("action")
-    if text in PAUSES:
-        collected.pause(copy, rank, PAUSES.index(text), start, end)
-        return end >= start
-    named = actions_named(text)
-    for one in named:
-        place = step, copy, rank, one.kind, one.stage, one.microbatch
-        if one.kind in TRANSFER_KINDS:
-            collected.transfer(
-                *place, slice=one.slice, sent=start, posted=start, arrived=end,
-                waited=line.seconds("waited", zero),
-            )  # fmt: skip
-        elif one.kind in COMPUTE_KINDS:
+    collected: Collected, batch: _Batch, zero: Decimal, hosts: dict[tuple[int, int], str]
+) -> int:
+    """Add what lines tell; how many tell nothing."""
+    step, copy, rank = (batch.whole(name) for name in ("step", "copy", "rank"))
+    start, end, waited, issued = (
+        batch.seconds(name, zero) for name in ("start", "end", "waited", "issued")
+    )
+    busy = batch.seconds("busy")
+    sound = (np.minimum.reduce([step, copy, rank]) >= 0) & ~np.isnan(start)
+    workers = zip(copy.tolist(), rank.tolist(), batch.texts("host"), sound.tolist(), strict=True)
+    hosts |= {(at, of): host for at, of, host, fine in dict.fromkeys(workers) if fine and host}
+
+    texts = batch.texts("action")
+    names = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    of = np.array([names[text] for text in texts])
+    sort, kind, stage, unit, part = np.array([_told(text) for text in names]).T[:, of]
+    forward = np.isin(kind, FORWARD_KINDS)
+    at = np.flatnonzero(sound & (sort == ACTION))
+    collected.many(
+        "actions", step[at], copy[at], rank[at], kind[at], stage[at], unit[at], part[at], ALONE,
+        start[at], end[at], issued[at], waited[at], busy[at],
+    )  # fmt: skip
+    carried = step, copy, forward, stage, unit, part, rank, start
+    at = np.flatnonzero(sound & (sort == SEND))
+    collected.many("sends", *(column[at] for column in carried))
+    at = np.flatnonzero(sound & (sort == RECEIVE))
+    collected.many("receives", *(column[at] for column in carried), waited[at], end[at])
+    wrong = np.count_nonzero(~sound | (sort == NOTHING))
+    for row in np.flatnonzero(sound & (sort == SEVERAL)).tolist():
+        place = int(step[row]), int(copy[row]), int(rank[row])
+        times = float(start[row]), float(end[row])
+        if texts[row] in PAUSES:
+            collected.pause(*place[1:], PAUSES.index(texts[row]), *times)
+            wrong += not times[1] >= times[0]
+            continue
+        pair = len(collected.actions)
+        for one in actions_named(texts[row]):
             collected.action(
-                *place, start, end, slice=one.slice, pair=number if len(named) > 1 else ALONE,
-                waited=line.seconds("waited", zero), issued=line.seconds("issued", zero),
-                busy=line.seconds("busy"),
+                *place, *one[:3], *times, slice=one.slice, pair=pair, waited=float(waited[row]),
+                issued=float(issued[row]), busy=float(busy[row]),
             )  # fmt: skip
-    return bool(named)
+    return int(wrong)
+
+
+NOTHING, OTHER, ACTION, SEND, RECEIVE, SEVERAL = range(6)
+"""What a name tells of: nothing, what is of no use here, one thing, or a pair or a pause."""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _told(text: str) -> tuple[int, ...]:
+    """What a name tells of, and kind, stage, microbatch and slice of that, or of what it moves."""
+    named = actions_named(text)
+    if text in PAUSES or len(named) > 1:
+        return SEVERAL, 0, 0, 0, 0
+    if not named:
+        return NOTHING, 0, 0, 0, 0
+    kind, stage, *unit = named[0]
+    spec = KINDS[kind]
+    if spec.sends:
+        return SEND, kind, stage, *unit
+    if spec.receives:
+        return RECEIVE, kind, stage + spec.away, *unit
+    return ACTION if kind in COMPUTE_KINDS else OTHER, kind, stage, *unit
 
 
 def _columns(path: Path, header: Sequence[str], left_out: LeftOut) -> tuple[dict[str, int], float]:
@@ -185,8 +284,3 @@ def _columns(path: Path, header: Sequence[str], left_out: LeftOut) -> tuple[dict
     if len(units) > 1:
         raise FormatError(f"{path}: columns of times have several units; give all of them in one")
     return found, UNITS[units.pop()]
-
-
-def _without_nulls(path: Path, left_out: LeftOut) -> Iterator[str]:
-    """Lines without the null bytes that a file cut by a full disk may have."""
-    return (line.replace("\0", "") for line in lines(path, left_out))

@@ -16,7 +16,7 @@ from typing import Any
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, stage_of
+from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import Collected
 from debubble.diagnosis.readers.scan import number
 from debubble.diagnosis.readers.stream import LeftOut, json_object
@@ -85,7 +85,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         NAME,
         {
             "rank": "pp_rank in the file's name",
-            "stage": "chunk and rank, placed " + ("in a V" if v_shaped else "round by round"),
+            "stage": f"chunk and rank, {placed(v_shaped)}",
             "microbatch": "keys",
             "step": "one a folder",
             "copy": "only the first rank of every stage",

@@ -289,10 +289,12 @@ class DebubbleTimeline extends HTMLElement {
       if (drawn && runs.some((run) => run.shows(index))) items.push({ color: kind.color, kind, text: `${kind.name} ${kind.title}` });
     });
     if (!this.layers.bubbles) items.push({ color: theme.idle, text: "idle" });
-    else causes.forEach((cause, index) => {
+    // Where all runs have marks, those say what a cause is called.
+    const looks = runs.every((run) => run.marks) ? runs[0].marks.looks : [];
+    if (this.layers.bubbles) causes.forEach((cause, index) => {
       const shares = runs.map((run) => (run.marks ? run.marks.like(index) : run.idle[index].reduce((a, b) => a + b, 0)) / (run.makespan * run.ranks || 1));
       if (shares.every((share) => share < 1e-9)) return;
-      items.push({ color: theme.causes[index][1], cause: index, text: `${CAUSE_TITLES[cause]} ${runs.length === 1 ? percent(shares[0]) : `(${shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ")})`}` });
+      items.push({ color: theme.causes[index][1], cause: index, text: `${looks.find(({ like }) => like === index)?.title ?? CAUSE_TITLES[cause]} ${runs.length === 1 ? percent(shares[0]) : `(${shares.map((share, k) => `${runs[k].name} ${percent(share)}`).join(", ")})`}` });
     });
     if (this.layers.bubbles) items.push(...markLegend(runs, theme));
     const longest = Math.max(...runs.map((run) => run.iterations));

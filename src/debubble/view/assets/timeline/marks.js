@@ -168,7 +168,7 @@ function markLegend(runs, theme) {
   const items = [], marked = runs.filter((run) => run.marks), differing = runs.find((run) => run.differs);
   marked[0]?.marks.looks.forEach(({ title, color, like }, k) => {
     const shares = marked.map(({ marks, makespan, ranks }) => marks.times[k] / (makespan * ranks || 1));
-    if (like == null && shares.some((share) => share >= 1e-9)) items.push({ color, text: `${title} ${shares.map(percent).join(", ")}` });
+    if (like == null && shares.some((share) => share >= 1e-9)) items.push({ color, text: `${title} ${marked.length === 1 ? percent(shares[0]) : `(${shares.map((share, at) => `${marked[at].name} ${percent(share)}`).join(", ")})`}` });
   });
   if (differing) items.push({ color: theme.ink, hatched: true, text: `longer than ${differing.differs.from}` });
   return items;
