@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,10 @@ CASES: dict[str, Callable[[], object]] = {
     "work": _swept("zb-v", "overlapped"),
     "search": _searched,
 }
-"""What takes seconds to compile, in an order in which two workers compile nothing twice.
+"""What takes seconds to compile, in an order in which two workers compile nothing twice."""
 
-Tests compile each of these, or interpret it until compiling pays; the rest they interpret.
-"""
+QUICK_CASES = ("groups", "work")
+"""What is compiled by tests that are quick; of the rest they compute too little."""
 
 
 @contextmanager
@@ -62,17 +62,17 @@ def run_by(*, compiled: bool) -> Iterator[None]:
         yield
 
 
-def compile_once(folder: Path) -> None:
-    """Compile all cases; of workers that share a folder each compiles some, all wait for all."""
+def compile_once(folder: Path, names: Iterable[str]) -> None:
+    """Compile cases; of workers that share a folder each compiles some, all wait for all."""
     folder.mkdir(exist_ok=True)
     with run_by(compiled=True):
         for wait in (fcntl.LOCK_NB, 0):
-            for name, case in CASES.items():
+            for name in names:
                 with (folder / name).open("a+") as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | wait)
                     except BlockingIOError:
                         continue
                     if not file.tell():
-                        case()
+                        CASES[name]()
                         file.write("compiled")

@@ -78,9 +78,7 @@ def test_a_request_ends_it(monkeypatch: pytest.MonkeyPatch, lengths: list[float]
 
     monkeypatch.setattr(robust._Judge, "score", counting)
     costs = db.Costs(F=10, I=11, W=8, p2p=1, microbatch=lengths)
-    result = db.optimize(
-        **SIZES, costs=costs, robust=JITTER, until=lambda: len(scored) > 3
-    )
+    result = db.optimize(**SIZES, costs=costs, robust=JITTER, until=lambda: len(scored) > 3)
     assert result.status == "interrupted"
     assert result.published is None
     assert result.timeline.jitter(JITTER).p95 <= max(
