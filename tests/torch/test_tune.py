@@ -19,7 +19,7 @@ from tests.torch.loop import mlp, vectors
 from tests.torch.world import in_ranks
 
 M = 8
-UNITS = (0.02, 0.02, 0.02, 0.05, 0.1, 0.2)
+UNITS = (0.02, 0.02, 0.05, 0.1, 0.2)
 """Seconds, one after the other: on a loaded machine sleeps end late, and long ones less so."""
 
 
