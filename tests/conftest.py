@@ -43,10 +43,11 @@ QUICK = pytest.StashKey[dict[Path, bool]]()
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Workers share the compiling of kernels, which takes a minute where none are compiled yet."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        from tests.kernels import compile_once
+        from tests.kernels import CASES, QUICK_CASES, compile_once
 
         # Every worker has a folder of its own in that of the run.
-        compile_once(tmp_path_factory.getbasetemp().parent / "kernels")
+        folder = tmp_path_factory.getbasetemp().parent / "kernels"
+        compile_once(folder, QUICK_CASES if PROFILE == "quick" else list(CASES))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,6 +69,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             scale_cases(item)
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
         quick[item.path] = quick.get(item.path, False) or not left_out
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items[:] = interleaved(items)
+
+
+def interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files with processes or a browser, which wait much, evenly among those that only compute.
+
+    So one worker seldom waits while the other does. The last to begin are short.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = {path for path, some in files.items() if any(map(waits, some))}
+    totals = {True: 0, False: 0}
+    places = {}
+    for path, some in files.items():
+        places[path] = totals[path in waiting]
+        totals[path in waiting] += len(some)
+
+    def share(path: Path) -> float:
+        early = 0.9 if path in waiting else 1.0
+        return early * places[path] / totals[path in waiting]
+
+    return [item for path in sorted(files, key=share) for item in files[path]]
+
+
+def waits(item: pytest.Item) -> bool:
+    """Whether a test waits for other processes."""
+    return any(item.get_closest_marker(mark) for mark in MARKS)
 
 
 def scale_cases(item: pytest.Item) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from debubble.engine import jit
 from debubble.lowering.transfers import add_transfers
 
 
-def _simulated(name: str, mode: Any, transfers: bool) -> Callable[[], object]:
-    """Compile the sweep for one sort of schedules, and what a timeline computes from it."""
+def _swept(name: str, mode: Any, lower: Any = None, **options: Any) -> Callable[[], object]:
+    """Compile the sweep for one sort of schedules, and what evaluates it."""
 
     def call() -> object:
-        schedule = db.make(name, ranks=2, microbatches=4)
-        timeline = db.simulate(add_transfers(schedule) if transfers else schedule, p2p_mode=mode)
-        return timeline.peak_activation, timeline.slack, timeline.makespan
+        schedule = db.make(name, ranks=2, microbatches=4, **options)
+        return db.simulate(lower(schedule) if lower else schedule, p2p_mode=mode).makespan
 
     return call
 
@@ -42,18 +41,16 @@ def _searched() -> None:
 
 
 CASES: dict[str, Callable[[], object]] = {
-    f"{name} {mode}{' with transfers' * transfers}": _simulated(name, mode, transfers)
-    for name, mode, transfers in (
-        ("vocab-1", "overlapped", False),
-        ("1f1b-overlap", "overlapped", False),
-        ("1f1b-overlap", "overlapped", True),
-        ("vocab-1", "overlapped", True),
-        ("1f1b", "blocking", False),
-        ("1f1b-v", "overlapped", False),
-        ("v-half", "overlapped", False),
-    )
-} | {"search": _searched}
+    "copies": _swept("1f1b", "channel", offload="full", costs=db.Costs(host_bandwidth=1)),
+    "transfers": _swept("1f1b", "overlapped", add_transfers),
+    "groups": _swept("dualpipe", "overlapped"),
+    "work": _swept("zb-v", "overlapped"),
+    "search": _searched,
+}
 """What takes seconds to compile, in an order in which two workers compile nothing twice."""
+
+QUICK_CASES = ("groups", "work")
+"""What is compiled by tests that are quick; of the rest they compute too little."""
 
 
 @contextmanager
@@ -65,17 +62,17 @@ def run_by(*, compiled: bool) -> Iterator[None]:
         yield
 
 
-def compile_once(folder: Path) -> None:
-    """Compile all cases; of workers that share a folder each compiles some, all wait for all."""
+def compile_once(folder: Path, names: Iterable[str]) -> None:
+    """Compile cases; of workers that share a folder each compiles some, all wait for all."""
     folder.mkdir(exist_ok=True)
     with run_by(compiled=True):
         for wait in (fcntl.LOCK_NB, 0):
-            for name, case in CASES.items():
+            for name in names:
                 with (folder / name).open("a+") as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | wait)
                     except BlockingIOError:
                         continue
                     if not file.tell():
-                        case()
+                        CASES[name]()
                         file.write("compiled")

@@ -37,7 +37,6 @@ def compiled(tested: Kernel[int]) -> int:
 @pytest.fixture(autouse=True)
 def _without_code_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(jit, "_uncompiled", 0)
 
 
 def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
@@ -48,7 +47,17 @@ def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
     assert compiled(tested) == 0
     run(tested, jit.INTERPRET_WHEN_LOADED)
     assert compiled(tested) == 1
+
+
+def test_every_kernel_and_sort_of_arguments_is_interpreted_as_long() -> None:
+    tested, other = fresh(), fresh()
+    run(tested, jit.INTERPRET_UNCOMPILED)
+    run(tested, jit.INTERPRET_UNCOMPILED, "int32")
+    run(other, jit.INTERPRET_UNCOMPILED)
+    assert compiled(tested) == compiled(other) == 0
     run(tested, jit.INTERPRET_WHEN_LOADED, "int32")
+    assert (compiled(tested), compiled(other)) == (1, 0)
+    run(tested, jit.INTERPRET_WHEN_LOADED)
     assert compiled(tested) == 2
 
 

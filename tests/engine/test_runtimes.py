@@ -71,7 +71,8 @@ def test_full_backwards_are_the_same_everywhere() -> None:
 
 @pytest.mark.slow
 def test_the_optimizer_knows_it() -> None:
-    given = {"ranks": 2, "chunks": 2, "microbatches": 4, "memory": 2, "cache": False}
+    given = {"ranks": 2, "chunks": 2, "microbatches": 4, "memory": 2, "cache": False,
+             "workers": 1}  # fmt: skip
     costs = Costs(F=5, I=6, W=4, kept_for_weight=0.5, runtime="torch")
     found = db.optimize(**given, costs=costs, placement="wave")  # type: ignore[arg-type]
     out = written_out(found.schedule, costs)

@@ -36,7 +36,8 @@ def test_orders_are_made_for_what_it_leaves(name):
 
 
 def test_optimize_fits_beside_it():
-    sizes = {"ranks": 4, "microbatches": 4, "chunks": 1, "cache": False, "published": False}
+    sizes = {"ranks": 4, "microbatches": 4, "chunks": 1, "cache": False, "published": False,
+             "workers": 1}  # fmt: skip
     plain = db.optimize(costs=PLAIN, memory=3, **sizes)
     limits = [3 + static for static in STATIC]
     held = db.optimize(costs=HELD, memory=limits, **sizes)

@@ -33,6 +33,12 @@ CASES: dict[str, Callable[[], Schedule]] = {
     "collectives": lambda: add_sharding(db.make("1f1b", ranks=4, microbatches=8), mode="fsdp"),
     "shards": lambda: db.make("vocab-1", ranks=4, microbatches=8),
 }
+SLOW = ("transfers", "copies", "collectives")
+"""Those for which compiling takes long."""
+each = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES],
+)
 
 
 def _compiled(
@@ -52,7 +58,7 @@ def _interpreted(
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)
-@pytest.mark.parametrize("name", CASES)
+@each
 def test_graphs_are_the_same(name: str, mode: P2PMode, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = CASES[name]()
     compiled = _compiled(schedule, mode, monkeypatch)
@@ -68,7 +74,7 @@ def _refusal(make: Callable[[], object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", CASES)
+@each
 def test_refusals_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = CASES[name]()
     refused = 0

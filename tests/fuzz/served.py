@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import time
 from functools import cache
@@ -25,7 +26,9 @@ def _server() -> tuple[asyncio.AbstractEventLoop, Any]:
 
     # A search takes no longer than it takes to see that it works.
     limits.FASTER_SECONDS = 0.5
-    return asyncio.new_event_loop(), make_app()
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop, make_app()
 
 
 async def _answer(

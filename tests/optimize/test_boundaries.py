@@ -23,7 +23,7 @@ from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, random_problem
 
-CASES, PARTS = (1000 if EXPLORES else 40), 4
+CASES, PARTS = (1000 if EXPLORES else 20), 4
 FROZEN = {"default": 0, 0: 1, 1: 1}
 
 
@@ -128,14 +128,18 @@ def test_layers_are_frozen_one_by_one() -> None:
 )  # fmt: skip
 def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
     costs = db.Costs(p2p=4, embedding={"F": 1, "B": 2}, head={"F": 1, "B": 2})
-    asked: dict[str, Any] = {"ranks": 3, "microbatches": 2, "backward": backward, "memory": 1000}
-    found = db.optimize(
-        costs=costs, layers=LAYERS, cache=False, effort=0.05, p2p_mode=mode, **asked
-    )
+    asked: dict[str, Any] = {
+        "ranks": 3, "microbatches": 2, "backward": backward, "memory": 1000, "p2p_mode": mode,
+        "cache": False, "published": False, "workers": 1,
+    }  # fmt: skip
+    found = db.optimize(costs=costs, layers=LAYERS, effort=0.05, **asked)
     layers, place = layers_of(LAYERS, costs), Placement.loop(3, 1)
+    # More than half of the layers on one rank is far from any bound.
     for cut in [(a, b - a, 8 - b) for a in range(1, 7) for b in range(a + 1, 8)]:
+        if max(cut) > 4 and not EXPLORES:
+            continue
         fixed = layers.cut(place, cut)
-        order = db.optimize(costs=fixed, cache=False, effort=0.02, p2p_mode=mode, **asked)
+        order = db.optimize(costs=fixed, effort=0.01, **asked)
         assert found.lower_bound <= order.makespan + 1e-9, cut
 
 

@@ -23,7 +23,7 @@ def test_known_optima(times: tuple[int, int, int], memory: int, optimum: float) 
     F, I, W = times
     result = db.optimize(
         ranks=4, chunks=2, microbatches=8, memory=memory / 2, costs=db.Costs(F=F, I=I, W=W),
-        cache=False, published=False, effort=0.1,
+        cache=False, published=False, effort=0.1, workers=1,
     )  # fmt: skip
     assert (result.makespan, result.lower_bound, result.status) == (optimum, optimum, "optimal")
     assert db.check(result.schedule, memory=memory / 2).ok

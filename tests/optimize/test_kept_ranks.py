@@ -20,7 +20,7 @@ from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, problem, random_problem
 
-CASES, PARTS = (2000 if EXPLORES else 80), 8
+CASES, PARTS = (2000 if EXPLORES else 40), 4
 ENOUGH = 1e9
 """States that are never looked at."""
 

@@ -113,7 +113,8 @@ def test_lengths_of_one_are_no_lengths() -> None:
 
 
 def test_a_length_of_one_for_each_is_proven_as_without() -> None:
-    asked = {"ranks": 2, "microbatches": 4, "memory": 2, "cache": False, "published": False}
+    asked = {"ranks": 2, "microbatches": 4, "memory": 2, "cache": False, "published": False,
+             "workers": 1}  # fmt: skip
     equal = db.optimize(**asked, costs=db.Costs(F=10, I=12, W=8, microbatch=[1, 1, 1, 1]))
     plain = db.optimize(**asked, costs=db.Costs(F=10, I=12, W=8))
     assert (equal.makespan, equal.lower_bound) == (plain.makespan, plain.lower_bound)
@@ -155,7 +156,7 @@ def test_no_slower_than_published_orders_whether_these_are_asked_for_or_not() ->
     for published in (True, False):
         found = db.optimize(
             ranks=4, microbatches=8, costs=costs, memory=5, cache=False, published=published,
-            effort=0.1,
+            effort=0.1, workers=1,
         )  # fmt: skip
         assert found.timeline.peak_activation.max() <= 5
         assert found.makespan <= known.makespan

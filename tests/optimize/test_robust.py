@@ -9,7 +9,9 @@ import pytest
 import debubble as db
 
 COSTS = db.Costs(F=10, I=11, W=8, p2p=1)
-SIZES: dict[str, Any] = {"ranks": 3, "microbatches": 6, "cache": False, "effort": 0.1}
+SIZES: dict[str, Any] = {"ranks": 3, "microbatches": 6, "cache": False, "effort": 0.1,
+                         "workers": 1}  # fmt: skip
+"""By one worker: two workers may find something else every time."""
 JITTER = db.Jitter("lognormal:20%", samples=200, seed=2)
 
 
@@ -57,7 +59,7 @@ ENDLESS = 1 << 40
 def test_a_time_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not come back else."""
     monkeypatch.setattr("debubble.optimize.robust.MOVES", ENDLESS)
-    result = db.optimize(**SIZES, costs=COSTS, robust=JITTER, time_limit=1.0, workers=1)
+    result = db.optimize(**SIZES, costs=COSTS, robust=JITTER, time_limit=1.0)
     assert result.status in ("feasible", "optimal")
     assert result.spread is not None
 
@@ -76,9 +78,7 @@ def test_a_request_ends_it(monkeypatch: pytest.MonkeyPatch, lengths: list[float]
 
     monkeypatch.setattr(robust._Judge, "score", counting)
     costs = db.Costs(F=10, I=11, W=8, p2p=1, microbatch=lengths)
-    result = db.optimize(
-        **SIZES, costs=costs, robust=JITTER, workers=1, until=lambda: len(scored) > 3
-    )
+    result = db.optimize(**SIZES, costs=costs, robust=JITTER, until=lambda: len(scored) > 3)
     assert result.status == "interrupted"
     assert result.published is None
     assert result.timeline.jitter(JITTER).p95 <= max(

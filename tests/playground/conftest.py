@@ -58,5 +58,5 @@ def server() -> Iterator[str]:
     assert line.startswith("debubble: playground at http://127.0.0.1:"), line
     yield line.split()[3]
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=20)
+    _, rest = process.communicate(timeout=120)
     assert (process.returncode, rest) == (0, "")

@@ -88,20 +88,20 @@ def test_run(tmp_path: Path) -> None:
     assert process.exitcode == 0
     assert trace.exists()
     chance = random.Random("run")
-    hits = 0
-    for _ in range(4):
+    tries = hits = 0
+    while tries < 4 or not hits:
         trace.unlink(missing_ok=True)
         costs.unlink(missing_ok=True)
         process = begun(tmp_path)
         time.sleep(chance.uniform(0, 1.05) * usual)
         process.kill()
         process.join()
+        tries += 1
         hits += process.exitcode != 0
         assert gone(process.pid)
         # Files are whole or not there.
         assert not trace.exists() or json.loads(gzip.decompress(trace.read_bytes()))
         assert not costs.exists() or costs.read_text().endswith("\n")
-    assert hits > 0
 
 
 STEPS = 12
@@ -171,18 +171,24 @@ def test_training(tmp_path: Path) -> None:
     began = time.monotonic()
     assert finished(ranks(calm, 0)) == [0, 0]
     usual = time.monotonic() - began
-    chance, kills, codes = random.Random("train"), 0, [1, 1]
+    chance, tries, kills, codes = random.Random("train"), 0, 0, [1, 1]
     while codes != [0, 0]:
-        processes = ranks(rough, kills)
+        processes = ranks(rough, tries)
+        tries += 1
         if kills < 4:
             time.sleep(chance.uniform(0.3, 0.9) * usual)
             # Both, or one: the other then ends by itself, or is ended with it by a launcher.
             for process in chance.sample(processes, 2):
                 process.kill()
                 time.sleep(chance.choice((0.0, 0.01)))
-            kills += 1
         codes = finished(processes)
-    assert kills > 1
+        kills += codes != [0, 0]
+        if codes == [0, 0] and kills < 2:
+            # It was faster than usual, and at its end before.
+            usual /= 2
+            for path in rough.glob("*.pt"):
+                path.unlink()
+            codes = [1, 1]
     for rank in range(2):
         assert read(str(rough), rank)["losses"] == read(str(calm), rank)["losses"]
         assert len(read(str(rough), rank)["losses"]) == STEPS

@@ -56,13 +56,14 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     [("ddp", "zb-v"), ("ddp", "dualpipe"), ("fsdp", "zb-v with sharding"), ("fsdp", "dualpipe")],
 )
 def test_data_parallel_stages(how: str, name: str) -> None:
+    made = db.make(name.partition(" ")[0], ranks=2, microbatches=M)
+    if "sharding" in name:
+        made = add_sharding(made, mode="fsdp")
+    wanted = alone(made.stages)  # once, and not in every rank
+
     def work(rank: int) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
         dp, pp = mesh["dp"], mesh["pp"]
-        made = db.make(name.partition(" ")[0], ranks=2, microbatches=M)
-        if "sharding" in name:
-            made = add_sharding(made, mode="fsdp")
-        wanted = alone(made.stages)
         model = gpt(made.stages)
 
         def stage(number: int) -> nn.Module:

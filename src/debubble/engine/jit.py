@@ -29,16 +29,16 @@ INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
 INTERPRET_UNCOMPILED = 4_000_000
-"""Loop iterations that are interpreted in one process before a kernel is compiled.
+"""Loop iterations that a kernel is interpreted for in one process before it is compiled.
 
-Compiling takes as long as many times as many; where the machine code is on disk, it is loaded.
+Compiling takes about as long as so many, for every kernel and every sort of arguments anew; where
+the machine code is on disk, it is loaded.
 """
 
 HELPER = "compiled_form"
 """Attribute of functions that kernels call: the function that compiled code calls instead."""
 
 _interpreted = 0
-_uncompiled = 0
 
 
 class Kernel(Generic[R]):
@@ -65,6 +65,7 @@ class Kernel(Generic[R]):
         self._writes = [names.index(name) for name in writes]
         self._compiled: Callable[..., R] | None = None
         self._ready: set[tuple[object, ...]] = set()
+        self._uncompiled: dict[tuple[object, ...], int] = {}
 
     @property
     def compiled(self) -> Callable[..., R]:
@@ -96,12 +97,14 @@ class Kernel(Generic[R]):
 
     def _is_ready(self, work: int, args: tuple[Any, ...]) -> bool:
         """Whether to call machine code: there is some for such arguments, or it is to be made."""
-        global _uncompiled
         types = tuple([a.dtype.num if isinstance(a, np.ndarray) else a is None for a in args])
         if types in self._ready:
             return True
-        if _uncompiled + work <= INTERPRET_UNCOMPILED and not _on_disk(self.compiled, args):
-            _uncompiled += work
+        # The disk is looked at once: that takes as long as interpreting some hundred iterations.
+        known = types in self._uncompiled
+        total = self._uncompiled.get(types, 0) + work
+        if total <= INTERPRET_UNCOMPILED and (known or not _on_disk(self.compiled, args)):
+            self._uncompiled[types] = total
             return False
         self._ready.add(types)
         return True
