@@ -14,7 +14,6 @@ from debubble.torch.pytorch_runtime import not_for_pytorch
 from debubble.torch.report import RunReport
 from debubble.torch.run import Settings, run
 from debubble.torch.verify import Verification
-from tests.conftest import EXPLORES
 from tests.small import RANKS, smallest
 from tests.torch.together import Case, Together
 
@@ -36,14 +35,9 @@ def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Ve
     return report.verification
 
 
-def steps_of(entry: Entry) -> int:
-    """Two show that weights move; those of older versions take a third."""
-    return 3 if EXPLORES or max(smallest(entry).versions) > 1 else 2
-
-
 def steps(entry: Entry) -> Case:
-    """Optimizer steps, with all versions of the weights that the schedule keeps."""
-    schedule = smallest(entry, iterations=steps_of(entry))
+    """Three optimizer steps, with all versions of the weights that the schedule keeps."""
+    schedule = smallest(entry, iterations=3)
     small = schedule.slices == 1 and not schedule.vocabulary
     return Case(schedule, "mlp" if small else "gpt-tiny")
 
@@ -90,9 +84,9 @@ def test_what_pytorch_can_express_on_its_runtime(entry: Entry, theirs: Together)
 
 @pytest.mark.parametrize("entry", STEPPED, ids=lambda entry: entry.name)
 def test_training_steps(entry: Entry, ours: Together) -> None:
-    """Optimizer steps, with all versions of the weights that the schedule keeps."""
+    """Three optimizer steps, with all versions of the weights that the schedule keeps."""
     checked = ours.verified(f"{entry.name}, steps")
-    assert checked.tensors >= steps_of(entry) * 2 * smallest(entry).stages
+    assert checked.tensors >= 3 * 2 * smallest(entry).stages
 
 
 @pytest.mark.parametrize("after", AFTER)

@@ -10,17 +10,11 @@ import torch
 
 import debubble as db
 import debubble.torch as dt
-from tests.conftest import EXPLORES
 from tests.small import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
 from tests.torch.world import in_ranks
 
 STEPS = 3
-
-
-def steps_of(schedule: db.Schedule) -> int:
-    """Two show that weights move; those of older versions take a third."""
-    return STEPS if EXPLORES or max(schedule.versions) > 1 else 2
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -46,7 +40,7 @@ def trained(schedule: db.Schedule, **options: Any) -> list[str]:
     pipe = dt.Pipeline(schedule, lambda stage: model[stage], cross_entropy, **options)
     optimizer = adamw(pipe.parameters())
     wrong = []
-    for step in range(steps_of(schedule)):
+    for step in range(STEPS):
         x, y = text(schedule.microbatches, step)
         loss = pipe.step(
             x if pipe.is_first else None, target=y if pipe.is_last or schedule.vocabulary else None
