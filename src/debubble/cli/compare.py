@@ -14,7 +14,17 @@ from debubble.cli.app import command
 from debubble.cli.bibtex import check_bibtex, write_bibtex
 from debubble.cli.errors import BAD_INPUT
 from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
-from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, takes, whole, with_setup
+from debubble.cli.options import (
+    AsJson,
+    Inputs,
+    ScheduleNames,
+    Setup,
+    Text,
+    takes,
+    whole,
+    with_setup,
+    writes,
+)
 from debubble.cli.output import in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
@@ -29,12 +39,9 @@ def compare(
     setup: Setup,
     picture: Picture,
     as_json: AsJson = False,
-    output: Annotated[
-        str | None,
-        takes("FILE", ".html, .png, .svg, .pdf, .txt, or .tex: a table.", "--output", "-o"),
-    ] = None,
+    output: Annotated[Text, writes(".html, .png, .svg, .pdf, .txt, or .tex: a table.")] = None,
     bibtex: Annotated[
-        str | None, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
+        Text, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
     ] = None,
     jitter: JitterTimes = None,
     samples: Samples = None,

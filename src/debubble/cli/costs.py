@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes
+from debubble.cli.options import AsJson, Text, switch, writes
 from debubble.cli.output import note, print_json
 from debubble.core.errors import ParameterError
 
@@ -18,12 +18,10 @@ WIDTH = 79
 
 def costs(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="A .yaml, .json or .toml file.")
+        Text, typer.Argument(metavar="[FILE]", help="A .yaml, .json or .toml file.")
     ] = None,
-    init: Annotated[
-        bool, typer.Option("--init", help="Print a commented cost file to fill in.")
-    ] = False,
-    output: Annotated[str | None, takes("FILE", "With --init, where to.", "--output", "-o")] = None,
+    init: Annotated[bool, switch("--init", "Print a commented cost file to fill in.")] = False,
+    output: Annotated[Text, writes("With --init, where to.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a cost file, start a new one, or list its keys.

@@ -30,9 +30,23 @@ if TYPE_CHECKING:
 _MODES = get_args(P2PMode)
 
 
+Text = str | None
+"""The text of an option as typed, None where it was not."""
+
+
 def takes(metavar: str, help: str, *flags: str, complete: completion.Complete | None = None) -> Any:
     """An option that takes a text; its flag is its name unless others are given."""
     return typer.Option(*flags, metavar=metavar, help=help, autocompletion=complete)
+
+
+def writes(help: str) -> Any:
+    """The option with the name of the file to write."""
+    return takes("FILE", help, "--output", "-o")
+
+
+def switch(flag: str, help: str) -> Any:
+    """An option that is typed or not."""
+    return typer.Option(flag, help=help)
 
 
 def _schedules(help: str) -> Any:
@@ -45,13 +59,11 @@ ScheduleName = Annotated[
 ScheduleNames = Annotated[
     list[str], _schedules("Names, .csv or .json files, file.py:function or torch:NAME.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, switch("--json", "Print one JSON object.")]
 
 Late = Annotated[
     bool,
-    typer.Option(
-        "--as-late-as-possible", help="Start forwards as late as nothing else is delayed."
-    ),
+    switch("--as-late-as-possible", "Start forwards as late as nothing else is delayed."),
 ]
 
 
@@ -62,34 +74,34 @@ class Setup:
     Numbers are text here, so that messages about them are debubble's own.
     """
 
-    ranks: Annotated[str | None, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
+    ranks: Annotated[Text, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
     microbatches: Annotated[
-        str | None, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
+        Text, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
     ] = None
     chunks: Annotated[
-        str | None, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
+        Text, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
     ] = None
     times: Annotated[
-        str | None,
+        Text,
         takes(
             "TIMES",
             "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
         ),
     ] = None
     rank_times: Annotated[
-        str | None, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
+        Text, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
     ] = None
     costs: Annotated[
-        str | None, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
+        Text, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
     ] = None
     runtime: Annotated[
-        str | None,
+        Text,
         takes(
             "NAME", "Whose split backward: any (the default), or torch, whose stage 0 does it in W."
         ),
     ] = None
     p2p_mode: Annotated[
-        str | None,
+        Text,
         takes(
             "MODE",
             f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or {_MODES[-1]}.",
@@ -97,14 +109,13 @@ class Setup:
         ),
     ] = None
     iterations: Annotated[
-        str | None, takes("N", "Training steps in a row, with an optimizer step each.")
+        Text, takes("N", "Training steps in a row, with an optimizer step each.")
     ] = None
     sync: Annotated[
-        str | None,
-        takes("RULE", "What an optimizer step waits for: global, local or post-validation."),
+        Text, takes("RULE", "What an optimizer step waits for: global, local or post-validation.")
     ] = None
     memory: Annotated[
-        str | None,
+        Text,
         takes(
             "LIMIT",
             "Memory per rank, in activation units, the cost file's unit, or one of bytes: "
@@ -116,9 +127,9 @@ class Setup:
     option: Annotated[
         list[str] | None, takes("KEY=VALUE", "Option of the schedule; may be repeated.")
     ] = None
-    group_size: Annotated[
-        str | None, takes("N", "Microbatches per group of interleaved schedules.")
-    ] = None
+    group_size: Annotated[Text, takes("N", "Microbatches per group of interleaved schedules.")] = (
+        None
+    )
 
     def read(self, limits: str = "") -> Inputs:
         """Read the options.
@@ -192,14 +203,6 @@ def whole(flag: str, text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,40}", text.strip(" ")):
         raise ParameterError(f"{flag} is '{text}'; give a whole number")
     return int(text)
-
-
-def count(flag: str, text: str, least: int, most: int) -> int:
-    """The whole number from `least` to `most` in the text of an option."""
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
-    return number
 
 
 def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
@@ -387,4 +390,4 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(lowering: Lowering) -> Any:
-    return Annotated[str | None, takes(lowering.metavar, lowering.help)]
+    return Annotated[Text, takes(lowering.metavar, lowering.help)]
