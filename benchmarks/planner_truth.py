@@ -18,13 +18,7 @@ from statistics import median
 from typing import Any
 
 from debubble.core.errors import ParameterError
-from debubble.planner.calibrate import (
-    DEFAULT,
-    Factors,
-    calibrated,
-    has_experts,
-    shipped_factors,
-)
+from debubble.planner.calibrate import DEFAULT, Factors, calibrated, shipped_factors
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.efficiency import product_time
@@ -307,7 +301,7 @@ def one_row(table: list[dict[str, str]]) -> Iterator[str]:
     for row in table:
         if row["gpu"] == "H100-80GB-SXM" and "dgxc" in row["source"] and row["precision"] == "bf16":
             plan = read_row(row)
-            if plan.seconds and not has_experts(plan.model):
+            if plan.seconds and not plan.model.experts:
                 plans.append((row, plan))
     yield "| row | tp | calibrated on | predicted | measured | error |\n|---|---|---|---|---|---|"
     known: dict[int, tuple[str, RowPlan]] = {}

@@ -81,11 +81,9 @@ class Factors:
         found = self.nearest(gpu.name, tp, training, experts=experts)
         if experts:
             return ERRORS["experts"]
-        if (
-            found is None
-            or found.gpu != gpu.name
-            or _bits(found.precision) != _bits(training.precision)
-        ):
+        if found is None or found.gpu != gpu.name:
+            return ERRORS["other"]
+        if _bits(found.precision) != _bits(training.precision):
             return ERRORS["other"]
         if not found.measured:
             return ERRORS["shipped"]
@@ -207,15 +205,10 @@ def with_measured(
     """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
     new = Factor(
         cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
-        "measured", cluster.gpus, seconds, has_experts(model), measured=True,
+        "measured", cluster.gpus, seconds, bool(model.experts), measured=True,
     )  # fmt: skip
     rest = (item for item in factors.table if not item.measured or item.key != new.key)
     return replace(factors, table=(*rest, new))
-
-
-def has_experts(model: Model) -> bool:
-    """Whether any layer has a mixture of experts."""
-    return any(layer.experts is not None for layer in model.layers)
 
 
 LIMITS = (0.1, 1.6)

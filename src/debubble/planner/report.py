@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -41,25 +42,15 @@ SHORT = {
 
 def degrees_text(candidate: Candidate) -> str:
     """Degrees above one, in words."""
-    degrees = candidate.degrees
-    found = [
-        f"{name} {getattr(degrees, name)}"
-        for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
-        if getattr(degrees, name) > 1
-    ]
+    found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
 
 
 def layers_text(layers: Sequence[int]) -> str:
     """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
-    runs: list[list[int]] = []
-    for count in layers:
-        if runs and runs[-1][0] == count:
-            runs[-1][1] += 1
-        else:
-            runs.append([count, 1])
+    runs = [(count, len(list(run))) for count, run in groupby(layers)]
     if len(runs) == 1:
-        return str(runs[0][0])
+        return str(layers[0])
     return ", ".join(
         str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
     )

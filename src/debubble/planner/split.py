@@ -48,9 +48,8 @@ def loads_of(asked: Asked, candidate: Candidate) -> Loads:
     one = candidate.without_order
     if recomputed_layers(candidate.recompute) is not None:
         one = one.recomputing("none")
-    sums, first, last = layer_sums(
-        asked.model, asked.cluster, asked.training, one, asked.factors
-    )  # fmt: skip
+    model, cluster, training = asked.model, asked.cluster, asked.training
+    sums, first, last = layer_sums(model, cluster, training, one, asked.factors)
     whole = [one.F + one.I + one.W for one in sums]
     layers = tuple(after - before for before, after in pairwise(whole))
     return Loads(layers, first.F + first.I + first.W, last.F + last.I + last.W)
@@ -173,15 +172,6 @@ def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
     it faster. What cannot be faster by :func:`~debubble.planner.bounds.pipeline_bound` is not
     simulated.
-
-    Parameters
-    ----------
-    asked
-        The question.
-    plan
-        A plan with peaks.
-    allowed
-        Says which candidates may be simulated.
     """
     search = _Moves(asked, plan, allowed)
     search.run()
