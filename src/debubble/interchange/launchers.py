@@ -30,8 +30,6 @@ def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) 
 
     Parameters
     ----------
-    schedule
-        The schedule in the CSV.
     path
         The CSV as the training job sees it.
     cut

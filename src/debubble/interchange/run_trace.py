@@ -61,12 +61,8 @@ def save_run_trace(
 
     Parameters
     ----------
-    schedule
-        The schedule that was run.
     times
         By name of the group: start and end of every action in seconds, shape ``(n,)``.
-    path
-        The file.
     transfers
         Messages of the last group.
     hosts

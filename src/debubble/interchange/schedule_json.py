@@ -46,14 +46,7 @@ def _number(value: Any) -> Any:
 
 
 def from_json(text: str, where: str) -> Schedule:
-    """Read a schedule file.
-
-    Parameters
-    ----------
-    text
-        The content of the file.
-    where
-        Its name, for messages.
+    """Read the text of a schedule file; messages call it `where`.
 
     Raises
     ------

@@ -28,8 +28,6 @@ def flags(model: Model, training: Training, candidate: Candidate, framework: str
 
     Parameters
     ----------
-    model, training, candidate
-        The plan.
     framework
         ``"megatron"`` (arguments of Megatron-LM as of Megatron Core 0.19), ``"torchtitan"`` (flags
         of version 0.3.0, and what they are called since) or ``"automodel"`` (YAML of NeMo Automodel

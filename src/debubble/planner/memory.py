@@ -148,12 +148,7 @@ def memory_of(
 ) -> tuple[RankMemory, ...]:
     """The largest memory of every rank, in bytes per GPU, and what it consists of.
 
-    Parameters
-    ----------
-    model, cluster, training, candidate
-        What runs, and how.
-    timeline
-        One step of the candidate's schedule, simulated with any costs in time.
+    The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
     found, schedule = [], timeline.schedule
     for rank, curve in enumerate(memory_curves(model, training, candidate, timeline)):

@@ -52,14 +52,8 @@ def step_ends(
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 
-    Parameters
-    ----------
-    model, cluster, training, candidate
-        What runs.
-    backward
-        Seconds of one microbatch's backward on every stage, beside which gradients are reduced.
-    placement
-        Which rank has which stages.
+    `backward` are the seconds of one microbatch's backward on every stage, beside which gradients
+    are reduced.
     """
     degrees, gpu = candidate.degrees, cluster.gpu
     if not training.overlap_dp:

@@ -43,16 +43,9 @@ class Why:
 def why_not(
     asked: Asked, best: Plan | None, asked_for: str, fixed: Fixed, again: Callable[[Fixed], Found]
 ) -> Why:
-    """The best plan under one more condition, and what it loses by.
+    """The best plan under one more condition, and what it loses by to the best without it.
 
-    Parameters
-    ----------
-    asked, best
-        The question, and the best plan without the condition.
-    asked_for, fixed
-        The condition, in words and with all that is held.
-    again
-        The search.
+    `asked_for` is the condition in words, and `fixed` all that is held with it; `again` searches.
     """
     try:
         check_request(asked.model, asked.cluster, asked.training, fixed)

@@ -138,15 +138,10 @@ def check_backend(name: str) -> None:
 def results(
     tasks: Iterable[Task], backend: str, jobs: int, address: str | None
 ) -> Iterator[list[Result]]:
-    """Results of tasks as they come, in any order.
+    """Results of tasks as they come, in any order; a task is cut when a worker is about to be free.
 
-    Parameters
-    ----------
-    tasks
-        Batches; cut when a worker is about to be free.
-    backend, jobs, address
-        Name of an entry of :data:`BACKENDS`, number of workers (-1 for all), and address of the
-        cluster.
+    `backend` is the name of an entry of :data:`BACKENDS`, `jobs` the number of workers, -1 for all,
+    and `address` that of the cluster.
     """
     import joblib
 
