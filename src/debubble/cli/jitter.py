@@ -36,19 +36,9 @@ SlowThings = Annotated[
 
 
 def read_jitter(
-    times: str | None,
-    samples: str | None,
-    seed: str | None,
-    replicas: str | None,
-    slow: list[str] | None,
+    times: Text, samples: Text, seed: Text, replicas: Text, slow: list[str] | None
 ) -> Jitter | None:
-    """What varies, from the texts of the options; None where none of them is there.
-
-    Raises
-    ------
-    DebubbleError
-        When a text is none of what its option takes.
-    """
+    """What varies, from the texts of the options; None where none of them is there."""
     if times is None and slow is None:
         for flag, text in (("--samples", samples), ("--seed", seed), ("--replicas", replicas)):
             if text is not None:

@@ -132,18 +132,7 @@ class Setup:
     )
 
     def read(self, limits: str = "") -> Inputs:
-        """Read the options.
-
-        Parameters
-        ----------
-        limits
-            What a memory limit can be beside numbers, for the message about one that is none.
-
-        Raises
-        ------
-        DebubbleError
-            When a text is no number, a name does not exist, or costs are given twice.
-        """
+        """Read the options; `limits` says what a memory limit can be beside numbers."""
         from debubble.engine.graph import P2P_MODES
 
         mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
@@ -330,11 +319,8 @@ class Inputs:
     def simulate(self, schedule: Schedule, target: str, *, late: bool = False) -> Timeline:
         """The timeline of a schedule with these costs, forwards as late as possible if so asked.
 
-        Raises
-        ------
-        ScheduleError
-            When a file or function has a schedule that is not right: one that lacks actions would
-            look fast.
+        That of a file or function is refused where it is not right: one that lacks actions would
+        look fast.
         """
         from debubble.engine.timeline import simulate
         from debubble.interchange.files import is_foreign

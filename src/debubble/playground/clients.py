@@ -54,13 +54,7 @@ class Clients:
 
     @contextmanager
     def serving(self, address: str) -> Iterator[None]:
-        """Count a request of an address while it is under way.
-
-        Raises
-        ------
-        TooManyError
-            When the client has too many under way, or had too many in the last minute.
-        """
+        """Count a request of an address while it is under way; refuse too many of one client."""
         name = client_of(address)
         client = self._counted(name)
         if self.at_once and client.under_way >= self.at_once:

@@ -59,13 +59,7 @@ class Searches:
         self._known: dict[str, tuple[Search, Future[bytes]]] = {}
 
     def start(self, client: str, work: Work) -> str:
-        """Start a search; its name.
-
-        Raises
-        ------
-        RefusedError
-            When another one of this address runs, or too many do.
-        """
+        """Start a search; its name. One of an address runs at a time, and few in all."""
         self._forget()
         running = [search for search, future in self._known.values() if not future.done()]
         if any(search.client == client for search in running):
@@ -77,13 +71,7 @@ class Searches:
         return name
 
     def look(self, name: str, stop: bool) -> tuple[dict[str, Any], bytes | None]:
-        """How far a search is, and its answer when it is done; then it is forgotten.
-
-        Raises
-        ------
-        DebubbleError
-            That of the search, or when there is none of this name.
-        """
+        """How far a search is, and its answer, or error, when it is done; then it is forgotten."""
         if name not in self._known:
             raise RefusedError("this search has ended; start it again", status=410)
         search, future = self._known[name]
