@@ -151,10 +151,5 @@ def _explain(as_json: bool) -> None:
 
 
 app = command(
-    costs,
-    [
-        "costs --init -o costs.yaml",
-        "costs examples/zero-bubble/gpt-28.3b-m96.yaml",
-        "costs",
-    ],
+    costs, ["costs --init -o costs.yaml", "costs examples/zero-bubble/gpt-28.3b-m96.yaml", "costs"]
 )

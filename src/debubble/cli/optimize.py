@@ -74,9 +74,7 @@ def optimize(
     away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
     searched = {"recompute": None, "offload": None}
     given = replace(
-        setup,
-        memory=None if sweeping else setup.memory,
-        lowering={**setup.lowering, **searched},
+        setup, memory=None if sweeping else setup.memory, lowering={**setup.lowering, **searched}
     )
     inputs = given.read(f", or '{SWEEP}'")
     _refuse_others(inputs)

@@ -62,8 +62,7 @@ ScheduleNames = Annotated[
 AsJson = Annotated[bool, switch("--json", "Print one JSON object.")]
 
 Late = Annotated[
-    bool,
-    switch("--as-late-as-possible", "Start forwards as late as nothing else is delayed."),
+    bool, switch("--as-late-as-possible", "Start forwards as late as nothing else is delayed.")
 ]
 
 

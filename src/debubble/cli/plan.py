@@ -84,8 +84,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        Text,
-        writes("Report (.html), or costs (.yaml) or order (.csv) of the best."),
+        Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
     ] = None,
 ) -> None:
     """Plan the training of a model on a number of GPUs.

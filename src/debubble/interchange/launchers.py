@@ -10,13 +10,7 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
-from debubble.interchange.layouts import (
-    AUTOMODEL,
-    TORCHTITAN,
-    in_loop,
-    in_v,
-    megatron_layout,
-)
+from debubble.interchange.layouts import AUTOMODEL, TORCHTITAN, in_loop, in_v, megatron_layout
 from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"

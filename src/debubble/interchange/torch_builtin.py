@@ -20,10 +20,7 @@ SINGLE = ("GPipe", "1F1B")
 
 DEFAULT_CHUNKS = 2
 
-OPTIONS = (
-    Option("transfers", "bool", False),
-    Option("defer_recv", "bool", False),
-)
+OPTIONS = (Option("transfers", "bool", False), Option("defer_recv", "bool", False))
 
 
 def leaves_chunks(target: str) -> bool:

@@ -260,10 +260,7 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
             "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
             "rank",
         ),
-        (
-            extra == [Kind.OPT],
-            "has optimizer steps, which a CSV cannot say; leave iterations out",
-        ),
+        (extra == [Kind.OPT], "has optimizer steps, which a CSV cannot say; leave iterations out"),
         (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),
     ]
     reason = next((reason for applies, reason in reasons if applies), None)

@@ -134,10 +134,7 @@ def stage_activations(
 
 @lru_cache(maxsize=16384)
 def _stages(
-    model: Model,
-    training: Training,
-    layers: tuple[int, ...],
-    key: _Key,
+    model: Model, training: Training, layers: tuple[int, ...], key: _Key
 ) -> tuple[Activation, ...]:
     most = recomputed_layers(key.recompute)
     again = sums = _sums(model, training, key)
@@ -202,11 +199,7 @@ class _Sums:
 
 
 @lru_cache(maxsize=4096)
-def _sums(
-    model: Model,
-    training: Training,
-    key: _Key,
-) -> _Sums:
+def _sums(model: Model, training: Training, key: _Key) -> _Sums:
     each = [_activation(model, layer, training, key) for layer in model.layers]
     rows = zip(
         *((one.stored, one.kept_for_weight, one.recompute_kept) for one in each), strict=True
@@ -227,12 +220,7 @@ def _sums(
 
 
 @lru_cache(maxsize=65536)
-def _activation(
-    model: Model,
-    layer: Layer,
-    training: Training,
-    key: _Key,
-) -> Activation:
+def _activation(model: Model, layer: Layer, training: Training, key: _Key) -> Activation:
     tokens = training.sequence * key.size / key.cp
     on_stream = key.tp if training.sequence_parallel else 1
     busiest = training.imbalance if key.ep > 1 else 1.0

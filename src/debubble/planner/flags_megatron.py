@@ -127,10 +127,7 @@ def _recompute(case: Case) -> list[str]:
     if recompute == "none":
         return []
     modules = recompute_modules(case.model, case.training, case.candidate)
-    lines = [
-        "--recompute-granularity selective",
-        f"--recompute-modules {' '.join(modules)}",
-    ]
+    lines = ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
     return lines + ["--moe-grouped-gemm"] * ("moe_act" in modules)
 
 

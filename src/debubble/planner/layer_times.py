@@ -10,19 +10,8 @@ from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import memory_time
-from debubble.planner.layer_work import (
-    Times,
-    module_times,
-    tokens_of,
-)
-from debubble.planner.links import (
-    all_gather,
-    all_reduce,
-    dispatch,
-    group_of,
-    reduce_scatter,
-    send,
-)
+from debubble.planner.layer_work import Times, module_times, tokens_of
+from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, reduce_scatter, send
 from debubble.planner.model import Attention, Layer, Model
 from debubble.planner.state import scatters
 

@@ -10,15 +10,7 @@ from debubble.planner.flags_torchtitan import CSV
 from debubble.planner.flops import flops_per_token
 from debubble.planner.memory import RankMemory, memory_of
 from debubble.planner.more_gpus import with_gpus
-from debubble.planner.plan import (
-    Asked,
-    Plan,
-    efficiency,
-    origin,
-    relative_error,
-    simulated,
-    speed,
-)
+from debubble.planner.plan import Asked, Plan, efficiency, origin, relative_error, simulated, speed
 from debubble.planner.report import KEEPERS, gigabytes
 from debubble.planner.rules import FRAMEWORKS, RUNTIMES
 from debubble.planner.search import Found

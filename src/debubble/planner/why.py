@@ -10,13 +10,7 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.degrees import Fixed
 from debubble.planner.plan import Asked, Plan, tied
 from debubble.planner.plan_data import plan_data
-from debubble.planner.report import (
-    degrees_text,
-    difference,
-    excess,
-    gigabytes,
-    seconds,
-)
+from debubble.planner.report import degrees_text, difference, excess, gigabytes, seconds
 from debubble.planner.request import check_request
 from debubble.planner.search import Found
 
