@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import typer
 
@@ -16,6 +17,12 @@ from debubble.core.errors import DebubbleError
 BAD_INPUT = 2
 INTERNAL = 70
 BROKEN_PIPE = 141
+
+
+def require_torch() -> None:
+    """Refuse to go on without PyTorch."""
+    if find_spec("torch") is None:
+        raise DebubbleError("running needs PyTorch; pip install 'debubble[run]'")
 
 
 @contextmanager

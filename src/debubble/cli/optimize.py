@@ -11,12 +11,22 @@ from typing import Annotated, Any
 
 from debubble.cli.app import command
 from debubble.cli.jitter import read_jitter
-from debubble.cli.options import AsJson, Inputs, Setup, Text, switch, takes, with_setup, writes
+from debubble.cli.options import (
+    AsJson,
+    Inputs,
+    Setup,
+    Text,
+    positive,
+    switch,
+    takes,
+    with_setup,
+    writes,
+)
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_count, read_number
+from debubble.interchange.text import read_count
 from debubble.lowering.chain import LOWERINGS, read_stages
 
 SWEEP = "sweep"
@@ -86,8 +96,8 @@ def optimize(
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
         "chunks": inputs.size("chunks"), "costs": inputs.costs, "placement": _shape(placement),
         "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
-        "effort": _number("--effort", effort),
-        "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
+        "effort": positive("--effort", effort),
+        "time_limit": None if time_limit is None else positive("--time-limit", time_limit),
         "seed": read_count("--seed", seed, 0, LARGEST),
         "workers": read_count("--workers", workers, 1, 256),
         "layers": None if layers is None else _layers(layers, inputs),
@@ -129,13 +139,6 @@ def optimize(
         _say_without_solver(result)
     if wrote is not None:
         note(f"wrote {wrote}")
-
-
-def _number(flag: str, text: str) -> float:
-    number = read_number(text)
-    if not 0 < number < float("inf"):
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number")
-    return number
 
 
 LARGEST = 999_999_999

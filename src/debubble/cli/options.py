@@ -193,6 +193,14 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
+def positive(flag: str, text: str, unit: str = "") -> float:
+    """The positive number in the text of an option; `unit` is for the message, " of seconds"."""
+    number = read_number(text)
+    if not 0 < number < math.inf:
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number{unit}")
+    return number
+
+
 def _one_of(flag: str, text: str | None, known: Iterable[str]) -> Any:
     if text is not None and text not in known:
         raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")

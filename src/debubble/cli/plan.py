@@ -12,7 +12,7 @@ import typer
 from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Text, takes, writes
+from debubble.cli.options import AsJson, Text, positive, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
@@ -123,7 +123,9 @@ def plan(
     others = [(text, held_with(given, text, framework)) for text in why or []]
     count = read_count("--top", top, 1, 1000)
     how_many = 0 if optimize is None else read_count("--optimize", optimize, 1, 1000)
-    limit = None if time_limit is None else _seconds(time_limit, how_many)
+    if time_limit is not None and not how_many:
+        raise ParameterError("--time-limit is for --optimize; give both, or neither")
+    limit = None if time_limit is None else positive("--time-limit", time_limit, " of seconds")
 
     def found_with(fixed: Fixed, count: int) -> Found:
         with overwritten_line() as line:
@@ -212,16 +214,6 @@ def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
     name = chosen or FRAMEWORKS[0]
     others = "" if framework else ", others with --framework, -o plan.html or --json"
     print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
-
-
-def _seconds(text: str, plans: int) -> float:
-    """The time limit, which is one for looking for orders."""
-    if not plans:
-        raise ParameterError("--time-limit is for --optimize; give both, or neither")
-    found = read_number(text)
-    if not 0 < found < float("inf"):
-        raise ParameterError(f"--time-limit is '{text}'; it is a positive number of seconds")
-    return found
 
 
 def _check_output(path: str) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from debubble.cli.app import command
+from debubble.cli.errors import require_torch
 from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
-from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from debubble.cli.app import command
+from debubble.cli.errors import require_torch
 from debubble.cli.options import (
     AsJson,
     Inputs,
@@ -19,7 +20,6 @@ from debubble.cli.options import (
 )
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
-from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.schedule import Schedule
 from debubble.interchange.text import read_count, read_number

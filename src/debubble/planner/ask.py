@@ -50,11 +50,6 @@ def ask(
     framework
         Who runs it, and so what is kept for how long, see :data:`debubble.planner.rules.RUNTIMES`;
         Megatron-LM unless given.
-
-    Raises
-    ------
-    DebubbleError
-        When a value cannot be used; the message names it, the limit and what can.
     """
     if not 1 <= imbalance <= 1000:
         raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")

@@ -151,10 +151,7 @@ def calibrated(
 ) -> Factors:  # fmt: skip
     """Factors with the efficiency that a measured step says for its GPU, degree and precision.
 
-    Raises
-    ------
-    ParameterError
-        When no efficiency explains the time.
+    A time that no efficiency explains is refused.
     """
     from debubble.planner.step import step_time
 
@@ -164,14 +161,13 @@ def calibrated(
 
     _check_possible(model, cluster, training, seconds)
     low, high = LIMITS
-    if not step(high) <= seconds <= step(low):
-        raise ParameterError(
-            f"{seconds:g} s is no time of this plan: between {step(high):.3g} s and {step(low):.3g}"
-            f" s are possible; check the configuration it was measured with"
-        )
     # Nearly all time goes with 1 / efficiency, so a secant in it meets the time in few steps.
-    slow, fast = 1 / low, 1 / high
-    a, b, at_a, at_b = slow, fast, step(low), step(high)
+    a, b, at_a, at_b = 1 / low, 1 / high, step(low), step(high)
+    if not at_b <= seconds <= at_a:
+        raise ParameterError(
+            f"{seconds:g} s is no time of this plan: between {at_b:.3g} s and {at_a:.3g} s are "
+            "possible; check the configuration it was measured with"
+        )
     for _ in range(30):
         middle = b + (seconds - at_b) * (a - b) / (at_a - at_b)
         at = step(1 / middle)

@@ -24,13 +24,7 @@ Texts = Mapping[str, str | None]
 
 
 def held(given: Texts, framework: str | None) -> Fixed:
-    """What is held fixed.
-
-    Raises
-    ------
-    ParameterError
-        With the option and its value, when that is no number, list or word of it.
-    """
+    """What is held fixed; a value that is no number, list or word of its option is refused."""
     found: dict[str, Any] = {"framework": framework}
     for name, text in given.items():
         flag = f"--{name.replace('_', '-')}"

@@ -89,11 +89,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
             all_parts += Parts(split=2.0 * (query + both / 2))
     inputs = input_bytes(training)
     all_parts += Parts(split=2.0 * (query + both + output) + (inputs * output if inputs < 2 else 0))
-    if training.flash:
-        scores = 4.0 * attention.heads
-    else:
-        scores = (5.0 if model.dropout else 2.0) * attention.heads * training.sequence
-    found["core_attn"] = Parts(split=scores)
+    each = 4.0 if training.flash else (5.0 if model.dropout else 2.0) * training.sequence
+    found["core_attn"] = Parts(split=each * attention.heads)
     all_parts += found["core_attn"]
     # Outputs of the first matrices, and what the last one multiplies.
     factor = inputs + ((4.0 if training.fused else 6.0) if mlp.gated else 2.0)
@@ -140,17 +137,15 @@ def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts
     if isinstance(attention, LatentAttention):
         narrow = 2 * (attention.q_rank + attention.kv_rank) + attention.rope_dim
         up = attention.heads * (attention.nope_dim + attention.v_dim)
-        found += Parts(stream=2.0 * narrow, split=2.0 * (query + up))
-        found += Parts(split=2.0 * attention.heads * attention.v_dim)
+        output = attention.heads * attention.v_dim
+        found += Parts(stream=2.0 * narrow, split=2.0 * (query + up + output))
     else:
         found += Parts(split=2.0 * (query + both + query))
-    if isinstance(mlp, Experts):
-        width = (3 if mlp.gated else 2) * 2.0
-        found += Parts(split=width * mlp.shared_width)
-        found += Parts(routed=mlp.top_k * (4.0 * hidden + width * mlp.width))
-    else:
-        found += Parts(split=(3 if mlp.gated else 2) * 2.0 * mlp.width)
-    return found
+    width = (3 if mlp.gated else 2) * 2.0
+    if not isinstance(mlp, Experts):
+        return found + Parts(split=width * mlp.width)
+    routed = mlp.top_k * (4.0 * hidden + width * mlp.width)
+    return found + Parts(split=width * mlp.shared_width, routed=routed)
 
 
 def _linear_inputs(model: Model, training: Training) -> Parts:

@@ -134,10 +134,7 @@ def costs_of(asked: Asked, candidate: Candidate) -> Costs:
 def simulated(asked: Asked, candidate: Candidate, order: Schedule | None = None) -> Timeline:
     """The pipeline of one step in the engine, in an order of its own or in its schedule's.
 
-    Raises
-    ------
-    ParameterError
-        When its schedule has no order for these sizes, or none within the memory.
+    A schedule that has no order for these sizes, or none within the memory, is refused.
     """
     costs = costs_of(asked, candidate)
     with warnings.catch_warnings():

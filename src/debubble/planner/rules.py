@@ -121,13 +121,7 @@ class Rule:
 
 
 def check_framework(name: str) -> str:
-    """The name of a framework, in lower case.
-
-    Raises
-    ------
-    ParameterError
-        When it is none that rules and flags are known of.
-    """
+    """The name of a framework in lower case; any but :data:`FRAMEWORKS` is refused."""
     wanted = str(name).strip().lower()
     if wanted not in FRAMEWORKS:
         raise ParameterError(f"unknown framework '{name}'; {did_you_mean(wanted, FRAMEWORKS)}")
@@ -155,10 +149,7 @@ def broken(
 ) -> list[Problem]:  # fmt: skip
     """What is wrong with a candidate by the rules of a framework; without one, by those of any.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such framework, or schedule.
+    A framework or schedule that there is not is refused with a :class:`ParameterError`.
     """
     return broken_rules(Case.of(model, cluster.gpus, training, candidate), framework)
 

@@ -8,10 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any, TypeAlias
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.sweeps.store import Result
 from debubble.planner.sweeps.work import start_worker
 
@@ -33,8 +34,6 @@ def cores() -> int:
 
 def has_joblib() -> bool:
     """Whether joblib is installed."""
-    from importlib.util import find_spec
-
     return find_spec("joblib") is not None
 
 
@@ -123,10 +122,6 @@ BACKENDS: dict[str, tuple[Callable[..., Any], str, str]] = {
 
 def check_backend(name: str) -> None:
     """Refuse a backend that does not exist or is not installed."""
-    from importlib.util import find_spec
-
-    from debubble.core.errors import did_you_mean
-
     if name not in BACKENDS:
         raise ParameterError(f"backend is '{name}'; {did_you_mean(name, BACKENDS)}")
     _, module, extra = BACKENDS[name]
