@@ -186,7 +186,8 @@ def fits_with_full_recompute(row: dict[str, str]) -> bool:
     step = step_time(
         plan.model, plan.cluster, plan.training, plan.candidate, shipped_factors()
     )  # fmt: skip
-    ranks = memory_of(plan.model, plan.cluster, plan.training, plan.candidate, step.timeline)
+    gpu, training = plan.cluster.gpu, plan.training
+    ranks = memory_of(plan.model, gpu, training, plan.candidate, step.timeline)
     return all(rank.fits for rank in ranks)
 
 
@@ -201,7 +202,7 @@ def verdicts(path: str) -> Iterator[str]:
     ran, silent, some, over = groups.values()
     for row, result in zip(read_rows(path), run_rows(path), strict=True):
         if result["memory"]:
-            fits = result["memory"] <= read_row(row).cluster.memory
+            fits = result["memory"] <= read_row(row).cluster.gpu.memory
             said = "recompute none" not in result["assumed"]
             group = over if row["notes"].startswith("OOM") else ran if said else silent
             group[not fits] += 1

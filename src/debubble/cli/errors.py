@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 import typer
 
@@ -21,7 +21,7 @@ BROKEN_PIPE = 141
 
 def require_torch() -> None:
     """Refuse to go on without PyTorch."""
-    if find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None:
         raise DebubbleError("running needs PyTorch; pip install 'debubble[run]'")
 
 

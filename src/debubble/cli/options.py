@@ -239,24 +239,10 @@ def _limit(text: str, unit: str) -> float:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The parameters of a simulation, read.
+    """The parameters of a simulation, read; None where nothing was typed.
 
-    Parameters
-    ----------
-    ranks, microbatches, chunks, iterations
-        Sizes as typed, None where nothing was.
-    costs, memory
-        Costs of actions, and the memory limit: of every rank, or one for each.
-    sync
-        Dependencies of optimizer steps, None where nothing was typed.
-    mode
-        The p2p mode.
-    lowering
-        Lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
-    pairs
-        ``KEY=VALUE`` texts of options.
-    file
-        The cost file, if there is one.
+    The memory limit is of every rank, or one for each; `lowering` are keywords of
+    :func:`debubble.lowering.chain.lower`, and `pairs` the ``KEY=VALUE`` texts of options.
     """
 
     ranks: int | None

@@ -30,11 +30,6 @@ class Cluster:
         if self.gpus < 1:
             raise ParameterError(f"gpus is {self.gpus}; give at least 1")
 
-    @property
-    def memory(self) -> float:
-        """Bytes of one GPU's memory."""
-        return self.gpu.memory
-
 
 def find_gpu(name_or_path: str) -> Gpu:
     """A GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.

@@ -79,12 +79,10 @@ SOME = 10_000
 
 def open_options(left: Sequence[Candidate]) -> tuple[str, ...]:
     """Options in which candidates differ, so that none of them is what ran."""
-    values = {
-        **{name: {getattr(one.degrees, name) for one in left} for name in DEGREES},
-        **{name: {getattr(one, name) for one in left}
-           for name in ("microbatch_size", "schedule", "recompute", "zero")},
-    }  # fmt: skip
-    return tuple(f"--{name.replace('_', '-')}" for name, found in values.items() if len(found) > 1)
+    names = (*DEGREES, "microbatch_size", "schedule", "recompute", "zero")
+    values = [vars(one) | vars(one.degrees) for one in left]
+    differ = (name for name in names if len({each[name] for each in values}) > 1)
+    return tuple(f"--{name.replace('_', '-')}" for name in differ)
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

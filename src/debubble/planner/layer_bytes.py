@@ -29,6 +29,7 @@ Bubble, arXiv 2401.10241, table 1: 32sbh of a classic layer).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 
 from debubble.planner.candidate import Training
 from debubble.planner.efficiency import PRECISIONS
@@ -54,12 +55,7 @@ class Parts:
     whole: float = 0.0
 
     def __add__(self, other: Parts) -> Parts:
-        return Parts(
-            self.stream + other.stream,
-            self.split + other.split,
-            self.routed + other.routed,
-            self.whole + other.whole,
-        )
+        return Parts(*map(add, vars(self).values(), vars(other).values()))
 
 
 def input_bytes(training: Training) -> float:

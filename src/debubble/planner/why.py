@@ -17,16 +17,9 @@ from debubble.planner.search import Found
 
 @dataclass(frozen=True)
 class Why:
-    """An answer to "why not this?".
+    """Why not with what was asked for, such as ``"pp=16"``.
 
-    Parameters
-    ----------
-    asked_for
-        What was held fixed, such as ``"pp=16"``.
-    plan
-        The best plan with it, None where there is none.
-    reason
-        Why it is not the best, in words.
+    It is the best plan with that, if there is one, and the reason for which it is not the best.
     """
 
     asked_for: str

@@ -16,15 +16,7 @@ from debubble.playground.limits import RefusedError
 
 @dataclass
 class Search:
-    """One search, as the thread that runs it and the requests that ask after it see it.
-
-    Parameters
-    ----------
-    client
-        Address it was started from.
-    progress
-        How far it is.
-    """
+    """One search, as the thread that runs it and the requests that ask after it see it."""
 
     client: str
     progress: dict[str, Any] = field(default_factory=dict)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -34,7 +34,7 @@ def cores() -> int:
 
 def has_joblib() -> bool:
     """Whether joblib is installed."""
-    return find_spec("joblib") is not None
+    return importlib.util.find_spec("joblib") is not None
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def check_backend(name: str) -> None:
         raise ParameterError(f"backend is '{name}'; {did_you_mean(name, BACKENDS)}")
     _, module, extra = BACKENDS[name]
     for needed in ("joblib", module):
-        if find_spec(needed) is None:
+        if importlib.util.find_spec(needed) is None:
             raise ParameterError(f"backend '{name}' needs {needed}: pip install '{extra}'")
 
 

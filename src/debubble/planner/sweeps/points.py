@@ -17,21 +17,14 @@ MOST_POINTS = 10_000_000
 
 
 class Point(NamedTuple):
-    """One set of options.
-
-    Parameters
-    ----------
-    number
-        Place in the sweep, from 0.
-    key
-        Hash of everything that its results follow from.
-    options
-        Values by dotted name.
-    """
+    """One set of options."""
 
     number: int
+    """Place in the sweep, from 0."""
     key: str
+    """Hash of everything that its results follow from."""
     options: dict[str, Any]
+    """Values by dotted name."""
 
 
 @dataclass(frozen=True)

@@ -37,17 +37,7 @@ PATIENCE = 0.5
 
 
 class Result(NamedTuple):
-    """Results of one point.
-
-    Parameters
-    ----------
-    number, key, options
-        The point.
-    rows
-        Its rows; ``error`` in one says why there are no results.
-    seconds
-        How long they took.
-    """
+    """Results of one point, and how long they took; ``error`` in a row says why there are none."""
 
     number: int
     key: str
