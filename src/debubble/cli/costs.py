@@ -97,13 +97,8 @@ def _values(values: dict[str, Any], unit: str) -> str:
     texts = []
     for name, value in values.items():
         spec = COST_FIELDS.get(name)
-        if spec is None:
-            measured = True
-        elif spec.section == "memory":
-            measured = not spec.share
-        else:
-            measured = spec.timed
-        texts.append(f"{name} {_value(value, unit if measured else '')}")
+        counted = spec is None or (not spec.share if spec.section == "memory" else spec.timed)
+        texts.append(f"{name} {_value(value, unit if counted else '')}")
     return ", ".join(texts)
 
 

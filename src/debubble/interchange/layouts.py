@@ -26,14 +26,7 @@ LONGEST_GROUP = 8
 class ModuleNames:
     """What a program calls the modules of a decoder model.
 
-    Parameters
-    ----------
-    first, last
-        What only the first and the last stage have.
-    layer
-        A layer by number.
-    every
-        What every stage has.
+    They are those of the first stage, a layer by number, those of the last, and those of every one.
     """
 
     first: tuple[str, ...]

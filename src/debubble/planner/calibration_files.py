@@ -58,14 +58,10 @@ def calibrate_from(
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
     factors
         What counts where the file says nothing.
-    model, cluster, training
-        What is planned.
-    candidate
-        How logs and profiles were run; not needed for the others.
+    candidate, missing
+        How logs and profiles were run, or the options that nobody gave; not needed for the others.
     text
         The file's text, where it is not to be read.
-    missing
-        Options that nobody gave, without a candidate.
 
     Raises
     ------

@@ -38,20 +38,10 @@ SHARDED_ZEROS = (0, 2, 3)
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is given, and held; None where it is open.
+    """What is given of a :class:`~debubble.planner.candidate.Candidate`, and held; None is open.
 
-    Parameters
-    ----------
-    tp, cp, ep, dp, pp, chunks, microbatch_size
-        Sizes.
-    schedules
-        Names of registered schedules to choose from.
-    recompute, zero
-        As in a :class:`~debubble.planner.candidate.Candidate`.
-    layers
-        Layers of every stage.
-    framework
-        Who runs the plan; without one, only what divides what counts.
+    `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
+    without one only what divides what counts.
     """
 
     tp: int | None = None

@@ -71,17 +71,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a case.
+    """What is wrong with a case by a rule: the value, the limit, and who has it.
 
-    Parameters
-    ----------
-    text
-        The value, the limit, and who has it.
-    changes
-        The nearest values with which the rule holds, by name: a degree, or a field of candidate,
-        training or model.
-    rule
-        Name of the rule, once it is one of several.
+    `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
+    candidate, training or model.
     """
 
     text: str
@@ -100,18 +93,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that is refused.
+    """One thing that is refused, and what is wrong with a case where it is.
 
-    Parameters
-    ----------
-    name
-        What it is about.
-    options
-        By framework, the option that it refuses or the function that does.
-    scope
-        What it looks at, see :data:`DEGREES`.
-    check
-        What is wrong with a case, None where nothing is.
+    `options` has by framework the option that is refused or the function that does it; `scope` says
+    what the rule looks at, see :data:`DEGREES`.
     """
 
     name: str

@@ -25,21 +25,13 @@ SCALED_BYTES = 14
 
 @dataclass(frozen=True)
 class StepEnds:
-    """Seconds of every rank that nothing hides.
-
-    Parameters
-    ----------
-    gradients
-        From the end of a rank's last action until its gradients are summed over the replicas.
-    optimizer
-        The optimizer step.
-    weights
-        Gathering the new weights, before the next step's first forward.
-    """
+    """Seconds of every rank that nothing hides."""
 
     gradients: tuple[float, ...]
+    """From the end of a rank's last action until its gradients are summed over the replicas."""
     optimizer: tuple[float, ...]
     weights: tuple[float, ...]
+    """Gathering the new weights, before the next step's first forward."""
 
 
 def step_ends(

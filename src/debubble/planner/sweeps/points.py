@@ -29,25 +29,15 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers to draw from.
-
-    Parameters
-    ----------
-    first, last
-        The ends, both included.
-    log
-        Whether all ratios are equally likely, not all differences.
-    whole
-        Whether whole numbers are drawn.
-    step
-        Only multiples of it from `first` on; 0 for any number.
-    """
+    """Numbers to draw from, both ends included."""
 
     first: float
     last: float
     log: bool = False
+    """Whether all ratios are equally likely, not all differences."""
     whole: bool = False
     step: float = 0.0
+    """Only multiples of it from `first` on are drawn; 0 for any number."""
 
     def at(self, place: float) -> float | int:
         """The number at a place from 0 up to, not including, 1."""
