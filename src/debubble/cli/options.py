@@ -319,15 +319,18 @@ class Inputs:
         from debubble.interchange.files import is_foreign
 
         if is_foreign(target):
-            from debubble.analysis.check import check
-
-            report = check(schedule, p2p_mode=self.mode)
-            if not report.ok:
-                raise ScheduleError(
-                    f"{target}: {report.problems[0]}\n'debubble check' lists every problem of it"
-                )
+            self.refuse_wrong(schedule, target, " of it")
         timeline = simulate(schedule, self.costs, self.mode)
         return timeline.as_late_as_possible() if late else timeline
+
+    def refuse_wrong(self, schedule: Schedule, target: str, more: str) -> None:
+        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+        from debubble.analysis.check import check
+
+        report = check(schedule, p2p_mode=self.mode)
+        if not report.ok:
+            advice = f"'debubble check' lists every problem{more}"
+            raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,6 @@ from debubble.cli.app import command
 from debubble.cli.errors import require_torch
 from debubble.cli.options import (
     AsJson,
-    Inputs,
     ScheduleName,
     Setup,
     Text,
@@ -20,8 +19,7 @@ from debubble.cli.options import (
 )
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
-from debubble.core.errors import ParameterError, ScheduleError
-from debubble.core.schedule import Schedule
+from debubble.core.errors import ParameterError
 from debubble.interchange.text import read_count, read_number
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
         if not unchecked:
-            _check(made, schedule, inputs)
+            inputs.refuse_wrong(made, schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:
@@ -143,17 +141,6 @@ def _with_model(settings: Settings) -> Settings:
     if not isinstance(name, str) or not is_function(name):
         return settings
     return replace(settings, model=load_function(*split_target(name)))
-
-
-def _check(schedule: Schedule, target: str, inputs: Inputs) -> None:
-    from debubble.analysis.check import check
-
-    report = check(schedule, p2p_mode=inputs.mode)
-    if not report.ok:
-        raise ScheduleError(
-            f"{target}: {report.problems[0]}\n'debubble check' lists every problem, "
-            "--unchecked runs it all the same"
-        )
 
 
 def _write(report: RunReport, path: str) -> None:

@@ -24,13 +24,7 @@ LEAST = 0.1
 
 
 def save_trace(timeline: Timeline, path: str | Path, time_unit: str = "") -> None:
-    """Write a trace file, see :func:`trace_text`; compressed when its name ends in ``.gz``.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be written.
-    """
+    """Write a trace file, see :func:`trace_text`; errors and compression as of :func:`write`."""
     write(trace_text(timeline, time_unit), path)
 
 

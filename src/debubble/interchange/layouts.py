@@ -87,13 +87,7 @@ def in_v(placement: Placement) -> bool:
 
 
 def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
-    """The layout string of a cut over a placement.
-
-    Raises
-    ------
-    ParameterError
-        When Megatron-LM places no stages like this.
-    """
+    """The layout string of a cut over a placement; one that Megatron-LM has not is refused."""
     if not in_loop(placement):
         raise ParameterError(
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
@@ -114,13 +108,7 @@ def cut_text(placement: Placement, cut: Sequence[int]) -> str:
 
 
 def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
-    """Refuse a cut into another number of stages, or a stage without anything.
-
-    Raises
-    ------
-    ParameterError
-        With the stage, and what a cut needs.
-    """
+    """Refuse a cut into another number of stages, or a stage without anything."""
     shown = f"the cut {'/'.join(map(str, cut))} is not one of '{schedule.name}'; "
     if len(cut) != schedule.stages:
         raise ParameterError(

@@ -57,7 +57,7 @@ def save_run_trace(
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
 ) -> None:
-    """Write a trace file, compressed when its name ends in ``.gz``.
+    """Write a trace file; errors and compression as of :func:`write`.
 
     Parameters
     ----------
@@ -67,11 +67,6 @@ def save_run_trace(
         Messages of the last group.
     hosts
         Where each rank ran.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be written.
     """
     write(run_trace(schedule, times, transfers=transfers, hosts=hosts), path)
 

@@ -97,11 +97,7 @@ class Keys:
     ) -> int:
         """A whole number, `default` where there is none.
 
-        Raises
-        ------
-        FormatError
-            When it is something else or out of bounds, or is needed and not there; the message
-            names the nearest key of the file that nobody reads.
+        One that is needed and not there is refused with the nearest key that nobody reads.
         """
         value = self.optional(key, least=least, most=most)
         if value is not None:

@@ -23,11 +23,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     """The model that a ``config.json`` describes.
 
-    Raises
-    ------
-    FormatError
-        When its family is unknown; when a key is missing, has a value it cannot have, or
-        contradicts another; or when an unknown key could change a shape.
+    An unknown family is refused; so is a key that is missing, has a value it cannot have,
+    contradicts another, or is unknown and could change a shape.
     """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
