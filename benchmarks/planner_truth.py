@@ -18,13 +18,7 @@ from statistics import median
 from typing import Any
 
 from debubble.core.errors import ParameterError
-from debubble.planner.calibrate import (
-    DEFAULT,
-    Factors,
-    calibrated,
-    has_experts,
-    shipped_factors,
-)
+from debubble.planner.calibrate import DEFAULT, Factors, calibrated, shipped_factors
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.cluster import Cluster, find_gpu
 from debubble.planner.efficiency import product_time
@@ -192,7 +186,8 @@ def fits_with_full_recompute(row: dict[str, str]) -> bool:
     step = step_time(
         plan.model, plan.cluster, plan.training, plan.candidate, shipped_factors()
     )  # fmt: skip
-    ranks = memory_of(plan.model, plan.cluster, plan.training, plan.candidate, step.timeline)
+    gpu, training = plan.cluster.gpu, plan.training
+    ranks = memory_of(plan.model, gpu, training, plan.candidate, step.timeline)
     return all(rank.fits for rank in ranks)
 
 
@@ -207,7 +202,7 @@ def verdicts(path: str) -> Iterator[str]:
     ran, silent, some, over = groups.values()
     for row, result in zip(read_rows(path), run_rows(path), strict=True):
         if result["memory"]:
-            fits = result["memory"] <= read_row(row).cluster.memory
+            fits = result["memory"] <= read_row(row).cluster.gpu.memory
             said = "recompute none" not in result["assumed"]
             group = over if row["notes"].startswith("OOM") else ran if said else silent
             group[not fits] += 1
@@ -307,7 +302,7 @@ def one_row(table: list[dict[str, str]]) -> Iterator[str]:
     for row in table:
         if row["gpu"] == "H100-80GB-SXM" and "dgxc" in row["source"] and row["precision"] == "bf16":
             plan = read_row(row)
-            if plan.seconds and not has_experts(plan.model):
+            if plan.seconds and not plan.model.experts:
                 plans.append((row, plan))
     yield "| row | tp | calibrated on | predicted | measured | error |\n|---|---|---|---|---|---|"
     known: dict[int, tuple[str, RowPlan]] = {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from debubble.planner.candidate import Candidate, Degrees, Training
@@ -72,6 +73,31 @@ def case(
     own = Candidate(degrees, b, m, schedule, cut, recompute, zero)
     asked = {"batch": dp * b * m, "sequence": 8192} | training
     return Case(model, degrees.gpus, Training(**asked), own)
+
+
+def changed(one: Case, changes: Mapping[str, Any]) -> Case:
+    """A case with other values: of degrees, candidate, training, ``gpus``, or the model.
+
+    Layers are cut anew where stages change.
+    """
+    parts: dict[str, dict[str, Any]] = {name: {} for name in set(OWNERS.values())}
+    for name, value in changes.items():
+        parts[OWNERS[name]][name] = value
+    degrees = replace(one.degrees, **parts["degrees"])
+    model = replace(one.model, **parts["model"])
+    same = degrees.stages == one.degrees.stages
+    cut = one.candidate.layers if same else first_cut(len(model.layers), degrees.stages, model.mtp)
+    own = replace(one.candidate, **{"degrees": degrees, "layers": cut, **parts["candidate"]})
+    training = replace(one.training, **parts["training"])
+    return replace(one, model=model, training=training, candidate=own, **parts["case"])
+
+
+OWNERS = {
+    **{spec.name: "training" for spec in fields(Training)},
+    **{spec.name: "candidate" for spec in fields(Candidate)},
+    **{spec.name: "degrees" for spec in fields(Degrees)},
+    "mtp": "model", "tied": "model", "gpus": "case",
+}  # fmt: skip
 
 
 SEARCHES = [(dense(30), 64, 128), (dense(32, 4), 96, 96), (mixture(), 64, 64), (latent(), 256, 512)]

@@ -53,7 +53,7 @@ def test_a_file_that_describes_no_gpu_is_refused(tmp_path: Path, text: str, mess
 
 
 def test_a_cluster_has_gpus() -> None:
-    assert Cluster(GPUS["h100"], 8).memory == pytest.approx(85e9, rel=0.001)
+    assert Cluster(GPUS["h100"], 8).gpu.memory == pytest.approx(85e9, rel=0.001)
     with pytest.raises(ParameterError, match="gpus is 0"):
         Cluster(GPUS["h100"], 0)
 

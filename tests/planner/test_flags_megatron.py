@@ -12,7 +12,7 @@ from debubble.planner.flags_megatron import megatron_lines, split_lines
 from debubble.planner.rules import Case
 from tests import wheels
 from tests.planner import megatron
-from tests.planner.cases import case, dense, latent, mixture, sampled
+from tests.planner.cases import case, changed, dense, latent, mixture, sampled
 from tests.planner.test_rules import EXAMPLES, RULES
 
 
@@ -120,10 +120,10 @@ def nearest(name: str, one: Case) -> Case:
     """A case with a rule's change, and as many GPUs and sequences as its degrees then need."""
     problem = RULES[name].check(one)
     assert problem is not None
-    changed = one.changed(problem.changes)
-    own = changed.candidate
-    batch = changed.degrees.dp * own.microbatch_size * own.microbatches
-    return changed.changed({"gpus": changed.degrees.gpus, "batch": batch})
+    other = changed(one, problem.changes)
+    own = other.candidate
+    batch = other.degrees.dp * own.microbatch_size * own.microbatches
+    return changed(other, {"gpus": other.degrees.gpus, "batch": batch})
 
 
 @pytest.mark.slow

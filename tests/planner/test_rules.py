@@ -11,8 +11,8 @@ from debubble.planner.candidate import Candidate
 from debubble.planner.rules import (
     ANY,
     FRAMEWORKS,
-    Broken,
     Case,
+    Problem,
     Rule,
     broken,
     check_framework,
@@ -22,7 +22,7 @@ from debubble.planner.rules import (
     rules_of,
 )
 from debubble.schedules import registry
-from tests.planner.cases import Gpus, case, dense, latent, mixture
+from tests.planner.cases import Gpus, case, changed, dense, latent, mixture
 
 RULES = {rule.name: rule for name in FRAMEWORKS for rule in rules_of(name)}
 
@@ -137,13 +137,13 @@ def test_a_case_is_refused_and_taken_with_the_nearest_change(
         broke = found[rule.name]
         assert broke.nearest == f"the nearest that works is {nearest}"
         assert str(broke) == f"{broke.text}; {broke.nearest}"
-        assert rule.name not in refused(example.changed(dict(broke.changes)), framework)
+        assert rule.name not in refused(changed(example, broke.changes), framework)
     for framework in set(FRAMEWORKS) - set(frameworks):
         assert rule.name not in refused(example, framework)
     assert (rule.name in refused(example, None)) == (ANY in rule.options)
 
 
-def refused(one: Case, framework: str | None) -> dict[str, Broken]:
+def refused(one: Case, framework: str | None) -> dict[str, Problem]:
     cluster: object = Gpus(one.gpus)
     found = broken(one.model, cluster, one.training, one.candidate, framework)  # type: ignore[arg-type]
     return {row.rule: row for row in found}
@@ -178,9 +178,9 @@ def test_all_messages_name_a_value_and_a_change() -> None:
 
 
 def test_changes_of_stages_cut_the_layers_anew() -> None:
-    changed = case(dense(), pp=4).changed({"pp": 8})
-    assert changed.candidate.layers == (4,) * 8
-    assert isinstance(changed.candidate, Candidate)
+    other = changed(case(dense(), pp=4), {"pp": 8})
+    assert other.candidate.layers == (4,) * 8
+    assert isinstance(other.candidate, Candidate)
 
 
 def test_unknown_frameworks_are_refused() -> None:

@@ -48,9 +48,5 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
 
 app = command(
     check,
-    [
-        "check dualpipe-v -p 4 -m 8",
-        "check schedule.csv",
-        "check schedule.json --memory 4 --json",
-    ],
+    ["check dualpipe-v -p 4 -m 8", "check schedule.csv", "check schedule.json --memory 4 --json"],
 )

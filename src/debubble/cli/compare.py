@@ -11,14 +11,23 @@ import typer
 
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
-from debubble.cli.bibtex import check_bibtex, write_bibtex
 from debubble.cli.errors import BAD_INPUT
 from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
-from debubble.cli.options import AsJson, Inputs, ScheduleNames, Setup, takes, whole, with_setup
-from debubble.cli.output import in_color, note, print_json, styled
+from debubble.cli.options import (
+    AsJson,
+    Inputs,
+    ScheduleNames,
+    Setup,
+    Text,
+    takes,
+    whole,
+    with_setup,
+    writes,
+)
+from debubble.cli.output import check_writable, in_color, note, print_json, styled
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import Phases, phases
-from debubble.core.errors import ParameterError
+from debubble.core.errors import FormatError, ParameterError
 from debubble.core.schedule import Schedule
 
 
@@ -29,12 +38,9 @@ def compare(
     setup: Setup,
     picture: Picture,
     as_json: AsJson = False,
-    output: Annotated[
-        str | None,
-        takes("FILE", ".html, .png, .svg, .pdf, .txt, or .tex: a table.", "--output", "-o"),
-    ] = None,
+    output: Annotated[Text, writes(".html, .png, .svg, .pdf, .txt, or .tex: a table.")] = None,
     bibtex: Annotated[
-        str | None, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
+        Text, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
     ] = None,
     jitter: JitterTimes = None,
     samples: Samples = None,
@@ -51,7 +57,8 @@ def compare(
 
     inputs, chunks = _inputs(setup)
     check_picture(output, picture, ".tex")
-    check_bibtex(bibtex)
+    if bibtex is not None:
+        _check_bibtex(bibtex)
     varying = read_jitter(jitter, samples, seed, replicas, slow)
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, chunks, phase)
@@ -83,7 +90,7 @@ def compare(
         table = {"cite": bibtex is not None, "source": inputs.source}
         result.save(output, **table if output.lower().endswith(".tex") else picture)
     if bibtex is not None:
-        write_bibtex((row.schedule.name for row in result.rows), bibtex)
+        _write_bibtex((row.schedule.name for row in result.rows), bibtex)
     if as_json:
         print_json(result.to_dict() | {"costs": inputs.source or None})
     else:
@@ -121,6 +128,24 @@ def _items(
         return replace(plain, chunks=value).schedule(name)
 
     return made_for_each(names, chunks or [inputs.chunks], make)
+
+
+def _check_bibtex(path: str) -> None:
+    """Refuse a file that could not be written in the end, before anything is computed."""
+    if not path.lower().endswith(".bib"):
+        raise FormatError(f"--bibtex '{path}': a bibliography is written as .bib")
+    check_writable(path)
+
+
+def _write_bibtex(names: Iterable[str], path: str) -> None:
+    """Write the entries of all schedules that are registered; those of files have none."""
+    from debubble.analysis.bibliography import bibliography
+    from debubble.interchange.files import write_text
+    from debubble.schedules import registry
+
+    known = registry.entries()
+    write_text(path, bibliography(name for name in names if name in known))
+    note(f"wrote {path}")
 
 
 def _leave(skipped: Iterable[tuple[str, str]]) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes
+from debubble.cli.options import AsJson, Text, switch, writes
 from debubble.cli.output import note, print_json
 from debubble.core.errors import ParameterError
 
@@ -18,12 +18,10 @@ WIDTH = 79
 
 def costs(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="A .yaml, .json or .toml file.")
+        Text, typer.Argument(metavar="[FILE]", help="A .yaml, .json or .toml file.")
     ] = None,
-    init: Annotated[
-        bool, typer.Option("--init", help="Print a commented cost file to fill in.")
-    ] = False,
-    output: Annotated[str | None, takes("FILE", "With --init, where to.", "--output", "-o")] = None,
+    init: Annotated[bool, switch("--init", "Print a commented cost file to fill in.")] = False,
+    output: Annotated[Text, writes("With --init, where to.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a cost file, start a new one, or list its keys.
@@ -99,13 +97,8 @@ def _values(values: dict[str, Any], unit: str) -> str:
     texts = []
     for name, value in values.items():
         spec = COST_FIELDS.get(name)
-        if spec is None:
-            measured = True
-        elif spec.section == "memory":
-            measured = not spec.share
-        else:
-            measured = spec.timed
-        texts.append(f"{name} {_value(value, unit if measured else '')}")
+        counted = spec is None or (not spec.share if spec.section == "memory" else spec.timed)
+        texts.append(f"{name} {_value(value, unit if counted else '')}")
     return ", ".join(texts)
 
 
@@ -153,10 +146,5 @@ def _explain(as_json: bool) -> None:
 
 
 app = command(
-    costs,
-    [
-        "costs --init -o costs.yaml",
-        "costs examples/zero-bubble/gpt-28.3b-m96.yaml",
-        "costs",
-    ],
+    costs, ["costs --init -o costs.yaml", "costs examples/zero-bubble/gpt-28.3b-m96.yaml", "costs"]
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from debubble.cli.app import command
-from debubble.cli.options import Late, ScheduleNames, Setup, takes, with_setup
+from debubble.cli.options import Late, ScheduleNames, Setup, Text, with_setup, writes
 from debubble.cli.output import note
 from debubble.cli.pictures import Picture, check_picture, with_picture
 from debubble.cli.progress import phases
@@ -20,9 +20,7 @@ def draw(
     schedules: ScheduleNames,
     setup: Setup,
     picture: Picture,
-    output: Annotated[
-        str | None, takes("FILE", ".png, .svg, .pdf, .html or .txt.", "--output", "-o")
-    ] = None,
+    output: Annotated[Text, writes(".png, .svg, .pdf, .html or .txt.")] = None,
     late: Late = False,
 ) -> None:
     """Draw schedules, or the times in a trace, in a terminal or a file.

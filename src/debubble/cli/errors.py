@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
@@ -16,6 +17,12 @@ from debubble.core.errors import DebubbleError
 BAD_INPUT = 2
 INTERNAL = 70
 BROKEN_PIPE = 141
+
+
+def require_torch() -> None:
+    """Refuse to go on without PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        raise DebubbleError("running needs PyTorch; pip install 'debubble[run]'")
 
 
 @contextmanager

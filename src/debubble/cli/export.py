@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import ScheduleName, Setup, takes, with_setup
+from debubble.cli.options import ScheduleName, Setup, Text, switch, takes, with_setup, writes
 from debubble.cli.output import check_writable, note
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
@@ -31,20 +31,15 @@ def export(
     schedule: ScheduleName,
     setup: Setup,
     to: Annotated[str, takes("FORMAT", f"{', '.join(FORMATS)}.")],
-    output: Annotated[
-        str, takes("FILE", "Where to; '-' prints it.", "--output", "-o")
-    ] = STANDARD_OUTPUT,
+    output: Annotated[str, writes("Where to; '-' prints it.")] = STANDARD_OUTPUT,
     waits: Annotated[
-        bool,
-        typer.Option("--waits", help="Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV."),
+        bool, switch("--waits", "Add the WAIT_ actions that PyTorch 2.15 needs in comms CSV.")
     ] = False,
     torchtitan: Annotated[
         bool,
         typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
-    cut: Annotated[
-        str | None, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")
-    ] = None,
+    cut: Annotated[Text, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")] = None,
 ) -> None:
     """Write files for other programs.
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from debubble.cli.options import count, takes
+from debubble.cli.options import Text, takes
 from debubble.core.errors import ParameterError
 from debubble.engine.jitter import DISTRIBUTIONS, MAX_REPLICAS, MAX_SAMPLES, Jitter
-from debubble.interchange.text import read_number
+from debubble.interchange.text import read_count, read_number
 
 JitterTimes = Annotated[
-    str | None,
+    Text,
     takes(
         "TIMES",
         "How computing varies: normal:3%, lognormal:5%, gamma:10%, or a file of measured times.",
     ),
 ]
 Samples = Annotated[
-    str | None, takes("N", "With --jitter, steps to simulate; by default 1,000, or 10 a copy.")
+    Text, takes("N", "With --jitter, steps to simulate; by default 1,000, or 10 a copy.")
 ]
-Seed = Annotated[str | None, takes("N", "With --jitter, of the random numbers; 0 by default.")]
+Seed = Annotated[Text, takes("N", "With --jitter, of the random numbers; 0 by default.")]
 Replicas = Annotated[
-    str | None, takes("N", "Data-parallel copies; a step waits for the slowest of them.")
+    Text, takes("N", "Data-parallel copies; a step waits for the slowest of them.")
 ]
 SlowThings = Annotated[
     list[str] | None,
@@ -36,19 +36,9 @@ SlowThings = Annotated[
 
 
 def read_jitter(
-    times: str | None,
-    samples: str | None,
-    seed: str | None,
-    replicas: str | None,
-    slow: list[str] | None,
+    times: Text, samples: Text, seed: Text, replicas: Text, slow: list[str] | None
 ) -> Jitter | None:
-    """What varies, from the texts of the options; None where none of them is there.
-
-    Raises
-    ------
-    DebubbleError
-        When a text is none of what its option takes.
-    """
+    """What varies, from the texts of the options; None where none of them is there."""
     if times is None and slow is None:
         for flag, text in (("--samples", samples), ("--seed", seed), ("--replicas", replicas)):
             if text is not None:
@@ -58,11 +48,11 @@ def read_jitter(
         return None
     given: dict[str, Any] = {}
     if samples is not None:
-        given["samples"] = count("--samples", samples, 1, MAX_SAMPLES)
+        given["samples"] = read_count("--samples", samples, 1, MAX_SAMPLES)
     if seed is not None:
-        given["seed"] = count("--seed", seed, 0, 999_999_999)
+        given["seed"] = read_count("--seed", seed, 0, 999_999_999)
     if replicas is not None:
-        given["replicas"] = count("--replicas", replicas, 1, MAX_REPLICAS)
+        given["replicas"] = read_count("--replicas", replicas, 1, MAX_REPLICAS)
         # Fewer know little of the slowest copy.
         given.setdefault("samples", min(max(1000, 10 * given["replicas"]), MAX_SAMPLES))
     return Jitter(_times(times), slow=_slow(slow or []), **given)

@@ -9,16 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from debubble.cli.app import command
 from debubble.cli.jitter import read_jitter
-from debubble.cli.options import AsJson, Inputs, Setup, count, takes, with_setup
+from debubble.cli.options import (
+    AsJson,
+    Inputs,
+    Setup,
+    Text,
+    positive,
+    switch,
+    takes,
+    with_setup,
+    writes,
+)
 from debubble.cli.output import check_writable, json_text, note, print_json
 from debubble.cli.pictures import check_picture
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_number
+from debubble.interchange.text import read_count
 from debubble.lowering.chain import LOWERINGS, read_stages
 
 SWEEP = "sweep"
@@ -32,7 +40,7 @@ LONGEST_LABEL = 200
 def optimize(
     setup: Setup,
     layers: Annotated[
-        str | None,
+        Text,
         takes(
             "N|costs",
             "Cut layers into the stages as is fastest: N equal ones, costs then are of an even "
@@ -44,22 +52,19 @@ def optimize(
     ] = "any",
     backward: Annotated[str, takes("HOW", "split, fused, or free: whichever is faster.")] = "free",
     time_limit: Annotated[
-        str | None, takes("S", "Seconds to use; without it, a fixed amount of work.")
+        Text, takes("S", "Seconds to use; without it, a fixed amount of work.")
     ] = None,
     effort: Annotated[str, takes("X", "Multiplies the fixed amount of work.")] = "1",
     seed: Annotated[str, takes("N", "Seed of everything random.")] = "0",
     workers: Annotated[str, takes("N", "Threads.")] = "2",
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Neither read nor keep results on disk.")
+        bool, switch("--no-cache", "Neither read nor keep results on disk.")
     ] = False,
     robust: Annotated[
-        str | None,
-        takes("TIMES", "Least p95 of the step time where times vary as --jitter: normal:3%."),
+        Text, takes("TIMES", "Least p95 of the step time where times vary as --jitter: normal:3%.")
     ] = None,
     as_json: AsJson = False,
-    output: Annotated[
-        str | None, takes("FILE", "Schedule (.json, .csv) or picture (.png, …).", "--output", "-o")
-    ] = None,
+    output: Annotated[Text, writes("Schedule (.json, .csv) or picture (.png, …).")] = None,
 ) -> None:
     """Find the fastest schedule within the memory of every rank.
 
@@ -79,9 +84,7 @@ def optimize(
     away = _stages("--offload", setup.lowering.get("offload") or "none", ("none", "free"))
     searched = {"recompute": None, "offload": None}
     given = replace(
-        setup,
-        memory=None if sweeping else setup.memory,
-        lowering={**setup.lowering, **searched},
+        setup, memory=None if sweeping else setup.memory, lowering={**setup.lowering, **searched}
     )
     inputs = given.read(f", or '{SWEEP}'")
     _refuse_others(inputs)
@@ -93,9 +96,10 @@ def optimize(
         "ranks": _needed(inputs, "ranks"), "microbatches": _needed(inputs, "microbatches"),
         "chunks": inputs.size("chunks"), "costs": inputs.costs, "placement": _shape(placement),
         "backward": backward, "recompute": recompute, "offload": away, "p2p_mode": inputs.mode,
-        "effort": _number("--effort", effort),
-        "time_limit": None if time_limit is None else _number("--time-limit", time_limit),
-        "seed": count("--seed", seed, 0, LARGEST), "workers": count("--workers", workers, 1, 256),
+        "effort": positive("--effort", effort),
+        "time_limit": None if time_limit is None else positive("--time-limit", time_limit),
+        "seed": read_count("--seed", seed, 0, LARGEST),
+        "workers": read_count("--workers", workers, 1, 256),
         "layers": None if layers is None else _layers(layers, inputs),
         "cache": not no_cache,
     }  # fmt: skip
@@ -137,13 +141,6 @@ def optimize(
         note(f"wrote {wrote}")
 
 
-def _number(flag: str, text: str) -> float:
-    number = read_number(text)
-    if not 0 < number < float("inf"):
-        raise ParameterError(f"{flag} is '{text}'; it is a positive number")
-    return number
-
-
 LARGEST = 999_999_999
 """Largest whole number of an option that has no limit of its own."""
 
@@ -164,13 +161,13 @@ def _stages(flag: str, text: str, words: tuple[str, ...]) -> str | list[int]:
 def _shape(text: str) -> str | list[int]:
     if "," not in text:
         return text
-    return [count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
+    return [read_count("--placement", part.strip(), 0, LARGEST) for part in text.split(",")]
 
 
 def _layers(text: str, inputs: Inputs) -> Any:
     """A number of equal layers, or the costs of every layer in the cost file."""
     if text.strip() != OF_FILE:
-        return count("--layers", text, 0, LARGEST)
+        return read_count("--layers", text, 0, LARGEST)
     if inputs.file is None:
         raise ParameterError(
             f"--layers is '{OF_FILE}' and there is no cost file; give one with --costs, or a number"

@@ -30,9 +30,23 @@ if TYPE_CHECKING:
 _MODES = get_args(P2PMode)
 
 
+Text = str | None
+"""The text of an option as typed, None where it was not."""
+
+
 def takes(metavar: str, help: str, *flags: str, complete: completion.Complete | None = None) -> Any:
     """An option that takes a text; its flag is its name unless others are given."""
     return typer.Option(*flags, metavar=metavar, help=help, autocompletion=complete)
+
+
+def writes(help: str) -> Any:
+    """The option with the name of the file to write."""
+    return takes("FILE", help, "--output", "-o")
+
+
+def switch(flag: str, help: str) -> Any:
+    """An option that is typed or not."""
+    return typer.Option(flag, help=help)
 
 
 def _schedules(help: str) -> Any:
@@ -45,13 +59,10 @@ ScheduleName = Annotated[
 ScheduleNames = Annotated[
     list[str], _schedules("Names, .csv or .json files, file.py:function or torch:NAME.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, switch("--json", "Print one JSON object.")]
 
 Late = Annotated[
-    bool,
-    typer.Option(
-        "--as-late-as-possible", help="Start forwards as late as nothing else is delayed."
-    ),
+    bool, switch("--as-late-as-possible", "Start forwards as late as nothing else is delayed.")
 ]
 
 
@@ -62,34 +73,34 @@ class Setup:
     Numbers are text here, so that messages about them are debubble's own.
     """
 
-    ranks: Annotated[str | None, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
+    ranks: Annotated[Text, takes("N", "Pipeline ranks.", "--ranks", "-p")] = None
     microbatches: Annotated[
-        str | None, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
+        Text, takes("N", "Microbatches per iteration.", "--microbatches", "-m")
     ] = None
     chunks: Annotated[
-        str | None, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
+        Text, takes("N", "Stages per rank, where there is choice.", "--chunks", "-v")
     ] = None
     times: Annotated[
-        str | None,
+        Text,
         takes(
             "TIMES",
             "Costs per action: F=1,I=1,W=1,O=2.5,p2p=0.1; per stage: F=1/1/2/1 or F=1,F.2=2.",
         ),
     ] = None
     rank_times: Annotated[
-        str | None, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
+        Text, takes("TIMES", "Costs per rank, divided by each schedule's chunks.")
     ] = None
     costs: Annotated[
-        str | None, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
+        Text, takes("FILE", "Cost file: .yaml, .json or .toml; may set -p, -m, -v.")
     ] = None
     runtime: Annotated[
-        str | None,
+        Text,
         takes(
             "NAME", "Whose split backward: any (the default), or torch, whose stage 0 does it in W."
         ),
     ] = None
     p2p_mode: Annotated[
-        str | None,
+        Text,
         takes(
             "MODE",
             f"Transfers are {_MODES[0]} (the default), {', '.join(_MODES[1:-1])} or {_MODES[-1]}.",
@@ -97,14 +108,13 @@ class Setup:
         ),
     ] = None
     iterations: Annotated[
-        str | None, takes("N", "Training steps in a row, with an optimizer step each.")
+        Text, takes("N", "Training steps in a row, with an optimizer step each.")
     ] = None
     sync: Annotated[
-        str | None,
-        takes("RULE", "What an optimizer step waits for: global, local or post-validation."),
+        Text, takes("RULE", "What an optimizer step waits for: global, local or post-validation.")
     ] = None
     memory: Annotated[
-        str | None,
+        Text,
         takes(
             "LIMIT",
             "Memory per rank, in activation units, the cost file's unit, or one of bytes: "
@@ -116,23 +126,12 @@ class Setup:
     option: Annotated[
         list[str] | None, takes("KEY=VALUE", "Option of the schedule; may be repeated.")
     ] = None
-    group_size: Annotated[
-        str | None, takes("N", "Microbatches per group of interleaved schedules.")
-    ] = None
+    group_size: Annotated[Text, takes("N", "Microbatches per group of interleaved schedules.")] = (
+        None
+    )
 
     def read(self, limits: str = "") -> Inputs:
-        """Read the options.
-
-        Parameters
-        ----------
-        limits
-            What a memory limit can be beside numbers, for the message about one that is none.
-
-        Raises
-        ------
-        DebubbleError
-            When a text is no number, a name does not exist, or costs are given twice.
-        """
+        """Read the options; `limits` says what a memory limit can be beside numbers."""
         from debubble.engine.graph import P2P_MODES
 
         mode = _one_of("--p2p-mode", self.p2p_mode or "overlapped", P2P_MODES)
@@ -194,11 +193,11 @@ def whole(flag: str, text: str) -> int:
     return int(text)
 
 
-def count(flag: str, text: str, least: int, most: int) -> int:
-    """The whole number from `least` to `most` in the text of an option."""
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{flag} is '{text}'; give a whole number from {least} to {most:,}")
+def positive(flag: str, text: str, unit: str = "") -> float:
+    """The positive number in the text of an option; `unit` is for the message, " of seconds"."""
+    number = read_number(text)
+    if not 0 < number < math.inf:
+        raise ParameterError(f"{flag} is '{text}'; it is a positive number{unit}")
     return number
 
 
@@ -240,24 +239,10 @@ def _limit(text: str, unit: str) -> float:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The parameters of a simulation, read.
+    """The parameters of a simulation, read; None where nothing was typed.
 
-    Parameters
-    ----------
-    ranks, microbatches, chunks, iterations
-        Sizes as typed, None where nothing was.
-    costs, memory
-        Costs of actions, and the memory limit: of every rank, or one for each.
-    sync
-        Dependencies of optimizer steps, None where nothing was typed.
-    mode
-        The p2p mode.
-    lowering
-        Lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
-    pairs
-        ``KEY=VALUE`` texts of options.
-    file
-        The cost file, if there is one.
+    The memory limit is of every rank, or one for each; `lowering` are keywords of
+    :func:`debubble.lowering.chain.lower`, and `pairs` the ``KEY=VALUE`` texts of options.
     """
 
     ranks: int | None
@@ -327,25 +312,25 @@ class Inputs:
     def simulate(self, schedule: Schedule, target: str, *, late: bool = False) -> Timeline:
         """The timeline of a schedule with these costs, forwards as late as possible if so asked.
 
-        Raises
-        ------
-        ScheduleError
-            When a file or function has a schedule that is not right: one that lacks actions would
-            look fast.
+        That of a file or function is refused where it is not right: one that lacks actions would
+        look fast.
         """
         from debubble.engine.timeline import simulate
         from debubble.interchange.files import is_foreign
 
         if is_foreign(target):
-            from debubble.analysis.check import check
-
-            report = check(schedule, p2p_mode=self.mode)
-            if not report.ok:
-                raise ScheduleError(
-                    f"{target}: {report.problems[0]}\n'debubble check' lists every problem of it"
-                )
+            self.refuse_wrong(schedule, target, " of it")
         timeline = simulate(schedule, self.costs, self.mode)
         return timeline.as_late_as_possible() if late else timeline
+
+    def refuse_wrong(self, schedule: Schedule, target: str, more: str) -> None:
+        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+        from debubble.analysis.check import check
+
+        report = check(schedule, p2p_mode=self.mode)
+        if not report.ok:
+            advice = f"'debubble check' lists every problem{more}"
+            raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:
@@ -387,4 +372,4 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(lowering: Lowering) -> Any:
-    return Annotated[str | None, takes(lowering.metavar, lowering.help)]
+    return Annotated[Text, takes(lowering.metavar, lowering.help)]

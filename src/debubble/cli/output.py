@@ -51,13 +51,7 @@ def check_cost_file(flag: str, path: str) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Refuse a file that could not be written in the end, before anything is computed.
-
-    Raises
-    ------
-    ParameterError
-        When its folder does not exist, it is a folder, or its owner does not let us write.
-    """
+    """Refuse a file that could not be written in the end, before anything is computed."""
     target = Path(path)
     try:
         is_folder, in_folder = target.is_dir(), target.parent.is_dir()

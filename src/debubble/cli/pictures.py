@@ -81,13 +81,6 @@ def check_picture(path: str | None, picture: Picture, *more: str) -> None:
     """Refuse what no picture can have, before anything is computed.
 
     `more` are endings of files that are no picture, and take none of its options.
-
-    Raises
-    ------
-    FormatError
-        When the name of the file has another ending.
-    ParameterError
-        When the folder does not exist, or an option cannot be used, or there is no file.
     """
     if path is None:
         if picture:

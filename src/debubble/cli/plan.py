@@ -12,12 +12,12 @@ import typer
 from debubble.analysis.layout import line_width, table, wrap
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes
+from debubble.cli.options import AsJson, Text, positive, takes, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.cli.progress import overwritten_line
 from debubble.core.errors import ParameterError
 from debubble.interchange.files import write_text
-from debubble.interchange.text import read_number
+from debubble.interchange.text import read_count, read_number
 
 if TYPE_CHECKING:
     from debubble.planner.degrees import Fixed
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = "debubble plan llama-3.1-8b --gpu h100 --gpus 64 --batch 512 --seq 8192"
 
-Count = Annotated[str | None, typer.Option(metavar="N", help="Hold it fixed.")]
+Count = Annotated[Text, takes("N", "Hold it fixed.")]
 
 
 def plan(
     model: Annotated[
-        str | None,
+        Text,
         typer.Argument(
             help="Name of a model, its config.json, or a YAML file.",
             show_default=False,
@@ -40,16 +40,12 @@ def plan(
         ),
     ] = None,
     gpu: Annotated[
-        str | None,
-        takes("NAME", "h100, mi300x, …, or a YAML file.", complete=completion.gpus),
+        Text, takes("NAME", "h100, mi300x, …, or a YAML file.", complete=completion.gpus)
     ] = None,
-    gpus: Annotated[str | None, typer.Option(metavar="N", help="How many.")] = None,
-    batch: Annotated[
-        str | None, typer.Option(metavar="N", help="Sequences per optimizer step.")
-    ] = None,
+    gpus: Annotated[Text, takes("N", "How many.")] = None,
+    batch: Annotated[Text, takes("N", "Sequences per optimizer step.")] = None,
     seq: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="Tokens per sequence.", show_default="4096"),
+        Text, typer.Option(metavar="N", help="Tokens per sequence.", show_default="4096")
     ] = None,
     tp: Count = None,
     cp: Count = None,
@@ -58,63 +54,37 @@ def plan(
     pp: Count = None,
     chunks: Count = None,
     microbatch_size: Count = None,
-    schedule: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="One schedule, or several: 1f1b,zb-v.")
-    ] = None,
+    schedule: Annotated[Text, takes("NAMES", "One schedule, or several: 1f1b,zb-v.")] = None,
     layers: Annotated[
-        str | None,
-        typer.Option(metavar="COUNTS", help="Of every stage: 7,8,8,9. Else the best are found."),
+        Text, takes("COUNTS", "Of every stage: 7,8,8,9. Else the best are found.")
     ] = None,
     recompute: Annotated[
-        str | None,
-        typer.Option(metavar="HOW", help="none, selective, full, or full:N layers of a stage."),
+        Text, takes("HOW", "none, selective, full, or full:N layers of a stage.")
     ] = None,
     zero: Annotated[
-        str | None,
-        typer.Option(
-            metavar="0-3", help="What replicas split: optimizer (1), gradients (2), weights (3)."
-        ),
+        Text, takes("0-3", "What replicas split: optimizer (1), gradients (2), weights (3).")
     ] = None,
-    precision: Annotated[str, typer.Option(metavar="NAME", help="bf16, fp16 or fp8.")] = "bf16",
+    precision: Annotated[str, takes("NAME", "bf16, fp16 or fp8.")] = "bf16",
     framework: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only what megatron, torchtitan or automodel can run."),
+        Text, takes("NAME", "Only what megatron, torchtitan or automodel can run.")
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="LIMIT", help="Memory per GPU, such as 72GB.")
-    ] = None,
-    imbalance: Annotated[
-        str, typer.Option(metavar="X", help="Tokens of the busiest experts over the mean.")
-    ] = "1",
-    calibrate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Measured steps, a log, or a profile.")
-    ] = None,
+    memory: Annotated[Text, takes("LIMIT", "Memory per GPU, such as 72GB.")] = None,
+    imbalance: Annotated[str, takes("X", "Tokens of the busiest experts over the mean.")] = "1",
+    calibrate: Annotated[Text, takes("FILE", "Measured steps, a log, or a profile.")] = None,
     why: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Why not this? The best plan with it, beside."),
+        list[str] | None, takes("KEY=VALUE", "Why not this? The best plan with it, beside.")
     ] = None,
-    top: Annotated[str, typer.Option(metavar="K", help="Plans to show.")] = "5",
-    optimize: Annotated[
-        str | None,
-        typer.Option(metavar="K", help="Look for faster orders of the K best plans."),
-    ] = None,
+    top: Annotated[str, takes("K", "Plans to show.")] = "5",
+    optimize: Annotated[Text, takes("K", "Look for faster orders of the K best plans.")] = None,
     time_limit: Annotated[
-        str | None,
-        typer.Option(metavar="SECONDS", help="For each of them; else a fixed amount of work."),
+        Text, takes("SECONDS", "For each of them; else a fixed amount of work.")
     ] = None,
     rows: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.csv", help="Predict every published row of a file instead."),
+        Text, takes("FILE.csv", "Predict every published row of a file instead.")
     ] = None,
     as_json: AsJson = False,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Report (.html), or costs (.yaml) or order (.csv) of the best.",
-        ),
+        Text, writes("Report (.html), or costs (.yaml) or order (.csv) of the best.")
     ] = None,
 ) -> None:
     """Plan the training of a model on a number of GPUs.
@@ -124,7 +94,6 @@ def plan(
     goes, why other plans lose, and the flags of training frameworks. What is given stays fixed.
     """
     from debubble.planner import plan_data, report
-    from debubble.planner.ask import whole
     from debubble.planner.degrees import groups
     from debubble.planner.held import held, held_with, with_measured_steps
     from debubble.planner.more_gpus import enough_gpus, one_more_node
@@ -152,9 +121,11 @@ def plan(
     if output is not None:
         _check_output(output)
     others = [(text, held_with(given, text, framework)) for text in why or []]
-    count = whole("--top", top, 1000)
-    how_many = 0 if optimize is None else whole("--optimize", optimize, 1000)
-    limit = None if time_limit is None else _seconds(time_limit, how_many)
+    count = read_count("--top", top, 1, 1000)
+    how_many = 0 if optimize is None else read_count("--optimize", optimize, 1, 1000)
+    if time_limit is not None and not how_many:
+        raise ParameterError("--time-limit is for --optimize; give both, or neither")
+    limit = None if time_limit is None else positive("--time-limit", time_limit, " of seconds")
 
     def found_with(fixed: Fixed, count: int) -> Found:
         with overwritten_line() as line:
@@ -205,15 +176,16 @@ def _asked(
     imbalance: str, framework: str | None,
 ) -> Asked:  # fmt: skip
     """The question, four parts of which have to be given."""
-    from debubble.planner.ask import ask, whole
+    from debubble.planner.ask import LARGEST, ask
 
     for name, text in texts.items():
         if text is None:
             raise ParameterError(f"{name} is missing; for instance: {EXAMPLE}")
     model, gpu, *numbers = (str(text) for text in texts.values())
-    gpus, batch = (whole(*pair) for pair in zip(("--gpus", "--batch"), numbers, strict=True))
+    flags = zip(("--gpus", "--batch"), numbers, strict=True)
+    gpus, batch = (read_count(*pair, 1, LARGEST) for pair in flags)
     return ask(
-        model, gpu, gpus, batch, None if seq is None else whole("--seq", seq),
+        model, gpu, gpus, batch, None if seq is None else read_count("--seq", seq, 1, LARGEST),
         precision=precision, memory=memory, imbalance=read_number(imbalance), framework=framework,
     )  # fmt: skip
 
@@ -242,16 +214,6 @@ def _print_best(asked: Asked, best: Plan, framework: str | None) -> None:
     name = chosen or FRAMEWORKS[0]
     others = "" if framework else ", others with --framework, -o plan.html or --json"
     print(f"\nflags for {name}{others}:\n\n{texts[name]}", end="")
-
-
-def _seconds(text: str, plans: int) -> float:
-    """The time limit, which is one for looking for orders."""
-    if not plans:
-        raise ParameterError("--time-limit is for --optimize; give both, or neither")
-    found = read_number(text)
-    if not 0 < found < float("inf"):
-        raise ParameterError(f"--time-limit is '{text}'; it is a positive number of seconds")
-    return found
 
 
 def _check_output(path: str) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, takes, whole
+from debubble.cli.errors import require_torch
+from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases as progress
-from debubble.cli.pytorch import require_torch
 from debubble.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -27,21 +25,17 @@ def profile(
     ranks: Annotated[str, takes("N", "Pipeline ranks.", "--ranks", "-p")],
     chunks: Annotated[str, takes("N", "Stages per rank.", "--chunks", "-v")] = "1",
     microbatches: Annotated[
-        str | None, takes("N", "For the file: per iteration.", "--microbatches", "-m")
+        Text, takes("N", "For the file: per iteration.", "--microbatches", "-m")
     ] = None,
     steps: Annotated[str, takes("N", "How often everything is measured.")] = "20",
     device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
     rows: Annotated[str, takes("N", "With a config.json: sequences of a microbatch.")] = "1",
     tokens: Annotated[
-        str | None, takes("N", "With a config.json: tokens of a sequence; at most 1024.")
+        Text, takes("N", "With a config.json: tokens of a sequence; at most 1024.")
     ] = None,
-    dtype: Annotated[str | None, takes("NAME", "With a config.json: bfloat16, float32, …")] = None,
-    no_layers: Annotated[
-        bool, typer.Option("--no-layers", help="Leave the layers of stages out.")
-    ] = False,
-    output: Annotated[
-        str | None, takes("FILE", "The cost file: .yaml or .json.", "--output", "-o")
-    ] = None,
+    dtype: Annotated[Text, takes("NAME", "With a config.json: bfloat16, float32, …")] = None,
+    no_layers: Annotated[bool, switch("--no-layers", "Leave the layers of stages out.")] = False,
+    output: Annotated[Text, writes("The cost file: .yaml or .json.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the stages of a model: time and memory.

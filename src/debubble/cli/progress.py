@@ -17,13 +17,7 @@ PATIENCE = 2.0
 
 
 class Phases:
-    """The phases of a command: says which one runs, when it takes long and a terminal shows it.
-
-    Parameters
-    ----------
-    total
-        Number of phases.
-    """
+    """The phases of a command: says which one runs, when it takes long and a terminal shows it."""
 
     def __init__(self, total: int) -> None:
         self.total = total

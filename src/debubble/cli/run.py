@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import AsJson, Inputs, ScheduleName, Setup, count, takes, with_setup
+from debubble.cli.errors import require_torch
+from debubble.cli.options import (
+    AsJson,
+    ScheduleName,
+    Setup,
+    Text,
+    switch,
+    takes,
+    with_setup,
+)
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
-from debubble.cli.pytorch import require_torch
-from debubble.core.errors import ParameterError, ScheduleError
-from debubble.core.schedule import Schedule
-from debubble.interchange.text import read_number
+from debubble.core.errors import ParameterError
+from debubble.interchange.text import read_count, read_number
 
 if TYPE_CHECKING:
     from debubble.torch.report import RunReport
@@ -29,10 +36,10 @@ def run(
     model: Annotated[str, takes("MODEL", "gpt-tiny, mlp or file.py:function.")] = "gpt-tiny",
     steps: Annotated[str, takes("N", "Steps to measure; 0 only verifies.")] = "5",
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Only measure: a large model takes long to verify.")
+        bool, switch("--no-verify", "Only measure: a large model takes long to verify.")
     ] = False,
     sleep: Annotated[
-        str | None, takes("MS", "Actions sleep their cost, the shortest of them MS milliseconds.")
+        Text, takes("MS", "Actions sleep their cost, the shortest of them MS milliseconds.")
     ] = None,
     runtime: Annotated[
         str, takes("NAME", "torch, debubble, or auto: torch where it can.")
@@ -40,17 +47,16 @@ def run(
     device: Annotated[str, takes("NAME", "auto, cpu or cuda.")] = "auto",
     timeout: Annotated[str, takes("S", "End the run when nothing moves for S seconds.")] = "60",
     trace: Annotated[
-        str | None, takes("FILE", "Write predicted and measured times: .json or .json.gz.")
+        Text, takes("FILE", "Write predicted and measured times: .json or .json.gz.")
     ] = None,
     dtype: Annotated[
         str, takes("NAME", "To measure in: float32, bfloat16 or float16.")
     ] = "float32",
     costs_out: Annotated[
-        str | None,
-        takes("FILE", "Write measured times for --costs: .yaml or .json.", "--costs-out"),
+        Text, takes("FILE", "Write measured times for --costs: .yaml or .json.", "--costs-out")
     ] = None,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Run also what 'debubble check' finds fault with.")
+        bool, switch("--unchecked", "Run also what 'debubble check' finds fault with.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +74,7 @@ def run(
     settings = Settings(
         model=model,
         verify=not no_verify,
-        steps=count("--steps", steps, 0, 999_999),
+        steps=read_count("--steps", steps, 0, 999_999),
         sleep=None if sleep is None else _number("--sleep", sleep, "milliseconds", 10**9) / 1e3,
         costs=inputs.costs,
         runtime=runtime,
@@ -81,7 +87,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
         if not unchecked:
-            _check(made, schedule, inputs)
+            inputs.refuse_wrong(made, schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:
@@ -135,17 +141,6 @@ def _with_model(settings: Settings) -> Settings:
     if not isinstance(name, str) or not is_function(name):
         return settings
     return replace(settings, model=load_function(*split_target(name)))
-
-
-def _check(schedule: Schedule, target: str, inputs: Inputs) -> None:
-    from debubble.analysis.check import check
-
-    report = check(schedule, p2p_mode=inputs.mode)
-    if not report.ok:
-        raise ScheduleError(
-            f"{target}: {report.problems[0]}\n'debubble check' lists every problem, "
-            "--unchecked runs it all the same"
-        )
 
 
 def _write(report: RunReport, path: str) -> None:

@@ -12,7 +12,7 @@ from debubble.analysis.layout import PIPED, line_width, table, wrap
 from debubble.analysis.measures import parameter_copies
 from debubble.cli import completion
 from debubble.cli.app import command
-from debubble.cli.options import AsJson
+from debubble.cli.options import AsJson, Text, switch, takes
 from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.schedule import sizes
@@ -35,20 +35,17 @@ FIGURE_COLUMNS = 96
 
 def schedules(
     name: Annotated[
-        str | None,
+        Text,
         typer.Argument(
             metavar="[NAME]", help="Explain one schedule.", autocompletion=completion.schedules
         ),
     ] = None,
     wide: Annotated[
-        bool, typer.Option("--wide", help="List all columns, however long the lines are.")
+        bool, switch("--wide", "List all columns, however long the lines are.")
     ] = False,
-    bibtex: Annotated[
-        bool, typer.Option("--bibtex", help="Print what they are from, for BibTeX.")
-    ] = False,
+    bibtex: Annotated[bool, switch("--bibtex", "Print what they are from, for BibTeX.")] = False,
     from_template: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write a schedule of your own to start from: .py."),
+        Text, takes("FILE", "Write a schedule of your own to start from: .py.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -242,12 +239,7 @@ def _chunks(entry: Entry) -> str:
 def overview(found: list[Entry], width: int | None) -> str:
     """A table with a line per schedule.
 
-    Parameters
-    ----------
-    found
-        Schedules to list.
-    width
-        Characters of a line, for the columns that matter most; None for all columns, uncut.
+    In `width` characters stand the columns that matter most; with None all, uncut.
     """
     heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
     more = ["year", "placement", "needs", "source"] if width is None else []

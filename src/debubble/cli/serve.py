@@ -10,32 +10,32 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import count, takes
+from debubble.cli.options import Text, takes
 from debubble.cli.output import note
 from debubble.core.errors import ParameterError
+from debubble.interchange.text import read_count
 
 
 def serve(
-    port: Annotated[int, typer.Option(metavar="N", help="Port; 0 takes a free one.")] = 8642,
+    port: Annotated[int, takes("N", "Port; 0 takes a free one.")] = 8642,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; loopback unless given.")
+        str, takes("ADDRESS", "Address to listen on; loopback unless given.")
     ] = "127.0.0.1",
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
     name: Annotated[
-        list[str] | None,
-        takes("NAME", "Name that a proxy serves it under; may be repeated."),
+        list[str] | None, takes("NAME", "Name that a proxy serves it under; may be repeated.")
     ] = None,
     proxy: Annotated[
         list[str] | None,
         takes("ADDRESS", "Proxy, or network of some, whose X-Forwarded-For counts."),
     ] = None,
     per_minute: Annotated[
-        str | None, takes("N", "Requests per minute of one client; 0 for any number.")
+        Text, takes("N", "Requests per minute of one client; 0 for any number.")
     ] = None,
     at_once: Annotated[
-        str | None, takes("N", "Requests under way of one client; 0 for any number.")
+        Text, takes("N", "Requests under way of one client; 0 for any number.")
     ] = None,
 ) -> None:
     """Try schedules in a browser.
@@ -92,7 +92,7 @@ def serve(
 
 
 def _share(flag: str, text: str | None, usual: int) -> int:
-    return usual if text is None else count(flag, text, 0, 1_000_000)
+    return usual if text is None else read_count(flag, text, 0, 1_000_000)
 
 
 def _networks(addresses: list[str]) -> list[str]:

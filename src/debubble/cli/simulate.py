@@ -9,7 +9,7 @@ import numpy as np
 
 from debubble.cli.app import command
 from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
-from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, takes, with_setup
+from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text, takes, with_setup
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
@@ -33,7 +33,7 @@ def simulate(
     setup: Setup,
     as_json: AsJson = False,
     actions: Annotated[
-        str | None,
+        Text,
         takes("[FILE]", "Start and end of every action: to the terminal, or a .csv or .json file."),
     ] = None,
     late: Late = False,

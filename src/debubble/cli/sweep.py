@@ -14,7 +14,7 @@ import typer
 from debubble.cli import INTERRUPTED
 from debubble.cli.app import command
 from debubble.cli.errors import BAD_INPUT
-from debubble.cli.options import AsJson, whole
+from debubble.cli.options import AsJson, Text, switch, takes, whole, writes
 from debubble.cli.output import check_writable, note, print_json
 from debubble.core.errors import ParameterError
 
@@ -29,40 +29,25 @@ def sweep(
     source: Annotated[
         str, typer.Argument(metavar="SPEC|RESULTS", help="Spec (.yaml, .json, .toml) or .sqlite.")
     ],
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Results: .sqlite. Pictures: .png, …"),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the spec and print its size.")
-    ] = False,
-    jobs: Annotated[
-        str | None, typer.Option("--jobs", "-j", metavar="N", help="Workers; all unless given.")
-    ] = None,
-    backend: Annotated[
-        str, typer.Option(metavar="NAME", help="processes (the default), dask or ray.")
-    ] = "processes",
-    address: Annotated[
-        str | None, typer.Option(metavar="URL", help="Cluster; else one on this computer.")
-    ] = None,
-    extend: Annotated[
-        bool, typer.Option("--extend", help="Add to the results of another spec.")
-    ] = False,
+    output: Annotated[Text, writes("Results: .sqlite. Pictures: .png, …")] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Check the spec and print its size.")] = False,
+    jobs: Annotated[Text, takes("N", "Workers; all unless given.", "--jobs", "-j")] = None,
+    backend: Annotated[str, takes("NAME", "processes (the default), dask or ray.")] = "processes",
+    address: Annotated[Text, takes("URL", "Cluster; else one on this computer.")] = None,
+    extend: Annotated[bool, switch("--extend", "Add to the results of another spec.")] = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute points that failed again.")
+        bool, switch("--retry-failed", "Compute points that failed again.")
     ] = False,
-    to: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write results as .csv or .parquet.")
-    ] = None,
+    to: Annotated[Text, takes("FILE", "Write results as .csv or .parquet.")] = None,
     plot: Annotated[
-        str | None,
+        Text,
         typer.Option(
             metavar="x=… y=… [by=…]",
             help="Draw a result against an option, a line for each value of a third; "
             "NAME=VALUE draws only such points.",
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the picture.")] = None,
+    title: Annotated[Text, takes("TEXT", "Title of the picture.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Repeat a command over a grid of options.

@@ -38,15 +38,7 @@ NEXT = (
 
 
 def write_template(path: str) -> str:
-    """Write the file; what can be done with it, a command a line.
-
-    Raises
-    ------
-    FormatError
-        When the name is none of a Python file.
-    ParameterError
-        When the file exists or cannot be written.
-    """
+    """Write a new file that ends in .py; what can be done with it, a command a line."""
     if not path.endswith(".py"):
         raise FormatError(f"--from-template '{path}': a schedule of your own is a .py file")
     check_writable(path)

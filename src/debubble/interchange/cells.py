@@ -38,16 +38,10 @@ _ALONE = re.compile(r"([0-9]{1,9})([A-Z_]+)([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 
 
 def read_cells(texts: Iterable[object], where: Callable[[int], str], slices: int = 1) -> Program:
-    """The packed actions of a program's cells.
+    """The packed actions of a program's cells, one for each action or overlapped pair.
 
-    Parameters
-    ----------
-    texts
-        One cell an action or overlapped pair.
-    where
-        Names the where of a cell, given its index, for messages.
-    slices
-        Slices of a microbatch.
+    `where` names the place of a cell in messages, given its index; `slices` are those of a
+    microbatch.
 
     Raises
     ------

@@ -24,35 +24,15 @@ LEAST = 0.1
 
 
 def save_trace(timeline: Timeline, path: str | Path, time_unit: str = "") -> None:
-    """Write a trace file, compressed when its name ends in ``.gz``.
-
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    path
-        The file.
-    time_unit
-        Unit of the costs; see :func:`trace_text`.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be written.
-    """
+    """Write a trace file, see :func:`trace_text`; errors and compression as of :func:`write`."""
     write(trace_text(timeline, time_unit), path)
 
 
 def trace_text(timeline: Timeline, time_unit: str = "") -> Iterator[str]:
     """The trace as pieces of JSON text.
 
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    time_unit
-        ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit of
-        anything else is shown as one millisecond; ``otherData`` in the file says so.
+    `time_unit` is ``"s"``, ``"ms"``, ``"us"`` or ``"ns"`` when costs are in one of these. One unit
+    of anything else is shown as one millisecond; ``otherData`` in the file says so.
     """
     scale = MICROSECONDS.get(time_unit.strip().lower(), 1e3)
     tracks = Tracks(timeline.schedule, timeline.start * scale, timeline.duration * scale)

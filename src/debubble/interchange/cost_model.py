@@ -20,21 +20,14 @@ from debubble.schedules.registry import LIMITS
 
 @dataclass(frozen=True)
 class FileKey:
-    """A key of a cost file that is no cost.
-
-    Parameters
-    ----------
-    shape
-        Valid values, in words.
-    example
-        A value as YAML.
-    text
-        Description in one line.
-    """
+    """A key of a cost file that is no cost."""
 
     shape: str
+    """Valid values, in words."""
     example: str
+    """A value as YAML."""
     text: str
+    """Description in one line."""
 
 
 TOP_KEYS = {
@@ -102,10 +95,7 @@ def keys_of(section: str) -> dict[str, Any]:
 def validate(data: Any, where: str) -> dict[str, Any]:
     """The checked content of a cost file, by the keys that it has, and every section.
 
-    Raises
-    ------
-    FormatError
-        With the file, the dotted key and the value of the first thing that is wrong.
+    Of the first thing that is wrong, the error names the file, the dotted key and the value.
     """
     if not isinstance(data, Mapping):
         raise FormatError(f"{where}: {shown(data)} is no cost file; it needs times: {{F: 1, B: 2}}")

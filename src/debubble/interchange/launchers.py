@@ -10,13 +10,7 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
-from debubble.interchange.layouts import (
-    AUTOMODEL,
-    TORCHTITAN,
-    in_loop,
-    in_v,
-    megatron_layout,
-)
+from debubble.interchange.layouts import AUTOMODEL, TORCHTITAN, in_loop, in_v, megatron_layout
 from debubble.schedules import registry
 
 V_SCHEDULE = "ZBVZeroBubble"
@@ -28,14 +22,8 @@ DEFAULT_CHUNKS = 2
 def torchtitan(schedule: Schedule, path: str, cut: Sequence[int] | None = None) -> list[str]:
     """The flags with which torchtitan runs a compute-only CSV, one per line.
 
-    Parameters
-    ----------
-    schedule
-        The schedule in the CSV.
-    path
-        The CSV as the training job sees it.
-    cut
-        How many layers every stage has; None leaves it to torchtitan.
+    `path` is that of the CSV as the training job sees it, and `cut` says how many layers every
+    stage has; None leaves it to torchtitan.
 
     Raises
     ------
@@ -123,14 +111,8 @@ def megatron(
 ) -> list[str]:
     """The arguments with which Megatron-LM runs a schedule, one per line.
 
-    Parameters
-    ----------
-    schedule
-        Any schedule; what counts is its order, not its name.
-    mode
-        The p2p mode: overlapped, or blocking.
-    cut
-        How many layers every stage has; None for an even cut.
+    What counts is its order, not its name. `cut` says how many layers every stage has; None is an
+    even cut.
 
     Raises
     ------

@@ -26,14 +26,7 @@ LONGEST_GROUP = 8
 class ModuleNames:
     """What a program calls the modules of a decoder model.
 
-    Parameters
-    ----------
-    first, last
-        What only the first and the last stage have.
-    layer
-        A layer by number.
-    every
-        What every stage has.
+    They are those of the first stage, a layer by number, those of the last, and those of every one.
     """
 
     first: tuple[str, ...]
@@ -94,13 +87,7 @@ def in_v(placement: Placement) -> bool:
 
 
 def megatron_layout(placement: Placement, cut: Sequence[int]) -> str:
-    """The layout string of a cut over a placement.
-
-    Raises
-    ------
-    ParameterError
-        When Megatron-LM places no stages like this.
-    """
+    """The layout string of a cut over a placement; one that Megatron-LM has not is refused."""
     if not in_loop(placement):
         raise ParameterError(
             f"Megatron-LM places stage s on rank s mod {placement.ranks}; the placement "
@@ -121,13 +108,7 @@ def cut_text(placement: Placement, cut: Sequence[int]) -> str:
 
 
 def check_cut(schedule: Schedule, cut: Sequence[int]) -> None:
-    """Refuse a cut into another number of stages, or a stage without anything.
-
-    Raises
-    ------
-    ParameterError
-        With the stage, and what a cut needs.
-    """
+    """Refuse a cut into another number of stages, or a stage without anything."""
     shown = f"the cut {'/'.join(map(str, cut))} is not one of '{schedule.name}'; "
     if len(cut) != schedule.stages:
         raise ParameterError(

@@ -82,20 +82,8 @@ def made_for_each(
 ) -> tuple[list[Any], list[tuple[str, str]]]:
     """Items of a comparison, with schedules made for names that are not registered.
 
-    Parameters
-    ----------
-    items
-        Names, and whatever else can be compared, which stays.
-    chunks
-        Numbers of chunks to make each schedule with; once where that changes nothing. Files have
-        their own.
-    make
-        Makes the schedule of a name with a number of chunks.
-
-    Returns
-    -------
-    items, skipped
-        In order; and names that cannot be made, with the reason.
+    Each is made with every number of `chunks`; once where that changes nothing. Files have their
+    own. All else stays. Returns the items in order, and names that cannot be made, with the reason.
     """
     found: list[Any] = []
     skipped = []

@@ -18,14 +18,9 @@ _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def parse_options(pairs: Iterable[str], known: Mapping[str, Option]) -> dict[str, Any]:
-    """Options from ``KEY=VALUE`` texts, as values of the types that the schedules declare.
+    """Options from texts such as ``group_size=4``, as values of the types that schedules declare.
 
-    Parameters
-    ----------
-    pairs
-        For instance ``["group_size=4"]``; hyphens in a key count as underscores.
-    known
-        Options that exist, by name.
+    Hyphens in a key count as underscores; `known` are the options that exist, by name.
 
     Raises
     ------

@@ -149,12 +149,7 @@ def load_function(path: str, name: str) -> Callable[..., Any]:
 def user_code(label: str, path: str) -> Iterator[None]:
     """A context in which code of the user runs: what it raises is said to be its own.
 
-    Parameters
-    ----------
-    label
-        Name of the function, for the message.
-    path
-        The file whose line the message names.
+    The message names the function by its `label`, and the line in the file `path`.
 
     Raises
     ------

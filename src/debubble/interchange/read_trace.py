@@ -76,10 +76,7 @@ class Recording:
     def timeline(self, costs: Costs | None = None) -> Timeline:
         """The recorded times as a timeline, called like the recording.
 
-        Parameters
-        ----------
-        costs
-            What activations take; those that do not fit the schedule are left out.
+        `costs` say what activations take; those that do not fit the schedule are left out.
 
         Raises
         ------
@@ -173,14 +170,9 @@ def unpacked(content: bytes, where: str, limit: int = MAX_BYTES) -> bytes:
 def read_trace(text: str, where: str) -> list[Recording]:
     """The recordings in a trace, one for every group of processes, in their order.
 
-    Parameters
-    ----------
-    text
-        Trace Event JSON. Complete events that are called like actions, ``3F7``, count; their
-        process is their rank, in groups of 10,000 where a trace has several. Two that begin
-        together on two threads are an overlapped pair.
-    where
-        Name of the file, for messages.
+    Complete events that are called like actions, ``3F7``, count; their process is their rank, in
+    groups of 10,000 where a trace has several. Two that begin together on two threads are an
+    overlapped pair.
 
     Raises
     ------

@@ -57,25 +57,16 @@ def save_run_trace(
     transfers: Iterable[Transfer] = (),
     hosts: Sequence[str] = (),
 ) -> None:
-    """Write a trace file, compressed when its name ends in ``.gz``.
+    """Write a trace file; errors and compression as of :func:`write`.
 
     Parameters
     ----------
-    schedule
-        The schedule that was run.
     times
         By name of the group: start and end of every action in seconds, shape ``(n,)``.
-    path
-        The file.
     transfers
         Messages of the last group.
     hosts
         Where each rank ran.
-
-    Raises
-    ------
-    FormatError
-        When the file cannot be written.
     """
     write(run_trace(schedule, times, transfers=transfers, hosts=hosts), path)
 

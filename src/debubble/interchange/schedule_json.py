@@ -46,20 +46,10 @@ def _number(value: Any) -> Any:
 
 
 def from_json(text: str, where: str) -> Schedule:
-    """Read a schedule file.
+    """Read the text of a schedule file; messages call it `where`.
 
-    Parameters
-    ----------
-    text
-        The content of the file.
-    where
-        Its name, for messages.
-
-    Raises
-    ------
-    FormatError
-        When anything in it is not as :meth:`debubble.core.schedule.Schedule.to_dict` writes it.
-        Orders that cannot run are read; :func:`debubble.check` says what is wrong with them.
+    Anything that is not as :meth:`debubble.core.schedule.Schedule.to_dict` writes it is refused.
+    Orders that cannot run are read; :func:`debubble.check` says what is wrong with them.
     """
     data = parse_json(text, where)
     events = data.get("traceEvents") if isinstance(data, Mapping) else data
@@ -105,13 +95,7 @@ def from_json(text: str, where: str) -> Schedule:
 
 
 def read_fields(data: Mapping[str, Any], where: str) -> tuple[int, dict[str, Any]]:
-    """Ranks, and the fields of a schedule that a file has, by name; defaults for the others.
-
-    Raises
-    ------
-    FormatError
-        When a value cannot be one of its field.
-    """
+    """Ranks, and the fields of a schedule that a file has, by name; defaults for the others."""
     try:
         ranks = up_to(MAX_RANKS)("ranks", data["ranks"], Sizes(0, 0))
         found: dict[str, Any] = {}

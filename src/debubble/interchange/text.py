@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from debubble.core.errors import FormatError, WrongValueError, did_you_mean
+from debubble.core.errors import FormatError, ParameterError, WrongValueError, did_you_mean
 from debubble.core.schedule_fields import label
 
 SHOWN = 60
@@ -53,17 +53,10 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
 def read_text(path: str | Path, limit: int) -> str:
     """The text of a file without byte order mark.
 
-    Parameters
-    ----------
-    path
-        Path to read.
-    limit
-        Most bytes the file may have.
-
     Raises
     ------
     FormatError
-        When there is no such file, it cannot be read, is longer than `limit` or is not UTF-8.
+        When there is no such file, it cannot be read, has more than `limit` bytes or is not UTF-8.
     """
     data = read_bytes(path, limit)
     try:
@@ -124,6 +117,20 @@ def read_number(text: str) -> float:
     return float(text) if _DECIMAL.fullmatch(text.strip(" ")) else math.nan
 
 
+def read_count(name: str, text: str, least: int, most: int) -> int:
+    """The whole number from `least` to `most` in a text that has a name.
+
+    Raises
+    ------
+    ParameterError
+        When there is none.
+    """
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
+    if not least <= number <= most:
+        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
+    return number
+
+
 def plain(text: str) -> str:
     """Text cut to :data:`SHOWN` characters, with escapes for what does not print."""
     cut = text if len(text) <= SHOWN else text[:SHOWN] + "…"
@@ -137,14 +144,7 @@ def check_keys(
 ) -> None:
     """Refuse keys that do not exist, and missing ones that must.
 
-    Parameters
-    ----------
-    data
-        A mapping from a file.
-    where
-        File, and dotted key of the mapping: the start of the message.
-    known, required
-        Keys that may, and that must be there.
+    Messages begin with `where`: the file, and the dotted key of the mapping.
     """
     for key in data:
         if key not in known:

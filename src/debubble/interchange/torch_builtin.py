@@ -20,10 +20,7 @@ SINGLE = ("GPipe", "1F1B")
 
 DEFAULT_CHUNKS = 2
 
-OPTIONS = (
-    Option("transfers", "bool", False),
-    Option("defer_recv", "bool", False),
-)
+OPTIONS = (Option("transfers", "bool", False), Option("defer_recv", "bool", False))
 
 
 def leaves_chunks(target: str) -> bool:
@@ -45,23 +42,11 @@ def load_builtin(
     transfers: bool = False,
     defer_recv: bool = False,
 ) -> Schedule:
-    """The order that PyTorch's own generator makes, as it makes it.
+    """The order that PyTorch's own generator makes, as it makes it, right or wrong.
 
-    Parameters
-    ----------
-    target
-        ``torch:`` and a name of :data:`NAMES`, in upper or lower case.
-    ranks, microbatches, chunks
-        Sizes; two chunks where the schedule leaves a choice.
-    transfers
-        Whether PyTorch lowers it, too: with sends and receives.
-    defer_recv
-        Whether receives move as its runtime's ``defer_pp_recv`` moves them.
-
-    Returns
-    -------
-    Schedule
-        Also when the order is wrong: :func:`debubble.check` says what is.
+    `target` is ``torch:`` and a name of :data:`NAMES`, in upper or lower case; there are two chunks
+    where the schedule leaves a choice. With `transfers` PyTorch lowers it, too: with sends and
+    receives, which `defer_recv` moves as its runtime's ``defer_pp_recv`` does.
 
     Raises
     ------

@@ -54,16 +54,10 @@ _OF_STAGE = re.compile(r"([0-9]{1,9}(?:UNSHARD|RESHARD|REDUCE_GRAD))[0-9]{0,10}"
 
 
 def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule:
-    """Read a CSV, compute-only or with communication.
+    """Read the text of a CSV, compute-only or with communication.
 
-    Parameters
-    ----------
-    text
-        The content of the file.
-    where
-        Its path, for messages; the last part names the schedule.
-    microbatches
-        Their number; the default is one more than the largest in the file.
+    The last part of its path `where` names the schedule. There is one microbatch more than the
+    number of the largest in the file, unless `microbatches` says otherwise.
 
     Raises
     ------
@@ -185,8 +179,6 @@ def to_csv(schedule: Schedule, transfers: bool = False, waits: bool = False) -> 
 
     Parameters
     ----------
-    schedule
-        The schedule.
     transfers
         False for the compute-only form; True for the one with communication, for a schedule that
         has it (see :func:`with_transfers`).
@@ -268,10 +260,7 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
             "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
             "rank",
         ),
-        (
-            extra == [Kind.OPT],
-            "has optimizer steps, which a CSV cannot say; leave iterations out",
-        ),
+        (extra == [Kind.OPT], "has optimizer steps, which a CSV cannot say; leave iterations out"),
         (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),
     ]
     reason = next((reason for applies, reason in reasons if applies), None)

@@ -99,8 +99,7 @@ def default_modules(model: Model, training: Training) -> tuple[str, ...]:
     if not training.flash:
         return ("core_attn",)
     latent = any(isinstance(layer.attention, LatentAttention) for layer in model.layers)
-    routed = any(layer.experts is not None for layer in model.layers)
-    return ("layernorm", *["mla_up_proj"] * latent, *["moe_act"] * routed)
+    return ("layernorm", *["mla_up_proj"] * latent, *["moe_act"] * bool(model.experts))
 
 
 def layer_activation(
@@ -135,10 +134,7 @@ def stage_activations(
 
 @lru_cache(maxsize=16384)
 def _stages(
-    model: Model,
-    training: Training,
-    layers: tuple[int, ...],
-    key: _Key,
+    model: Model, training: Training, layers: tuple[int, ...], key: _Key
 ) -> tuple[Activation, ...]:
     most = recomputed_layers(key.recompute)
     again = sums = _sums(model, training, key)
@@ -163,16 +159,9 @@ def _stages(
         if stage == 0:
             stored += sums.embedding
             checkpoint += sums.embedding
-        found.append(
-            Activation(
-                stored,
-                kept,
-                checkpoint,
-                max(recomputed - freed, 0.0),
-                max(recomputed - max(freed - left, 0.0), 0.0),
-                sums.boundary,
-            )
-        )
+        back = max(recomputed - freed, 0.0)
+        back_for_input = max(recomputed - max(freed - left, 0.0), 0.0)
+        found.append(Activation(stored, kept, checkpoint, back, back_for_input, sums.boundary))
     return tuple(found)
 
 
@@ -210,14 +199,11 @@ class _Sums:
 
 
 @lru_cache(maxsize=4096)
-def _sums(
-    model: Model,
-    training: Training,
-    key: _Key,
-) -> _Sums:
+def _sums(model: Model, training: Training, key: _Key) -> _Sums:
     each = [_activation(model, layer, training, key) for layer in model.layers]
-    stored = ((one.stored, one.kept_for_weight, one.recompute_kept) for one in each)
-    rows = zip(*stored, strict=True)
+    rows = zip(
+        *((one.stored, one.kept_for_weight, one.recompute_kept) for one in each), strict=True
+    )
     totals = tuple(tuple(accumulate(row, initial=0.0)) for row in rows)
     tokens = training.sequence * key.size / key.cp
     stream = tokens / (key.tp if training.sequence_parallel else 1)
@@ -226,25 +212,15 @@ def _sums(
     if model.mtp:
         # Inputs of three norms, of the projection, and of the head's second pass.
         one, more = each[-1], 12 * stream * model.hidden
-        head = Activation(
-            inputs + model.mtp * (one.stored + more),
-            inputs + model.mtp * (one.kept_for_weight + more),
-            inputs + model.mtp * (one.recompute_kept + more),
-            one.recomputed,
-            one.recomputed,
-            0.0,
-        )
+        stays = (one.stored, one.kept_for_weight, one.recompute_kept)
+        stored, kept, checkpoint = (inputs + model.mtp * (size + more) for size in stays)
+        head = Activation(stored, kept, checkpoint, one.recomputed, one.recomputed, 0.0)
     embedding = stream * model.hidden * model.dropout
     return _Sums(totals, tuple(one.recomputed for one in each), embedding, head, each[0].boundary)
 
 
 @lru_cache(maxsize=65536)
-def _activation(
-    model: Model,
-    layer: Layer,
-    training: Training,
-    key: _Key,
-) -> Activation:
+def _activation(model: Model, layer: Layer, training: Training, key: _Key) -> Activation:
     tokens = training.sequence * key.size / key.cp
     on_stream = key.tp if training.sequence_parallel else 1
     busiest = training.imbalance if key.ep > 1 else 1.0

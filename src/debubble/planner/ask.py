@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from debubble.core.errors import ParameterError
 from debubble.planner.calibrate import shipped_factors
 from debubble.planner.candidate import Training
@@ -52,11 +50,6 @@ def ask(
     framework
         Who runs it, and so what is kept for how long, see :data:`debubble.planner.rules.RUNTIMES`;
         Megatron-LM unless given.
-
-    Raises
-    ------
-    DebubbleError
-        When a value cannot be used; the message names it, the limit and what can.
     """
     if not 1 <= imbalance <= 1000:
         raise ParameterError(f"imbalance is {imbalance:g}; it is from 1, balanced, to 1000")
@@ -73,17 +66,3 @@ def ask(
     runtime = RUNTIMES["megatron" if framework is None else check_framework(framework)]
     training = Training(batch, length, precision, imbalance=imbalance, runtime=runtime)
     return Asked(known, Cluster(found, gpus), training, shipped_factors(), limit)
-
-
-def whole(name: str, text: str, most: int = LARGEST, least: int = 1) -> int:
-    """A whole number in a text.
-
-    Raises
-    ------
-    ParameterError
-        When it is none, or out of range.
-    """
-    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip(" ")) else -1
-    if not least <= number <= most:
-        raise ParameterError(f"{name} is '{text}'; give a whole number from {least} to {most:,}")
-    return number

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from debubble.planner.candidate import Candidate
-from debubble.planner.degrees import FEWEST, Group, Setting, Split
+from debubble.planner.degrees import Group, Setting, Split
 from debubble.planner.plan import Asked
 
 USUAL_SCHEDULE = "1f1b"
@@ -33,15 +33,10 @@ class Batch:
 
     def candidates(self, *, usual: bool) -> Iterator[Candidate]:
         """The candidates with :data:`USUAL_SCHEDULE`, or those with all others."""
-        group = self.group
         for schedule, splits in self._orders():
-            if (schedule == USUAL_SCHEDULE) is not usual:
-                continue
-            for chunks, layers in splits:
-                yield Candidate(
-                    replace(group.degrees, chunks=chunks), group.microbatch_size,
-                    group.microbatches, schedule, layers, *first_setting(self.setting),
-                )  # fmt: skip
+            if (schedule == USUAL_SCHEDULE) is usual:
+                for split in splits:
+                    yield self.group.candidate(schedule, split, self.setting)
 
     def _orders(self) -> Iterator[tuple[str, tuple[Split, ...]]]:
         """Orders that go with the setting, by schedule."""
@@ -52,12 +47,5 @@ class Batch:
 
 def on_one_rank(asked: Asked, group: Group, setting: Setting) -> Candidate:
     """A candidate with all layers on one stage, in the same groups otherwise."""
-    return Candidate(
-        replace(group.degrees, pp=1, chunks=1), group.microbatch_size, group.microbatches, "1f1b",
-        (len(asked.model.layers),), *first_setting(setting),
-    )  # fmt: skip
-
-
-def first_setting(setting: Setting) -> Setting:
-    """The setting that is tried first: one layer, where the fewest layers are recomputed."""
-    return ("full:1", setting[1]) if setting[0] == FEWEST else setting
+    alone = replace(group, degrees=replace(group.degrees, pp=1))
+    return alone.candidate("1f1b", (1, (len(asked.model.layers),)), setting)

@@ -37,11 +37,11 @@ def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
     rank does for its weights may fill that time.
     """
     times = stage_times(asked.model, asked.cluster, asked.training, candidate, asked.factors)
-    degrees, m = candidate.degrees, candidate.microbatches
-    homes, split = pipeline_of(candidate.schedule, degrees.pp, degrees.chunks)
-    work, before = [0.0] * degrees.pp, [-1.0] * degrees.pp
+    pp, m = candidate.degrees.pp, candidate.microbatches
+    split = _splits(candidate.schedule)
+    work, before = [0.0] * pp, [-1.0] * pp
     passed = 0.0
-    for rank, one in zip(homes, times, strict=True):
+    for rank, one in zip(homes_of(candidate), times, strict=True):
         if before[rank] < 0:
             before[rank] = passed
         work[rank] += m * (one.F + one.I + one.W)
@@ -49,11 +49,14 @@ def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
     return max(map(sum, zip(work, before, strict=True)))
 
 
+def homes_of(candidate: Candidate) -> tuple[int, ...]:
+    """The rank of every stage."""
+    return _homes(candidate.schedule, candidate.degrees.pp, candidate.degrees.chunks)
+
+
 @lru_cache(maxsize=4096)
-def pipeline_of(name: str, ranks: int, chunks: int) -> tuple[tuple[int, ...], bool]:
-    """The rank of every stage, and whether backwards are split."""
-    placement = placement_of(name, ranks, chunks)
-    return tuple(placement.ranks_of_stages.tolist()), _splits(name)
+def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
+    return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
 
 
 @cache

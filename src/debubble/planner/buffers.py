@@ -60,18 +60,9 @@ KEEPS = {
 def buffers(
     timeline: Timeline, rank: int, moments: Moments, boundary: float, runtime: str
 ) -> Floats:
-    """Bytes of transferred tensors that one rank holds from every moment on.
+    """Bytes of transferred tensors, of `boundary` bytes each, that a rank holds in one step.
 
-    Parameters
-    ----------
-    timeline
-        One step.
-    rank, moments
-        The rank, and its moments.
-    boundary
-        Bytes of one transferred tensor.
-    runtime
-        Who keeps them.
+    From every moment of the rank on, as a runtime of :data:`KEEPS` keeps them.
     """
     keeps, schedule = KEEPS[runtime], timeline.schedule
     size = boundary / schedule.slices

@@ -81,11 +81,9 @@ class Factors:
         found = self.nearest(gpu.name, tp, training, experts=experts)
         if experts:
             return ERRORS["experts"]
-        if (
-            found is None
-            or found.gpu != gpu.name
-            or _bits(found.precision) != _bits(training.precision)
-        ):
+        if found is None or found.gpu != gpu.name:
+            return ERRORS["other"]
+        if _bits(found.precision) != _bits(training.precision):
             return ERRORS["other"]
         if not found.measured:
             return ERRORS["shipped"]
@@ -153,10 +151,7 @@ def calibrated(
 ) -> Factors:  # fmt: skip
     """Factors with the efficiency that a measured step says for its GPU, degree and precision.
 
-    Raises
-    ------
-    ParameterError
-        When no efficiency explains the time.
+    A time that no efficiency explains is refused.
     """
     from debubble.planner.step import step_time
 
@@ -166,14 +161,13 @@ def calibrated(
 
     _check_possible(model, cluster, training, seconds)
     low, high = LIMITS
-    if not step(high) <= seconds <= step(low):
-        raise ParameterError(
-            f"{seconds:g} s is no time of this plan: between {step(high):.3g} s and {step(low):.3g}"
-            f" s are possible; check the configuration it was measured with"
-        )
     # Nearly all time goes with 1 / efficiency, so a secant in it meets the time in few steps.
-    slow, fast = 1 / low, 1 / high
-    a, b, at_a, at_b = slow, fast, step(low), step(high)
+    a, b, at_a, at_b = 1 / low, 1 / high, step(low), step(high)
+    if not at_b <= seconds <= at_a:
+        raise ParameterError(
+            f"{seconds:g} s is no time of this plan: between {at_b:.3g} s and {at_a:.3g} s are "
+            "possible; check the configuration it was measured with"
+        )
     for _ in range(30):
         middle = b + (seconds - at_b) * (a - b) / (at_a - at_b)
         at = step(1 / middle)
@@ -207,15 +201,10 @@ def with_measured(
     """Factors with a measured efficiency in place of that of the same GPU, degree and software."""
     new = Factor(
         cluster.gpu.name, candidate.degrees.tp, training.precision, efficiency, training.runtime,
-        "measured", cluster.gpus, seconds, has_experts(model), measured=True,
+        "measured", cluster.gpus, seconds, bool(model.experts), measured=True,
     )  # fmt: skip
     rest = (item for item in factors.table if not item.measured or item.key != new.key)
     return replace(factors, table=(*rest, new))
-
-
-def has_experts(model: Model) -> bool:
-    """Whether any layer has a mixture of experts."""
-    return any(layer.experts is not None for layer in model.layers)
 
 
 LIMITS = (0.1, 1.6)

@@ -58,14 +58,10 @@ def calibrate_from(
         * Anything else is a log of Megatron with lines "elapsed time per iteration (ms): 14660.0".
     factors
         What counts where the file says nothing.
-    model, cluster, training
-        What is planned.
-    candidate
-        How logs and profiles were run; not needed for the others.
+    candidate, missing
+        How logs and profiles were run, or the options that nobody gave; not needed for the others.
     text
         The file's text, where it is not to be read.
-    missing
-        Options that nobody gave, without a candidate.
 
     Raises
     ------
@@ -96,10 +92,7 @@ def calibrate_from(
 def log_seconds(text: str, where: str, batch: int | None = None) -> float:
     """Median seconds of the iterations in a log of Megatron, the first ones left out.
 
-    Raises
-    ------
-    FormatError
-        When there are none, or when they have another batch.
+    A log without any, or with another batch, is refused.
     """
     times = [float(found) / 1e3 for found in LOG_LINE.findall(text)]
     if not times:
@@ -160,12 +153,7 @@ def measured_run(
     """What ran: a step's keys, or options of the command, with defaults for what they leave out.
 
     Degrees are 1 where nothing is said, `dp` is what is left of the GPUs, and the schedule 1F1B,
-    interleaved where there are chunks.
-
-    Raises
-    ------
-    FormatError
-        With the value that is wrong.
+    interleaved where there are chunks. A wrong value is refused with its key.
     """
     given = {key: value for key, value in given.items() if value is not None}
 
@@ -225,14 +213,6 @@ SECONDS = {"": 1e-3, "ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 """Seconds of each unit of time that a cost file may name; profiles are in ms."""
 
 
-def _seconds(unit: str, path: str) -> float:
-    if unit not in SECONDS:
-        raise FormatError(
-            f"{path}: time_unit {unit!r}; give one of {', '.join(filter(None, SECONDS))}"
-        )
-    return SECONDS[unit]
-
-
 def _of_layers(profile: CostFile, path: str, _: Candidate) -> float:
     """What the median layer of a profile takes."""
     times = {kind: profile.layers.get(kind) for kind in "FIW"}
@@ -261,10 +241,13 @@ def _from_profile(
     training: Training, candidate: Candidate,
 ) -> Factors:  # fmt: skip
     """The efficiency with which a layer takes as long as the median one of a profile."""
-    scale = _seconds(profile.time_unit, path)
+    if profile.time_unit not in SECONDS:
+        units = ", ".join(filter(None, SECONDS))
+        raise FormatError(f"{path}: time_unit {profile.time_unit!r}; give one of {units}")
     # A profile is of layers, a trace of the stages of so many ranks.
     of_layers = bool(profile.layers) or profile.ranks is None
-    measured = (_of_layers if of_layers else _of_stages)(profile, path, candidate) * scale
+    measured = (_of_layers if of_layers else _of_stages)(profile, path, candidate)
+    measured *= SECONDS[profile.time_unit]
 
     def layer(value: float) -> float:
         known = with_measured(factors, model, cluster, training, candidate, value)

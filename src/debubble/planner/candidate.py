@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
 
@@ -18,12 +19,7 @@ RUNTIMES = ("megatron", "deepspeed", "torch", "debubble")
 
 @cache
 def recomputed_layers(recompute: str) -> int | None:
-    """The N of ``"full:N"``, None for other ways to recompute.
-
-    Raises
-    ------
-    ParameterError
-        For what is no way to recompute.
+    """The N of ``"full:N"``, None for other ways to recompute; all else is refused.
 
     Examples
     --------
@@ -189,10 +185,8 @@ class Candidate:
     def first_kept(self) -> tuple[int, ...]:
         """Number of the first layer of every stage that ``"full:N"`` does not recompute."""
         most = recomputed_layers(self.recompute) or 0
-        return tuple(
-            start + min(most, count)
-            for start, count in zip(self.first_layers, self.layers, strict=False)
-        )
+        starts = zip(self.first_layers, self.layers, strict=False)
+        return tuple(start + min(most, count) for start, count in starts)
 
     @cached_property
     def without_order(self) -> Candidate:
@@ -203,7 +197,4 @@ class Candidate:
     @cached_property
     def first_layers(self) -> tuple[int, ...]:
         """Number of the first layer of every stage, and last the number of layers."""
-        starts = [0]
-        for count in self.layers:
-            starts.append(starts[-1] + count)
-        return tuple(starts)
+        return tuple(accumulate(self.layers, initial=0))

@@ -30,11 +30,6 @@ class Cluster:
         if self.gpus < 1:
             raise ParameterError(f"gpus is {self.gpus}; give at least 1")
 
-    @property
-    def memory(self) -> float:
-        """Bytes of one GPU's memory."""
-        return self.gpu.memory
-
 
 def find_gpu(name_or_path: str) -> Gpu:
     """A GPU by its short name, or from a YAML file that ends in .yaml, .yml or .json.
@@ -46,12 +41,7 @@ def find_gpu(name_or_path: str) -> Gpu:
         name: h100-slow-network
         nic: 25e9
 
-    Raises
-    ------
-    ParameterError
-        For a name that is not known, with those near it.
-    FormatError
-        For a file with unknown keys or wrong values.
+    A name that is not known, unknown keys and wrong values are refused, with those near them.
     """
     if name_or_path.endswith((".yaml", ".yml", ".json")):
         return _read(read_text(name_or_path, MAX_BYTES), name_or_path)

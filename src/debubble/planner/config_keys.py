@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
@@ -52,6 +52,10 @@ _OF_SHAPES = re.compile(
 )
 
 
+def _is_short_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and len(value) <= LONGEST_NAME
+
+
 class Keys:
     """The keys of one model's description; it knows which of them were read.
 
@@ -73,28 +77,27 @@ class Keys:
         self.read.add(key)
         return self.values.get(key)
 
+    def _fitting(self, key: str, fits: Callable[[Any], bool], advice: str) -> Any:
+        """The value where it fits, None where there is none."""
+        value = self.take(key)
+        if value is not None and not fits(value):
+            raise FormatError(f"{self.name} has {key} {shown(value)}; {advice}")
+        return value
+
     def optional(self, key: str, *, least: int = 1, most: int = MOST) -> int | None:
         """A whole number, None where there is none."""
-        value = self.take(key)
-        if value is None:
-            return None
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not least <= value <= most:
-            raise FormatError(
-                f"{self.name} has {key} {shown(value)}; give a whole number from {least} to {most}"
-            )
-        return int(value)
+        found: int | None = self._fitting(
+            key, lambda value: type(value) is int and least <= value <= most,
+            f"give a whole number from {least} to {most}",
+        )  # fmt: skip
+        return found
 
     def count(
         self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST
     ) -> int:
         """A whole number, `default` where there is none.
 
-        Raises
-        ------
-        FormatError
-            When it is something else or out of bounds, or is needed and not there; the message
-            names the nearest key of the file that nobody reads.
+        One that is needed and not there is refused with the nearest key that nobody reads.
         """
         value = self.optional(key, least=least, most=most)
         if value is not None:
@@ -118,21 +121,13 @@ class Keys:
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A truth value."""
-        value = self.take(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise FormatError(f"{self.name} has {key} {shown(value)}; give true or false")
-        return value
+        value = self._fitting(key, lambda value: isinstance(value, bool), "give true or false")
+        return default if value is None else bool(value)
 
     def word(self, key: str, default: str) -> str:
         """A text for display."""
-        value = self.take(key)
-        if value is None:
-            return default
-        if not isinstance(value, str) or not value.isprintable() or len(value) > LONGEST_NAME:
-            raise FormatError(f"{self.name} has {key} {shown(value)}; give a short text")
-        return value
+        value = self._fitting(key, _is_short_text, "give a short text")
+        return default if value is None else str(value)
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         """One of several words."""
@@ -174,12 +169,10 @@ class Keys:
 
     def positive(self, key: str, default: float) -> bool:
         """Whether a number is above zero."""
-        value = self.take(key)
-        if value is None:
-            return default > 0
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise FormatError(f"{self.name} has {key} {shown(value)}; give a number from 0 up")
-        return value > 0
+        value = self._fitting(
+            key, lambda value: type(value) in (int, float) and value >= 0, "give a number from 0 up"
+        )
+        return bool((default if value is None else value) > 0)
 
     def ignore(self, *keys: str) -> None:
         """Say of keys that they set no shape beside those that were read."""

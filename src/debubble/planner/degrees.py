@@ -12,7 +12,7 @@ representative for all candidates that a rule cannot tell apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -38,20 +38,10 @@ SHARDED_ZEROS = (0, 2, 3)
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is given, and held; None where it is open.
+    """What is given of a :class:`~debubble.planner.candidate.Candidate`, and held; None is open.
 
-    Parameters
-    ----------
-    tp, cp, ep, dp, pp, chunks, microbatch_size
-        Sizes.
-    schedules
-        Names of registered schedules to choose from.
-    recompute, zero
-        As in a :class:`~debubble.planner.candidate.Candidate`.
-    layers
-        Layers of every stage.
-    framework
-        Who runs the plan; without one, only what divides what counts.
+    `schedules` are names of registered schedules to choose from; `framework` runs the plan, and
+    without one only what divides what counts.
     """
 
     tp: int | None = None
@@ -107,14 +97,22 @@ class Group:
 
     def candidates(self) -> Iterator[Candidate]:
         """The candidates, those with one order next to each other; the fewest layers are 1 here."""
-        d, size, number = self.degrees, self.microbatch_size, self.microbatches
         for schedule, splits in self.orders.items():
-            settings = self.settings[schedule]
-            for chunks, layers in splits:
-                degrees = Degrees(d.tp, d.cp, d.ep, d.dp, d.pp, chunks)
-                for recompute, zero in settings:
-                    how = "full:1" if recompute == FEWEST else recompute
-                    yield Candidate(degrees, size, number, schedule, layers, how, zero)
+            for split, setting in product(splits, self.settings[schedule]):
+                yield self.candidate(schedule, split, setting)
+
+    def candidate(self, schedule: str, split: Split, setting: Setting) -> Candidate:
+        """One of the candidates, with one layer where the fewest are recomputed."""
+        chunks, layers = split
+        return Candidate(
+            replace(self.degrees, chunks=chunks), self.microbatch_size, self.microbatches, schedule,
+            layers, *first_setting(setting),
+        )  # fmt: skip
+
+
+def first_setting(setting: Setting) -> Setting:
+    """The setting that is tried first: one layer, where the fewest layers are recomputed."""
+    return ("full:1", setting[1]) if setting[0] == FEWEST else setting
 
 
 def candidates(
@@ -132,10 +130,9 @@ def groups(
     choice = _Choice(model, cluster.gpus, cluster.gpu.node, training, fixed or Fixed())
     for degrees in choice.degrees():
         whole = training.batch // degrees.dp
-        sizes = divisors(whole)
-        if choice.fixed.microbatch_size is not None:
-            sizes = tuple(size for size in sizes if size == choice.fixed.microbatch_size)
-        for size in sizes:
+        for size in divisors(whole):
+            if choice.fixed.microbatch_size not in (None, size):
+                continue
             orders = choice.orders(degrees, whole // size)
             settings = {name: choice.settings(degrees, name) for name in orders}
             found = Group(degrees, size, whole // size, orders, settings)
@@ -254,20 +251,15 @@ class _Choice:
         return ZEROS if self.fixed.framework in (None, "megatron") else SHARDED_ZEROS
 
     def _holds(
-        self,
-        scope: str,
-        degrees: Degrees,
-        order: Order | None = None,
-        microbatches: int = 1,
-        recompute: str = "none",
-        zero: int = 1,
-    ) -> bool:
+        self, scope: str, degrees: Degrees, order: Order | None = None, microbatches: int = 1,
+        recompute: str = "none", zero: int = 1,
+    ) -> bool:  # fmt: skip
         """Whether the rules of a scope hold for a representative."""
         name, chunks, layers = order or ("1f1b", 1, first_cut(self.count, degrees.pp))
-        whole = Degrees(degrees.tp, degrees.cp, degrees.ep, degrees.dp, degrees.pp, chunks)
+        size = self.training.batch // degrees.dp // microbatches
         own = Candidate(
-            whole, self.training.batch // degrees.dp // microbatches, microbatches, name, layers,
-            "full:1" if recompute == FEWEST else recompute, zero,
+            replace(degrees, chunks=chunks), size, microbatches, name, layers,
+            *first_setting((recompute, zero)),
         )  # fmt: skip
         case = Case(self.model, self.gpus, self.training, own)
         return all(rule.check(case) is None for rule in rules_of(self.fixed.framework, scope))

@@ -43,8 +43,6 @@ def product_time(
 
     Parameters
     ----------
-    gpu
-        Where it runs.
     precision
         ``"bf16"``, ``"fp8"`` or ``"fp4"``: that of the inputs.
     m, n, k

@@ -15,29 +15,16 @@ from debubble.planner.search import Found
 
 
 def optimized(
-    asked: Asked,
-    found: Found,
-    count: int,
-    time_limit: float | None = None,
-    report: Callable[[int, str], None] | None = None,
-) -> None:
+    asked: Asked, found: Found, count: int, time_limit: float | None = None,
+    report: Callable[[int, str], None] = lambda number, text: None,  # noqa: ARG005 - nobody is told
+) -> None:  # fmt: skip
     """Look for faster orders of the best `count` plans with a pipeline.
 
-    Each that is faster within the memory joins the plans, which are ranked anew; Ctrl-C ends that
-    with what there is.
-
-    Parameters
-    ----------
-    asked, found
-        The question, and its answer, which is changed.
-    count
-        How many plans.
-    time_limit
-        Seconds for each, see :func:`debubble.optimize`.
-    report
-        Is told the number of a plan, from 1, and what has become of it.
+    Each that is faster within the memory joins the plans in `found`, which are ranked anew; Ctrl-C
+    ends that with what there is. `time_limit` is in seconds for each plan, see
+    :func:`debubble.optimize`; `report` is told the number of a plan, from 1, and what has become of
+    it.
     """
-    tell = report or _silent
     for number, plan in enumerate(found.plans.copy(), 1):
         if count == 0 or found.interrupted:
             break
@@ -50,14 +37,14 @@ def optimized(
             found.interrupted = True
             break
         except DebubbleError as error:
-            tell(number, str(error))
+            report(number, str(error))
             continue
         found.plans[found.plans.index(plan)] = replace(plan, lower_bound=least)
         if order is None:
-            tell(number, "no faster order was found")
+            report(number, "no faster order was found")
         else:
             found.plans.append(order)
-            tell(number, f"{plan.step_time:.4g} s became {order.step_time:.4g} s")
+            report(number, f"{plan.step_time:.4g} s became {order.step_time:.4g} s")
     found.plans.sort(key=lambda plan: plan.step_time)
 
 
@@ -109,7 +96,3 @@ def _result(asked: Asked, plan: Plan, room: Sequence[float], time_limit: float |
 def _plan_of(asked: Asked, plan: Plan, result: Result) -> Plan:
     found, timeline = timed(asked, plan.candidate, result.schedule)
     return with_peaks(asked, found, timeline)
-
-
-def _silent(number: int, text: str) -> None:
-    """Tell nobody."""

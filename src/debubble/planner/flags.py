@@ -28,22 +28,15 @@ def flags(model: Model, training: Training, candidate: Candidate, framework: str
 
     Parameters
     ----------
-    model, training, candidate
-        The plan.
     framework
         ``"megatron"`` (arguments of Megatron-LM as of Megatron Core 0.19), ``"torchtitan"`` (flags
         of version 0.3.0, and what they are called since) or ``"automodel"`` (YAML of NeMo Automodel
-        0.7).
+        0.7); any other is refused.
 
     Returns
     -------
     str
         Lines that the framework reads, with comments; comments alone where it cannot run the plan.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such framework, or schedule.
     """
     program, write = _WRITERS[check_framework(framework)]
     case = Case.of(model, candidate.degrees.gpus, training, candidate)

@@ -112,25 +112,16 @@ def _state(case: Case) -> list[str]:
 def _recompute(case: Case) -> list[str]:
     recompute = case.candidate.recompute
     layers = recomputed_layers(recompute)
-    if layers is not None:
-        return [
-            "--recompute-granularity full",
-            "--recompute-method block",
-            f"--recompute-num-layers {layers}",
-        ]
-    if recompute == "full":
-        return [
-            "--recompute-granularity full",
-            "--recompute-method uniform",
-            "--recompute-num-layers 1",
-        ]
     if recompute == "none":
         return []
+    if recompute != "selective":
+        return [
+            "--recompute-granularity full",
+            f"--recompute-method {'uniform' if layers is None else 'block'}",
+            f"--recompute-num-layers {layers or 1}",
+        ]
     modules = recompute_modules(case.model, case.training, case.candidate)
-    lines = [
-        "--recompute-granularity selective",
-        f"--recompute-modules {' '.join(modules)}",
-    ]
+    lines = ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"]
     return lines + ["--moe-grouped-gemm"] * ("moe_act" in modules)
 
 

@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any
 
 from debubble.core.errors import ParameterError, did_you_mean
-from debubble.planner.ask import whole
+from debubble.interchange.text import read_count
+from debubble.planner.ask import LARGEST
 from debubble.planner.calibration_files import DEGREES, calibrate_from
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.degrees import Fixed, candidates
@@ -23,13 +24,7 @@ Texts = Mapping[str, str | None]
 
 
 def held(given: Texts, framework: str | None) -> Fixed:
-    """What is held fixed.
-
-    Raises
-    ------
-    ParameterError
-        With the option and its value, when that is no number, list or word of it.
-    """
+    """What is held fixed; a value that is no number, list or word of its option is refused."""
     found: dict[str, Any] = {"framework": framework}
     for name, text in given.items():
         flag = f"--{name.replace('_', '-')}"
@@ -46,7 +41,8 @@ def held(given: Texts, framework: str | None) -> Fixed:
                 raise ParameterError(f"--{error}") from None
             found[name] = text
         else:
-            found[name] = whole(flag, text, 3, 0) if name == "zero" else whole(flag, text)
+            least, most = (0, 3) if name == "zero" else (1, LARGEST)
+            found[name] = read_count(flag, text, least, most)
     return Fixed(**found)
 
 
@@ -66,15 +62,8 @@ def held_with(given: Texts, text: str, framework: str | None) -> Fixed:
 def with_measured_steps(asked: Asked, path: str, fixed: Fixed, text: str | None = None) -> Asked:
     """The question with what was measured; logs and profiles are of the only plan that is left.
 
-    Parameters
-    ----------
-    asked, fixed
-        The question, and what is held.
-    path
-        A file of :func:`~debubble.planner.calibration_files.calibrate_from`; its ending says what
-        it is.
-    text
-        Its text, where it is not to be read.
+    `path` is a file of :func:`~debubble.planner.calibration_files.calibrate_from`, whose ending
+    says what it is, and `text` what is in it, where it is not to be read.
     """
     left = list(islice(candidates(asked.model, asked.cluster, asked.training, fixed), SOME))
     factors = calibrate_from(
@@ -90,12 +79,10 @@ SOME = 10_000
 
 def open_options(left: Sequence[Candidate]) -> tuple[str, ...]:
     """Options in which candidates differ, so that none of them is what ran."""
-    values = {
-        **{name: {getattr(one.degrees, name) for one in left} for name in DEGREES},
-        **{name: {getattr(one, name) for one in left}
-           for name in ("microbatch_size", "schedule", "recompute", "zero")},
-    }  # fmt: skip
-    return tuple(f"--{name.replace('_', '-')}" for name, found in values.items() if len(found) > 1)
+    names = (*DEGREES, "microbatch_size", "schedule", "recompute", "zero")
+    values = [vars(one) | vars(one.degrees) for one in left]
+    differ = (name for name in names if len({each[name] for each in values}) > 1)
+    return tuple(f"--{name.replace('_', '-')}" for name in differ)
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

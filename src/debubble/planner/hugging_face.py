@@ -8,8 +8,9 @@ are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from debubble.core.errors import FormatError, did_you_mean
@@ -22,11 +23,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def hugging_face_model(config: Mapping[str, Any], name: str) -> Model:
     """The model that a ``config.json`` describes.
 
-    Raises
-    ------
-    FormatError
-        When its family is unknown; when a key is missing, has a value it cannot have, or
-        contradicts another; or when an unknown key could change a shape.
+    An unknown family is refused; so is a key that is missing, has a value it cannot have,
+    contradicts another, or is unknown and could change a shape.
     """
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -63,14 +61,9 @@ def _sizes(keys: Keys) -> tuple[int, int]:
 
 
 def _attention(
-    keys: Keys,
-    hidden: int,
-    head_dim: int | None = None,
-    *,
-    bias: bool | None = None,
-    all_heads: bool = False,
-    **more: bool,
-) -> Attention:
+    keys: Keys, hidden: int, head_dim: int | None = None, *, bias: bool | None = None,
+    all_heads: bool = False, **more: bool,
+) -> Attention:  # fmt: skip
     """Attention by the keys that most families share.
 
     `head_dim` is the family's default; `bias` that of queries, keys and values where the family
@@ -104,6 +97,14 @@ def _windows(keys: Keys, layers: int, kinds: Sequence[str], window: int | None) 
     return [window if kind == SLIDING else None for kind in said or kinds]
 
 
+def _window_of_all(keys: Keys, layers: int, default: int | None) -> list[int | None]:
+    """Sliding windows of families whose layers all have one, `default` where nothing is said."""
+    window = keys.optional("sliding_window")
+    if "sliding_window" not in keys.values:
+        window = default
+    return _windows(keys, layers, [SLIDING if window else FULL] * layers, window)
+
+
 def _window_from_some_layer_on(keys: Keys, layers: int) -> list[int | None]:
     """Sliding windows of Qwen's families."""
     used = keys.flag("use_sliding_window")
@@ -115,13 +116,9 @@ def _window_from_some_layer_on(keys: Keys, layers: int) -> list[int | None]:
 
 
 def _model(
-    keys: Keys,
-    hidden: int,
-    attention: Attention | LatentAttention,
-    parts: Sequence[Mlp | Experts],
-    windows: Sequence[int | None] = (),
-    mtp: int = 0,
-) -> Model:
+    keys: Keys, hidden: int, attention: Attention | LatentAttention,
+    parts: Sequence[Mlp | Experts], windows: Sequence[int | None] = (), mtp: int = 0,
+) -> Model:  # fmt: skip
     """A model with RMS norms; layers of one shape are one object."""
     for part in parts:
         if isinstance(part, Experts):
@@ -146,11 +143,7 @@ def _llama(keys: Keys) -> Model:
 def _mistral(keys: Keys) -> Model:
     hidden, layers = _sizes(keys)
     attention = _attention(keys, hidden, bias=False)
-    window = keys.optional("sliding_window")
-    if "sliding_window" not in keys.values:
-        window = 4096
-    kinds = [SLIDING if window else FULL] * layers
-    windows = _windows(keys, layers, kinds, window)
+    windows = _window_of_all(keys, layers, 4096)
     mlp = Mlp(keys.count("intermediate_size"))
     return _model(keys, hidden, attention, [mlp] * layers, windows)
 
@@ -158,30 +151,21 @@ def _mistral(keys: Keys) -> Model:
 def _mixtral(keys: Keys) -> Model:
     hidden, layers = _sizes(keys)
     attention = _attention(keys, hidden, bias=False)
-    window = keys.optional("sliding_window")
-    windows = _windows(keys, layers, [SLIDING if window else FULL] * layers, window)
-    experts = Experts(
-        keys.count("num_local_experts"),
-        keys.count("num_experts_per_tok"),
-        keys.count("intermediate_size"),
-    )
+    windows = _window_of_all(keys, layers, None)
+    experts = _experts(keys, keys.count("num_local_experts"), "intermediate_size")
     return _model(keys, hidden, attention, [experts] * layers, windows)
 
 
-def _qwen2(keys: Keys) -> Model:
-    hidden, layers = _sizes(keys)
-    attention = _attention(keys, hidden, bias=True)
-    mlp = Mlp(keys.count("intermediate_size"))
-    windows = _window_from_some_layer_on(keys, layers)
-    return _model(keys, hidden, attention, [mlp] * layers, windows)
+def _experts(keys: Keys, count: int, width: str) -> Experts:
+    """Experts by their number and the key of their width."""
+    return Experts(count, keys.count("num_experts_per_tok"), keys.count(width))
 
 
-def _qwen3(keys: Keys) -> Model:
+def _qwen(keys: Keys, head_dim: int | None = None, **attention: bool) -> Model:
     hidden, layers = _sizes(keys)
-    attention = _attention(keys, hidden, 128, qk_norm=True)
+    found = _attention(keys, hidden, head_dim, **attention)
     mlp = Mlp(keys.count("intermediate_size"))
-    windows = _window_from_some_layer_on(keys, layers)
-    return _model(keys, hidden, attention, [mlp] * layers, windows)
+    return _model(keys, hidden, found, [mlp] * layers, _window_from_some_layer_on(keys, layers))
 
 
 def _qwen_experts(keys: Keys, layers: int, experts: Experts) -> list[Mlp | Experts]:
@@ -193,28 +177,16 @@ def _qwen_experts(keys: Keys, layers: int, experts: Experts) -> list[Mlp | Exper
     return [experts if one else mlp for one in sparse]
 
 
-def _qwen2_moe(keys: Keys) -> Model:
+def _qwen_moe(keys: Keys, *, third: bool) -> Model:
+    """Qwen2's mixture of experts, or Qwen3's, which has norms of queries and no shared experts."""
     hidden, layers = _sizes(keys)
-    attention = _attention(keys, hidden, bias=keys.flag("qkv_bias", True))
-    experts = Experts(
-        keys.either("num_experts", "num_local_experts"),
-        keys.count("num_experts_per_tok"),
-        keys.count("moe_intermediate_size"),
-        shared_width=keys.count("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
-    parts = _qwen_experts(keys, layers, experts)
-    return _model(keys, hidden, attention, parts, _window_from_some_layer_on(keys, layers))
-
-
-def _qwen3_moe(keys: Keys) -> Model:
-    hidden, layers = _sizes(keys)
-    attention = _attention(keys, hidden, qk_norm=True)
-    experts = Experts(
-        keys.either("num_experts", "num_local_experts"),
-        keys.count("num_experts_per_tok"),
-        keys.count("moe_intermediate_size"),
-    )
+    bias = None if third else keys.flag("qkv_bias", True)
+    attention = _attention(keys, hidden, bias=bias, qk_norm=third)
+    count = keys.either("num_experts", "num_local_experts")
+    experts = _experts(keys, count, "moe_intermediate_size")
+    if not third:
+        shared = keys.count("shared_expert_intermediate_size")
+        experts = replace(experts, shared_width=shared, shared_gate=True)
     parts = _qwen_experts(keys, layers, experts)
     return _model(keys, hidden, attention, parts, _window_from_some_layer_on(keys, layers))
 
@@ -250,14 +222,6 @@ def _deepseek(keys: Keys, *, router_bias: bool) -> Model:
         parts = [experts if one else mlp for one in sparse]
     mtp = keys.count("num_nextn_predict_layers", 0, least=0, most=MOST_LAYERS)
     return _model(keys, hidden, attention, parts, mtp=mtp)
-
-
-def _deepseek_v2(keys: Keys) -> Model:
-    return _deepseek(keys, router_bias=False)
-
-
-def _deepseek_v3(keys: Keys) -> Model:
-    return _deepseek(keys, router_bias=True)
 
 
 def _gpt_oss(keys: Keys) -> Model:
@@ -297,17 +261,17 @@ def _gpt2(keys: Keys) -> Model:
     )
 
 
-FAMILIES = {
+FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
-    "qwen2": _qwen2,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
+    "qwen2": partial(_qwen, bias=True),
+    "qwen2_moe": partial(_qwen_moe, third=False),
+    "qwen3": partial(_qwen, head_dim=128, qk_norm=True),
+    "qwen3_moe": partial(_qwen_moe, third=True),
+    "deepseek_v2": partial(_deepseek, router_bias=False),
+    "deepseek_v3": partial(_deepseek, router_bias=True),
     "gpt_oss": _gpt_oss,
 }
 """Readers by ``model_type``."""

@@ -54,12 +54,9 @@ class InFlight:
     stages: NDArray[np.int64]
 
     def peaks(self, stored: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Largest activations of every rank, shape ``(ranks,)``.
+        """Largest activations of every rank, shape ``(ranks,)``, from those of one microbatch.
 
-        Parameters
-        ----------
-        stored, kept
-            Of one microbatch on every stage; what is kept is at most what is stored.
+        What a stage keeps for W is at most what it stores.
         """
         here = self.stages[self.ranks]
         held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)

@@ -29,6 +29,7 @@ Bubble, arXiv 2401.10241, table 1: 32sbh of a classic layer).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 
 from debubble.planner.candidate import Training
 from debubble.planner.efficiency import PRECISIONS
@@ -54,12 +55,7 @@ class Parts:
     whole: float = 0.0
 
     def __add__(self, other: Parts) -> Parts:
-        return Parts(
-            self.stream + other.stream,
-            self.split + other.split,
-            self.routed + other.routed,
-            self.whole + other.whole,
-        )
+        return Parts(*map(add, vars(self).values(), vars(other).values()))
 
 
 def input_bytes(training: Training) -> float:
@@ -89,11 +85,8 @@ def module_parts(model: Model, layer: Layer, training: Training, tp: int) -> dic
             all_parts += Parts(split=2.0 * (query + both / 2))
     inputs = input_bytes(training)
     all_parts += Parts(split=2.0 * (query + both + output) + (inputs * output if inputs < 2 else 0))
-    if training.flash:
-        scores = 4.0 * attention.heads
-    else:
-        scores = (5.0 if model.dropout else 2.0) * attention.heads * training.sequence
-    found["core_attn"] = Parts(split=scores)
+    each = 4.0 if training.flash else (5.0 if model.dropout else 2.0) * training.sequence
+    found["core_attn"] = Parts(split=each * attention.heads)
     all_parts += found["core_attn"]
     # Outputs of the first matrices, and what the last one multiplies.
     factor = inputs + ((4.0 if training.fused else 6.0) if mlp.gated else 2.0)
@@ -140,17 +133,15 @@ def kept_parts(model: Model, layer: Layer, training: Training, tp: int) -> Parts
     if isinstance(attention, LatentAttention):
         narrow = 2 * (attention.q_rank + attention.kv_rank) + attention.rope_dim
         up = attention.heads * (attention.nope_dim + attention.v_dim)
-        found += Parts(stream=2.0 * narrow, split=2.0 * (query + up))
-        found += Parts(split=2.0 * attention.heads * attention.v_dim)
+        output = attention.heads * attention.v_dim
+        found += Parts(stream=2.0 * narrow, split=2.0 * (query + up + output))
     else:
         found += Parts(split=2.0 * (query + both + query))
-    if isinstance(mlp, Experts):
-        width = (3 if mlp.gated else 2) * 2.0
-        found += Parts(split=width * mlp.shared_width)
-        found += Parts(routed=mlp.top_k * (4.0 * hidden + width * mlp.width))
-    else:
-        found += Parts(split=(3 if mlp.gated else 2) * 2.0 * mlp.width)
-    return found
+    width = (3 if mlp.gated else 2) * 2.0
+    if not isinstance(mlp, Experts):
+        return found + Parts(split=width * mlp.width)
+    routed = mlp.top_k * (4.0 * hidden + width * mlp.width)
+    return found + Parts(split=width * mlp.shared_width, routed=routed)
 
 
 def _linear_inputs(model: Model, training: Training) -> Parts:

@@ -10,19 +10,8 @@ from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import memory_time
-from debubble.planner.layer_work import (
-    Times,
-    module_times,
-    tokens_of,
-)
-from debubble.planner.links import (
-    all_gather,
-    all_reduce,
-    dispatch,
-    group_of,
-    reduce_scatter,
-    send,
-)
+from debubble.planner.layer_work import Times, module_times, tokens_of
+from debubble.planner.links import all_gather, all_reduce, dispatch, group_of, reduce_scatter, send
 from debubble.planner.model import Attention, Layer, Model
 from debubble.planner.state import scatters
 
@@ -78,13 +67,10 @@ def _layer_times(
     factors: Factors,
 ) -> LayerTimes:  # fmt: skip
     gpu = cluster.gpu
-    slow = 1 / factors.efficiency(
-        gpu, candidate.degrees.tp, training, experts=layer.experts is not None
-    )
-    modules = {
-        name: times * slow
-        for name, times in module_times(model, layer, gpu, training, candidate).items()
-    }
+    tp, experts = candidate.degrees.tp, layer.experts is not None
+    slow = 1 / factors.efficiency(gpu, tp, training, experts=experts)
+    times = module_times(model, layer, gpu, training, candidate)
+    modules = {name: one * slow for name, one in times.items()}
     compute = sum(modules.values(), Times())
     parts = {
         "compute": compute,
@@ -142,21 +128,17 @@ def _context_parallel(
 ) -> Times:
     """Keys and values go round the ring beside attention; what a step takes longer is exposed."""
     gpu, degrees, part = cluster.gpu, candidate.degrees, layer.attention
-    group = group_of(cluster, degrees, "cp")
+    group, tokens = group_of(cluster, degrees, "cp"), tokens_of(training, candidate)
     if group.size == 1:
         return Times()
     if isinstance(part, Attention):
         width = 2 * max(part.kv_heads // degrees.tp, 1) * part.head_dim
     else:
         width = part.heads // degrees.tp * (part.head_dim + part.v_dim)
-    step = send(
-        gpu, 2 * tokens_of(training, candidate) * width, inside=group.nodes == 1
-    )  # fmt: skip
+    step = send(gpu, 2 * tokens * width, inside=group.nodes == 1)
     hops = group.size - 1
     # Each step's output is joined with that before: read and written in fp32.
-    joined = memory_time(
-        gpu, 8 * tokens_of(training, candidate) * part.heads * part.head_dim / degrees.tp
-    )
+    joined = memory_time(gpu, 8 * tokens * part.heads * part.head_dim / degrees.tp)
     forward = hops * (max(step - core.F / group.size, 0.0) + joined)
     backward = hops * (max(2 * step - core.I / group.size, 0.0) + joined)
     return Times(forward, backward)

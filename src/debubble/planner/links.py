@@ -101,23 +101,13 @@ def all_to_all(gpu: Gpu, group: Group, size: float) -> float:
 
 
 def dispatch(gpu: Gpu, group: Group, tokens: float, width: float, copies: int) -> float:
-    """Seconds in which tokens reach the ranks of their experts, each rank and node once.
+    """Seconds in which a rank's tokens reach the ranks of their experts, each rank and node once.
 
-    A token with several experts on one rank is sent there once, over the network once per node, as
-    DeepEP and HybridEP do. Of `copies` experts in balance, ``n (1 - (1 - 1/n)**copies)`` of n
-    places are met. Measured for HybridEP (arXiv 2603.07685): 391 and 675 us on 8 and 64 GB200, 661
-    us and 4.6 ms on 8 and 64 H100; here 431, 689, 855 us and 5.7 ms.
-
-    Parameters
-    ----------
-    gpu, group
-        Where the experts are.
-    tokens
-        Tokens of one rank.
-    width
-        Bytes of one token.
-    copies
-        Experts of one token.
+    A token of `width` bytes with several experts on one rank is sent there once, over the network
+    once per node, as DeepEP and HybridEP do. Of `copies` experts in balance,
+    ``n (1 - (1 - 1/n)**copies)`` of n places are met. Measured for HybridEP (arXiv 2603.07685): 391
+    and 675 us on 8 and 64 GB200, 661 us and 4.6 ms on 8 and 64 H100; here 431, 689, 855 us and 5.7
+    ms.
     """
     if group.size <= 1 or not tokens:
         return 0.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from debubble.engine.timeline import Timeline
 from debubble.planner.activations import Activation, logits_bytes, stage_activations
 from debubble.planner.buffers import buffers
 from debubble.planner.candidate import Candidate, Training
+from debubble.planner.gpus import Gpu
 from debubble.planner.model import Model
 from debubble.planner.moments import Moments
 from debubble.planner.state import State, head_state, stage_state
@@ -49,14 +50,6 @@ softmax, 4 of 12 bytes."""
 
 HELD_FUSED = 1 / 2
 """The same with a fused loss: the logits in bf16, without their gradients."""
-
-
-class Gpus(Protocol):
-    """What runs a candidate; only how much its GPUs hold matters here."""
-
-    @property
-    def memory(self) -> float:
-        """Bytes of one GPU."""
 
 
 class Moment(NamedTuple):
@@ -144,16 +137,11 @@ class MemoryCurve:
 
 
 def memory_of(
-    model: Model, cluster: Gpus, training: Training, candidate: Candidate, timeline: Timeline
+    model: Model, gpu: Gpu, training: Training, candidate: Candidate, timeline: Timeline
 ) -> tuple[RankMemory, ...]:
     """The largest memory of every rank, in bytes per GPU, and what it consists of.
 
-    Parameters
-    ----------
-    model, cluster, training, candidate
-        What runs, and how.
-    timeline
-        One step of the candidate's schedule, simulated with any costs in time.
+    The timeline is one step of the candidate's schedule, simulated with any costs in time.
     """
     found, schedule = [], timeline.schedule
     for rank, curve in enumerate(memory_curves(model, training, candidate, timeline)):
@@ -173,7 +161,7 @@ def memory_of(
                 logits=float(curve.logits[at]),
                 margin=float(curve.margin[at]),
                 at=Moment(action, float(curve.times[at])),
-                room=cluster.memory - peak,
+                room=gpu.memory - peak,
             )
         )
     return tuple(found)

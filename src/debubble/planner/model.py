@@ -26,10 +26,9 @@ class Attention:
 
     def parameters(self, hidden: int) -> int:
         """Number of parameters, norms before the layer's parts left out."""
-        query, both = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        biases = (query + both) * self.bias + hidden * self.out_bias
-        extra = 2 * self.head_dim * self.qk_norm + self.heads * self.sinks
-        return hidden * (query + both) + query * hidden + biases + extra
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        extra = width * self.bias + self.heads * self.sinks
+        return self.matmul_parameters(hidden) + self.whole_parameters(hidden) + extra
 
     def whole_parameters(self, hidden: int) -> int:
         """Those that tensor parallelism does not split: norms, and the output's bias."""
@@ -116,10 +115,6 @@ class Mlp:
         biases = ((matrices - 1) * self.width + hidden) * self.bias
         return matrices * hidden * self.width + biases
 
-    def active_parameters(self, hidden: int) -> int:
-        """All of them: every token meets every weight."""
-        return self.parameters(hidden)
-
     def matmul_parameters(self, hidden: int) -> int:
         """Weights that every token is multiplied with."""
         return (3 if self.gated else 2) * hidden * self.width
@@ -161,10 +156,6 @@ class Experts:
     def parameters(self, hidden: int) -> int:
         """Number of parameters."""
         return self.count * self.expert_parameters(hidden) + self.common_parameters(hidden)
-
-    def active_parameters(self, hidden: int) -> int:
-        """Parameters that one token meets."""
-        return self.top_k * self.expert_parameters(hidden) + self.common_parameters(hidden)
 
     def matmul_parameters(self, hidden: int) -> int:
         """Weights that one token is multiplied with, router included."""
@@ -288,9 +279,6 @@ class Model:
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token meets, without those of multi-token prediction."""
-        idle = 0
-        for layer in self.layers:
-            if layer.experts is not None:
-                mlp = layer.experts
-                idle += mlp.parameters(self.hidden) - mlp.active_parameters(self.hidden)
+        found = (layer.experts for layer in self.layers if layer.experts is not None)
+        idle = sum((one.count - one.top_k) * one.expert_parameters(self.hidden) for one in found)
         return self.parameters - idle

@@ -46,7 +46,7 @@ MAX_BYTES = 1 << 20
 
 ENDINGS = (".json", ".yaml", ".yml")
 
-Part = TypeVar("Part", Attention, LatentAttention, Mlp, Experts)
+Part = TypeVar("Part", bound=Attention | LatentAttention | Mlp | Experts)
 
 
 @lru_cache(maxsize=1)
@@ -58,13 +58,9 @@ def shipped_models() -> dict[str, str]:
 
 
 def read_model(target: str | Path) -> Model:
-    """A model by the name of a shipped one, or from a file.
+    """A model by the name of a shipped one; or from a ``.json`` or ``.yaml`` file.
 
-    Parameters
-    ----------
-    target
-        A name, see :func:`shipped_models`; the path of a ``.json`` or ``.yaml`` file; or a folder
-        with a ``config.json``.
+    A folder stands for the ``config.json`` in it.
 
     Raises
     ------
@@ -161,12 +157,10 @@ def _layer(where: str, parts: Mapping[str, Any]) -> Layer:
     if (mlp is None) == (experts is None):
         both = "both mlp and experts" if mlp is not None else "neither mlp nor experts"
         raise FormatError(f"{where} has {both}; give one of them")
-    latent = isinstance(parts["attention"], Mapping) and "kv_rank" in parts["attention"]
-    attention: Attention | LatentAttention
-    if latent:
-        attention = _part(LatentAttention, parts["attention"], f"{where}, attention")
-    else:
-        attention = _part(Attention, parts["attention"], f"{where}, attention")
+    said = parts["attention"]
+    latent = isinstance(said, Mapping) and "kv_rank" in said
+    kind: type[Attention | LatentAttention] = LatentAttention if latent else Attention
+    attention = _part(kind, said, f"{where}, attention")
     check_attention(where, attention)
     if experts is None:
         return Layer(attention, _part(Mlp, mlp, f"{where}, mlp"))

@@ -23,17 +23,7 @@ def with_gpus(asked: Asked, gpus: int) -> Asked:
 def one_more_node(
     asked: Asked, fixed: Fixed, best: Plan, progress: Progress | None = None
 ) -> Plan | None:
-    """The fastest plan with one more node; None where none is faster than `best`.
-
-    Parameters
-    ----------
-    asked, fixed
-        The question, and what is held.
-    best
-        Its answer.
-    progress
-        Is told how far the search is.
-    """
+    """The fastest plan with one more node; None where none is faster than `best`."""
     node = asked.cluster.gpu.node
     more = with_gpus(asked, (asked.cluster.gpus // node + 1) * node)
     found = groups(more.model, more.cluster, more.training, fixed)

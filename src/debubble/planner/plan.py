@@ -15,11 +15,12 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.activations import logits_bytes
-from debubble.planner.calibrate import Factors, has_experts
+from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training, recomputed_layers
 from debubble.planner.cluster import Cluster
 from debubble.planner.efficiency import PRECISIONS
 from debubble.planner.flops import flops_per_token
+from debubble.planner.gpus import Gpu
 from debubble.planner.layer_times import layer_times
 from debubble.planner.memory import FRAGMENTATION, RankMemory, margin, memory_costs, memory_of
 from debubble.planner.model import Model
@@ -133,10 +134,7 @@ def costs_of(asked: Asked, candidate: Candidate) -> Costs:
 def simulated(asked: Asked, candidate: Candidate, order: Schedule | None = None) -> Timeline:
     """The pipeline of one step in the engine, in an order of its own or in its schedule's.
 
-    Raises
-    ------
-    ParameterError
-        When its schedule has no order for these sizes, or none within the memory.
+    A schedule that has no order for these sizes, or none within the memory, is refused.
     """
     costs = costs_of(asked, candidate)
     with warnings.catch_warnings():
@@ -255,23 +253,22 @@ def speed(asked: Asked, step_time: float) -> Speed:
 
 def relative_error(asked: Asked, plan: Plan) -> float:
     """Share of a plan's step time by which that may be off."""
-    tp, training = plan.candidate.degrees.tp, asked.training
-    experts = has_experts(asked.model)
-    return asked.factors.error(asked.cluster.gpu, tp, training, experts=experts)
+    return asked.factors.error(*_run(asked, plan), experts=bool(asked.model.experts))
 
 
 def efficiency(asked: Asked, plan: Plan) -> float:
     """Share of the modelled speed of kernels that a plan's are taken to reach."""
-    tp, training = plan.candidate.degrees.tp, asked.training
-    experts = has_experts(asked.model)
-    return asked.factors.efficiency(asked.cluster.gpu, tp, training, experts=experts)
+    return asked.factors.efficiency(*_run(asked, plan), experts=bool(asked.model.experts))
 
 
 def origin(asked: Asked, plan: Plan) -> str:
     """Where a plan's efficiency is from, for people."""
-    tp, training = plan.candidate.degrees.tp, asked.training
-    experts = has_experts(asked.model)
-    return asked.factors.origin(asked.cluster.gpu, tp, training, experts=experts)
+    return asked.factors.origin(*_run(asked, plan), experts=bool(asked.model.experts))
+
+
+def _run(asked: Asked, plan: Plan) -> tuple[Gpu, int, Training]:
+    """What efficiencies are looked up by."""
+    return asked.cluster.gpu, plan.candidate.degrees.tp, asked.training
 
 
 def tied(asked: Asked, one: Plan, other: Plan) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from debubble.planner.flags import flags
@@ -10,15 +10,7 @@ from debubble.planner.flags_torchtitan import CSV
 from debubble.planner.flops import flops_per_token
 from debubble.planner.memory import RankMemory, memory_of
 from debubble.planner.more_gpus import with_gpus
-from debubble.planner.plan import (
-    Asked,
-    Plan,
-    efficiency,
-    origin,
-    relative_error,
-    simulated,
-    speed,
-)
+from debubble.planner.plan import Asked, Plan, efficiency, origin, relative_error, simulated, speed
 from debubble.planner.report import KEEPERS, gigabytes
 from debubble.planner.rules import FRAMEWORKS, RUNTIMES
 from debubble.planner.search import Found
@@ -27,12 +19,10 @@ from debubble.planner.shape_traps import shape_traps
 
 def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
     """A plan as plain data, in seconds and bytes."""
-    candidate, degrees = plan.candidate, plan.candidate.degrees
+    candidate = plan.candidate
     fast = speed(asked, plan.step_time)
     return {
-        "degrees": {
-            name: getattr(degrees, name) for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
-        },
+        "degrees": asdict(candidate.degrees),
         "microbatch_size": candidate.microbatch_size,
         "microbatches": candidate.microbatches,
         "schedule": plan.schedule,
@@ -49,7 +39,7 @@ def plan_data(asked: Asked, plan: Plan) -> dict[str, Any]:
         "causes": {name: seconds for name, seconds in plan.causes.items() if seconds},
         "memory": [_memory_data(rank) for rank in plan.memory],
         "fits": plan.fits,
-        "warnings": list(shape_traps(asked.model, degrees.tp)),
+        "warnings": list(shape_traps(asked.model, candidate.degrees.tp)),
         "flags": {name: plan_flags(asked, plan, name) for name in FRAMEWORKS},
         **({"lower_bound": plan.lower_bound} if plan.lower_bound else {}),
         **({"instead_of": candidate.schedule} if plan.order is not None else {}),

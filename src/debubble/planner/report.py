@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -41,25 +42,15 @@ SHORT = {
 
 def degrees_text(candidate: Candidate) -> str:
     """Degrees above one, in words."""
-    degrees = candidate.degrees
-    found = [
-        f"{name} {getattr(degrees, name)}"
-        for name in ("tp", "cp", "ep", "dp", "pp", "chunks")
-        if getattr(degrees, name) > 1
-    ]
+    found = [f"{name} {size}" for name, size in asdict(candidate.degrees).items() if size > 1]
     return ", ".join(found) or "no parallelism"
 
 
 def layers_text(layers: Sequence[int]) -> str:
     """Layers per stage: ``"4"``, or runs of equal numbers: ``"7, 8 on 14 stages, 7"``."""
-    runs: list[list[int]] = []
-    for count in layers:
-        if runs and runs[-1][0] == count:
-            runs[-1][1] += 1
-        else:
-            runs.append([count, 1])
+    runs = [(count, len(list(run))) for count, run in groupby(layers)]
     if len(runs) == 1:
-        return str(runs[0][0])
+        return str(layers[0])
     return ", ".join(
         str(count) if times == 1 else f"{count} on {times} stages" for count, times in runs
     )
@@ -177,9 +168,13 @@ KEEPERS = {"megatron": "Megatron-LM", "torch": "PyTorch 2.13 with FSDP2", "deeps
 
 def ranked(found: Found) -> list[Plan]:
     """The plans that fit, and the faster ones that do not, fastest first."""
+    return sorted([*found.plans, *_faster(found)], key=lambda plan: plan.step_time)
+
+
+def _faster(found: Found) -> list[Plan]:
+    """Plans that are faster than the best and nearly fit."""
     best = found.plans[0].step_time
-    faster = [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
-    return sorted([*found.plans, *faster], key=lambda plan: plan.step_time)
+    return [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
 
 
 def verdict(asked: Asked, found: Found, plan: Plan) -> str:
@@ -196,17 +191,18 @@ def verdict(asked: Asked, found: Found, plan: Plan) -> str:
     return tie + (difference(best, plan) or "the same") + least
 
 
+SHOWN = ("tp", "cp", "ep", "dp", "pp")
+"""Degrees that have a column where any plan has more than one."""
+
+
 def columns(asked: Asked, found: Found, *, verdicts: bool) -> list[Column]:
     """Plans as a table, numbered in the order of :func:`ranked`; with a verdict for each."""
     rows = ranked(found)
-
-    def degree(name: str) -> Column:
-        return Column((name,), tuple(str(getattr(p.candidate.degrees, name)) for p in rows))
-
+    sizes = {name: [getattr(p.candidate.degrees, name) for p in rows] for name in SHOWN}
     cells = [
         Column(("",), tuple(str(number) for number in range(1, len(rows) + 1))),
         Column(("schedule",), tuple(p.schedule for p in rows), left=True),
-        *(degree(name) for name in ("tp", "cp", "ep", "dp", "pp") if _varies(rows, name)),
+        *(Column((name,), tuple(map(str, of))) for name, of in sizes.items() if max(of) > 1),
         Column(("chunks",), tuple(str(p.candidate.degrees.chunks) for p in rows)),
         Column(("micro-", "batch"), tuple(str(p.candidate.microbatch_size) for p in rows)),
         Column(("recompute",), tuple(p.candidate.recompute for p in rows), left=True),
@@ -218,10 +214,6 @@ def columns(asked: Asked, found: Found, *, verdicts: bool) -> list[Column]:
         told = tuple(verdict(asked, found, plan) for plan in rows)
         cells.append(Column(("why",), told, left=True))
     return cells
-
-
-def _varies(rows: Sequence[Plan], name: str) -> bool:
-    return any(getattr(plan.candidate.degrees, name) > 1 for plan in rows)
 
 
 def _nothing(asked: Asked, found: Found) -> str:
@@ -253,8 +245,7 @@ def _short(plan: Plan) -> str:
 def _buys(asked: Asked, found: Found) -> list[str]:
     """What more memory would buy, by the faster plan that misses it by least; and more GPUs."""
     best, lines = found.plans[0].step_time, []
-    faster = [plan for plan in found.near if plan.step_time < best and nearly_fits(plan)]
-    if faster:
+    if faster := _faster(found):
         plan = min(faster, key=lambda plan: max(plan.peaks))
         lines.append(
             f"{gigabytes(max(plan.peaks) - plan.limit)} more per GPU would buy "

@@ -51,13 +51,7 @@ TRIES = 24
 
 
 def check_request(model: Model, cluster: Cluster, training: Training, fixed: Fixed) -> None:
-    """Refuse what no plan can meet.
-
-    Raises
-    ------
-    ParameterError
-        With the value, the limit and the nearest choice that works.
-    """
+    """Refuse what no plan can meet, with value, limit and the nearest choice that works."""
     _check_words(fixed)
     check_precision(training.precision, cluster.gpu)
     _check_counts(training, fixed)

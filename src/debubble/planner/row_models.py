@@ -21,20 +21,10 @@ def _is(name: str, families: tuple[str, ...]) -> bool:
 
 
 def row_model(name: str, numbers: Mapping[str, int | None]) -> Model:
-    """The model of a row.
+    """The model of a row, or a ValueError with the column that is missing or the family.
 
-    Parameters
-    ----------
-    name
-        The row's name of it; the family says what columns do not.
-    numbers
-        Columns ``layers``, ``hidden``, ``heads``, ``kv_heads``, ``ffn``, ``vocab``, ``experts``
-        and ``topk``; None where one is empty.
-
-    Raises
-    ------
-    ValueError
-        With the column that is missing, or the family that is not known.
+    `name` is the row's, whose family says what columns do not: ``layers``, ``hidden``, ``heads``,
+    ``kv_heads``, ``ffn``, ``vocab``, ``experts`` and ``topk``, None where one is empty.
     """
     family = name.lower()
     missing = [key for key in ("layers", "hidden", "heads", "ffn") if not numbers.get(key)]

@@ -70,13 +70,7 @@ class RowPlan:
 
 
 def read_row(row: Mapping[str, str]) -> RowPlan:
-    """The plan of a row.
-
-    Raises
-    ------
-    ValueError
-        With the reason why the row cannot be predicted.
-    """
+    """The plan of a row, or a ValueError with the reason why it cannot be predicted."""
     numbers = {key: _whole(row.get(key), key) for key in NUMBERS}
     assumed: list[str] = []
 

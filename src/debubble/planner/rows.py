@@ -120,7 +120,8 @@ def _result(index: int, plan: RowPlan | str, factors: Factors, mark: bool) -> di
             step = step_time(plan.model, plan.cluster, plan.training, plan.candidate, factors)
     except DebubbleError as error:
         return found | {"skipped": str(error)}
-    memory = memory_of(plan.model, plan.cluster, plan.training, plan.candidate, step.timeline)
+    gpu, training = plan.cluster.gpu, plan.training
+    memory = memory_of(plan.model, gpu, training, plan.candidate, step.timeline)
     found["memory"] = max(rank.peak for rank in memory)
     found["step_time"] = step.seconds
     found["calibrated"] = mark or _gave(factors, plan)

@@ -8,7 +8,7 @@ the model and the GPUs have to be divided. :func:`broken` is what everybody else
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model import Model
-from debubble.planner.orders import first_cut, placement_of
+from debubble.planner.orders import placement_of
 from debubble.schedules.registry import find
 
 if TYPE_CHECKING:
@@ -68,59 +68,35 @@ class Case:
         """Experts of a layer that has some, 0 without."""
         return self.model.experts
 
-    def changed(self, changes: Mapping[str, Any]) -> Case:
-        """The case with other values: of degrees, candidate, training, ``gpus``, or the model.
-
-        Layers are cut anew where stages change.
-        """
-        parts: dict[str, dict[str, Any]] = {"degrees": {}, "candidate": {}, "training": {},
-                                            "model": {}, "case": {}}  # fmt: skip
-        for name, value in changes.items():
-            parts[_OWNERS[name]][name] = value
-        degrees = replace(self.degrees, **parts["degrees"])
-        model = replace(self.model, **parts["model"])
-        cut = first_cut(len(model.layers), degrees.stages, model.mtp)
-        same = degrees.stages == self.degrees.stages
-        own = {"layers": self.candidate.layers if same else cut, **parts["candidate"]}
-        return replace(
-            self,
-            model=model,
-            training=replace(self.training, **parts["training"]),
-            candidate=replace(self.candidate, degrees=degrees, **own),
-            **parts["case"],
-        )
-
-
-_OWNERS = {
-    **{spec.name: "training" for spec in fields(Training)},
-    **{spec.name: "candidate" for spec in fields(Candidate)},
-    **{spec.name: "degrees" for spec in fields(Degrees)},
-    "mtp": "model", "tied": "model", "gpus": "case",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and the changes after which the rule holds: nearest values, by name."""
+    """What is wrong with a case by a rule: the value, the limit, and who has it.
+
+    `changes` are the nearest values with which the rule holds, by name: a degree, or a field of
+    candidate, training or model.
+    """
 
     text: str
     changes: Mapping[str, Any]
+    rule: str = ""
+
+    @property
+    def nearest(self) -> str:
+        """The changes in words, such as "the nearest that works is tp 4"."""
+        shown = (f"{_WORDS.get(name, name)} {_shown(one)}" for name, one in self.changes.items())
+        return f"the nearest that works is {' with '.join(shown)}"
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.nearest}"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that is refused.
+    """One thing that is refused, and what is wrong with a case where it is.
 
-    Parameters
-    ----------
-    name
-        What it is about.
-    options
-        By framework, the option that it refuses or the function that does.
-    scope
-        What it looks at, see :data:`DEGREES`.
-    check
-        What is wrong with a case, None where nothing is.
+    `options` has by framework the option that is refused or the function that does it; `scope` says
+    what the rule looks at, see :data:`DEGREES`.
     """
 
     name: str
@@ -129,39 +105,8 @@ class Rule:
     check: Callable[[Case], Problem | None]
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A rule that a candidate breaks.
-
-    Parameters
-    ----------
-    rule
-        Its name.
-    text
-        The value, the limit, and who has it.
-    nearest
-        The nearest choice that works, in words.
-    changes
-        The same as values, by name: a degree, or a field of candidate, training or model.
-    """
-
-    rule: str
-    text: str
-    nearest: str
-    changes: tuple[tuple[str, Any], ...]
-
-    def __str__(self) -> str:
-        return f"{self.text}; {self.nearest}"
-
-
 def check_framework(name: str) -> str:
-    """The name of a framework, in lower case.
-
-    Raises
-    ------
-    ParameterError
-        When it is none that rules and flags are known of.
-    """
+    """The name of a framework in lower case; any but :data:`FRAMEWORKS` is refused."""
     wanted = str(name).strip().lower()
     if wanted not in FRAMEWORKS:
         raise ParameterError(f"unknown framework '{name}'; {did_you_mean(wanted, FRAMEWORKS)}")
@@ -184,44 +129,20 @@ def rules_of(framework: str | None, scope: str | None = None) -> tuple[Rule, ...
 
 
 def broken(
-    model: Model,
-    cluster: Cluster,
-    training: Training,
-    candidate: Candidate,
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate,
     framework: str | None = None,
-) -> list[Broken]:
-    """The rules that a candidate breaks.
+) -> list[Problem]:  # fmt: skip
+    """What is wrong with a candidate by the rules of a framework; without one, by those of any.
 
-    Parameters
-    ----------
-    model, cluster, training, candidate
-        What is to be run.
-    framework
-        ``"megatron"``, ``"torchtitan"`` or ``"automodel"``; without one, only what any breaks on.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such framework, or schedule.
+    A framework or schedule that there is not is refused with a :class:`ParameterError`.
     """
     return broken_rules(Case.of(model, cluster.gpus, training, candidate), framework)
 
 
-def broken_rules(case: Case, framework: str | None = None) -> list[Broken]:
-    """The rules that a case breaks."""
-    found = []
-    for rule in rules_of(framework):
-        problem = rule.check(case)
-        if problem is not None:
-            changes = tuple(problem.changes.items())
-            found.append(Broken(rule.name, problem.text, nearest_text(changes), changes))
-    return found
-
-
-def nearest_text(changes: tuple[tuple[str, Any], ...]) -> str:
-    """Changes in words, such as "the nearest that works is tp 4"."""
-    shown = " with ".join(f"{_WORDS.get(name, name)} {_shown(value)}" for name, value in changes)
-    return f"the nearest that works is {shown}"
+def broken_rules(case: Case, framework: str | None = None) -> list[Problem]:
+    """What is wrong with a case."""
+    checked = ((rule, rule.check(case)) for rule in rules_of(framework))
+    return [replace(problem, rule=rule.name) for rule, problem in checked if problem is not None]
 
 
 _WORDS = {

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from debubble.interchange.layouts import in_loop
-from debubble.planner.rules import (
-    DEGREES,
-    ORDER,
-    STATE,
-    Case,
-    Problem,
-    Rule,
-    nearest_multiple,
-)
+from debubble.planner.rules import DEGREES, ORDER, STATE, Case, Problem, Rule, nearest_multiple
 from debubble.planner.rules_any import expert_degrees
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "interleaved-overlap")

@@ -171,14 +171,9 @@ MORE = 2
 
 
 def search(
-    asked: Asked,
-    groups: Iterable[Group],
-    top: int = 10,
-    progress: Progress | None = None,
-    splits: Allowed | None = None,
-    *,
-    below: float = math.inf,
-) -> Found:
+    asked: Asked, groups: Iterable[Group], top: int = 10, progress: Progress | None = None,
+    splits: Allowed | None = None, *, below: float = math.inf,
+) -> Found:  # fmt: skip
     """The fastest plans that fit, out of all candidates of `groups`, with steps below `below`.
 
     Candidates that differ only in schedule, chunks and layer split do the same work with the same
@@ -193,7 +188,7 @@ def search(
     KeyboardInterrupt.
     """
     found = Found(top if splits is None else MORE * top, below=below)
-    tell = progress or _silent
+    tell = progress or (lambda found: None)  # noqa: ARG005 - nobody is told
     batches: list[Batch] = []
     try:
         for number, group in enumerate(groups, 1):
@@ -363,7 +358,3 @@ def _is_too_large(asked: Asked, candidate: Candidate, found: Found, *, free: boo
         first: tuple[float, ...] = (float(f"{pipeline_bound(asked, candidate):.3g}"),)
         return (first if even else (0, *first)) > last[: 1 if even else 2]
     return (1, most * (1 - ROUNDING)) > last
-
-
-def _silent(found: Found) -> None:
-    """Tell nobody."""

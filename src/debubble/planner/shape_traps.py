@@ -20,12 +20,7 @@ VECTOR = 8
 def shape_traps(model: Model, tp: int = 1) -> tuple[str, ...]:
     """What is odd about the sizes of a model, one sentence each; empty where nothing is.
 
-    Parameters
-    ----------
-    model
-        The model.
-    tp
-        Tensor-parallel degree, which divides the widths of dense parts.
+    The tensor-parallel degree divides the widths of dense parts.
     """
     found: dict[str, None] = {}
     for layer in dict.fromkeys(model.layers):

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 from debubble.core.errors import DebubbleError
-from debubble.planner.bounds import pipeline_bound, pipeline_of
+from debubble.planner.bounds import homes_of, pipeline_bound
 from debubble.planner.candidate import Candidate, recomputed_layers
 from debubble.planner.plan import Asked, Plan, timed, with_peaks
 from debubble.planner.rules import broken
@@ -48,9 +48,8 @@ def loads_of(asked: Asked, candidate: Candidate) -> Loads:
     one = candidate.without_order
     if recomputed_layers(candidate.recompute) is not None:
         one = one.recomputing("none")
-    sums, first, last = layer_sums(
-        asked.model, asked.cluster, asked.training, one, asked.factors
-    )  # fmt: skip
+    model, cluster, training = asked.model, asked.cluster, asked.training
+    sums, first, last = layer_sums(model, cluster, training, one, asked.factors)
     whole = [one.F + one.I + one.W for one in sums]
     layers = tuple(after - before for before, after in pairwise(whole))
     return Loads(layers, first.F + first.I + first.W, last.F + last.I + last.W)
@@ -140,16 +139,14 @@ def least_load(loads: Loads, homes: tuple[int, ...]) -> float:
 
 def split_bound(asked: Asked, candidate: Candidate) -> float:
     """Seconds below which no order and no layer split brings a candidate's pipeline."""
-    degrees = candidate.degrees
-    homes, _ = pipeline_of(candidate.schedule, degrees.pp, degrees.chunks)
-    return least_load(loads_of(asked, candidate), homes) * candidate.microbatches
+    least = least_load(loads_of(asked, candidate), homes_of(candidate))
+    return least * candidate.microbatches
 
 
 def with_balanced(asked: Asked, candidate: Candidate) -> Candidate:
     """The candidate with the cut whose busiest rank does least."""
-    degrees = candidate.degrees
-    homes, _ = pipeline_of(candidate.schedule, degrees.pp, degrees.chunks)
-    return replace(candidate, layers=balanced(loads_of(asked, candidate), homes))
+    cut = balanced(loads_of(asked, candidate), homes_of(candidate))
+    return replace(candidate, layers=cut)
 
 
 Allowed: TypeAlias = Callable[[Candidate], bool]
@@ -158,12 +155,8 @@ Allowed: TypeAlias = Callable[[Candidate], bool]
 
 def runnable(asked: Asked, framework: str | None) -> Allowed:
     """Whether a framework runs a candidate; without one, whether anything can."""
-
-    def holds(candidate: Candidate) -> bool:
-        model, cluster, training = asked.model, asked.cluster, asked.training
-        return not broken(model, cluster, training, candidate, framework)
-
-    return holds
+    model, cluster, training = asked.model, asked.cluster, asked.training
+    return lambda candidate: not broken(model, cluster, training, candidate, framework)
 
 
 def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
@@ -173,15 +166,6 @@ def refined(asked: Asked, plan: Plan, allowed: Allowed) -> tuple[Plan, int]:
     (those between them shift) as long as that makes it fit, or keeps it within the memory and makes
     it faster. What cannot be faster by :func:`~debubble.planner.bounds.pipeline_bound` is not
     simulated.
-
-    Parameters
-    ----------
-    asked
-        The question.
-    plan
-        A plan with peaks.
-    allowed
-        Says which candidates may be simulated.
     """
     search = _Moves(asked, plan, allowed)
     search.run()
@@ -194,11 +178,10 @@ class _Moves:
     def __init__(self, asked: Asked, plan: Plan, allowed: Allowed) -> None:
         self.asked, self.best, self.allowed = asked, plan, allowed
         self.loads = loads_of(asked, plan.candidate)
-        degrees = plan.candidate.degrees
-        self.homes, _ = pipeline_of(plan.candidate.schedule, degrees.pp, degrees.chunks)
+        self.homes = homes_of(plan.candidate)
         self.simulated = 0
         self.tried = {plan.candidate.layers}
-        actions = 3 * degrees.stages * plan.candidate.microbatches
+        actions = 3 * len(self.homes) * plan.candidate.microbatches
         self.most = max(min(SIMULATIONS, ACTIONS // actions), 10)
 
     def run(self) -> None:

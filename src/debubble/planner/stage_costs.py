@@ -110,9 +110,8 @@ def head_times(
     """Last norm, head and loss; and multi-token prediction, each with a layer and a head more."""
     gpu, degrees = cluster.gpu, candidate.degrees
     tokens = tokens_of(training, candidate)
-    slow = 1 / factors.efficiency(
-        gpu, degrees.tp, training, experts=model.layers[-1].experts is not None
-    )
+    experts = model.layers[-1].experts is not None
+    slow = 1 / factors.efficiency(gpu, degrees.tp, training, experts=experts)
     vocabulary = padded_vocabulary(model, training, degrees.tp) // degrees.tp
     logits = tokens * vocabulary
     head = product_times(gpu, training, Product(tokens, vocabulary, model.hidden), wide=True)
@@ -128,9 +127,7 @@ def head_times(
     if not model.mtp:
         return head
     layer = layer_times(model, model.layers[-1], cluster, training, candidate, factors)
-    joined = product_times(
-        gpu, training, Product(tokens, model.hidden, 2 * model.hidden)
-    )  # fmt: skip
+    joined = product_times(gpu, training, Product(tokens, model.hidden, 2 * model.hidden))
     return head + (_with_recompute(layer) + joined * slow + head) * model.mtp
 
 

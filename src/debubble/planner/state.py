@@ -35,6 +35,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from operator import add
 
 from debubble.planner.candidate import Candidate, Degrees, Training
 from debubble.planner.model import Experts, Layer, Model
@@ -83,13 +84,7 @@ class State:
         return self.total - self.gathered - self.summed
 
     def __add__(self, other: State) -> State:
-        return State(
-            self.weights + other.weights,
-            self.gradients + other.gradients,
-            self.optimizer + other.optimizer,
-            self.gathered + other.gathered,
-            self.summed + other.summed,
-        )
+        return State(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from debubble.core.costs import Costs
 from debubble.engine.timeline import Timeline, simulate
 from debubble.planner.calibrate import Factors
 from debubble.planner.candidate import Candidate, Training
@@ -40,22 +39,15 @@ def step_time(
 def step_of(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, timeline: Timeline
 ) -> Step:
-    """The step whose pipeline was simulated with costs of :func:`stage_costs`."""
-    backward = backward_times(timeline.table.costs)
-    placement = timeline.schedule.placement
-    ends = step_ends(model, cluster, training, candidate, backward, placement)
-    return Step(total(timeline, ends), timeline, ends)
+    """The step whose pipeline was simulated with costs of :func:`stage_costs`.
 
-
-def total(timeline: Timeline, ends: StepEnds) -> float:
-    """Seconds of a step: until the last rank has its gradients, then optimizer and weights."""
-    last = timeline.end[timeline.schedule.offsets[1:] - 1].tolist()
-    ready = max(end + wait for end, wait in zip(last, ends.gradients, strict=True))
-    return float(ready + max(ends.optimizer) + max(ends.weights))
-
-
-def backward_times(costs: Costs) -> tuple[float, ...]:
-    """Seconds of one full backward on every stage of costs that :func:`stage_costs` made."""
+    When the last rank has its gradients, the optimizer runs, and then weights are gathered.
+    """
+    costs, schedule = timeline.table.costs, timeline.schedule
     assert isinstance(costs.I, tuple)
     assert isinstance(costs.W, tuple)
-    return tuple(i + w for i, w in zip(costs.I, costs.W, strict=True))
+    backward = tuple(i + w for i, w in zip(costs.I, costs.W, strict=True))
+    ends = step_ends(model, cluster, training, candidate, backward, schedule.placement)
+    last = timeline.end[schedule.offsets[1:] - 1].tolist()
+    ready = max(end + wait for end, wait in zip(last, ends.gradients, strict=True))
+    return Step(float(ready + max(ends.optimizer) + max(ends.weights)), timeline, ends)

@@ -25,21 +25,13 @@ SCALED_BYTES = 14
 
 @dataclass(frozen=True)
 class StepEnds:
-    """Seconds of every rank that nothing hides.
-
-    Parameters
-    ----------
-    gradients
-        From the end of a rank's last action until its gradients are summed over the replicas.
-    optimizer
-        The optimizer step.
-    weights
-        Gathering the new weights, before the next step's first forward.
-    """
+    """Seconds of every rank that nothing hides."""
 
     gradients: tuple[float, ...]
+    """From the end of a rank's last action until its gradients are summed over the replicas."""
     optimizer: tuple[float, ...]
     weights: tuple[float, ...]
+    """Gathering the new weights, before the next step's first forward."""
 
 
 def step_ends(
@@ -52,14 +44,8 @@ def step_ends(
     rank's last stage, and at least one layer's; those that every microbatch scatters, one layer's.
     Without overlap everything shows.
 
-    Parameters
-    ----------
-    model, cluster, training, candidate
-        What runs.
-    backward
-        Seconds of one microbatch's backward on every stage, beside which gradients are reduced.
-    placement
-        Which rank has which stages.
+    `backward` are the seconds of one microbatch's backward on every stage, beside which gradients
+    are reduced.
     """
     degrees, gpu = candidate.degrees, cluster.gpu
     if not training.overlap_dp:

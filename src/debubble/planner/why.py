@@ -10,29 +10,16 @@ from debubble.core.errors import DebubbleError
 from debubble.planner.degrees import Fixed
 from debubble.planner.plan import Asked, Plan, tied
 from debubble.planner.plan_data import plan_data
-from debubble.planner.report import (
-    degrees_text,
-    difference,
-    excess,
-    gigabytes,
-    seconds,
-)
+from debubble.planner.report import degrees_text, difference, excess, gigabytes, seconds
 from debubble.planner.request import check_request
 from debubble.planner.search import Found
 
 
 @dataclass(frozen=True)
 class Why:
-    """An answer to "why not this?".
+    """Why not with what was asked for, such as ``"pp=16"``.
 
-    Parameters
-    ----------
-    asked_for
-        What was held fixed, such as ``"pp=16"``.
-    plan
-        The best plan with it, None where there is none.
-    reason
-        Why it is not the best, in words.
+    It is the best plan with that, if there is one, and the reason for which it is not the best.
     """
 
     asked_for: str
@@ -43,16 +30,9 @@ class Why:
 def why_not(
     asked: Asked, best: Plan | None, asked_for: str, fixed: Fixed, again: Callable[[Fixed], Found]
 ) -> Why:
-    """The best plan under one more condition, and what it loses by.
+    """The best plan under one more condition, and what it loses by to the best without it.
 
-    Parameters
-    ----------
-    asked, best
-        The question, and the best plan without the condition.
-    asked_for, fixed
-        The condition, in words and with all that is held.
-    again
-        The search.
+    `asked_for` is the condition in words, and `fixed` all that is held with it; `again` searches.
     """
     try:
         check_request(asked.model, asked.cluster, asked.training, fixed)

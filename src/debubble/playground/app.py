@@ -126,28 +126,25 @@ class Service:
         """The registry, the p2p modes, and the controls of costs and lowerings."""
         return await self._answer(
             b"schedules",
-            lambda: _encoded(
-                {
-                    "schedules": catalogue(),
-                    "modes": MODES,
-                    "costs": cost_controls(),
-                    "choices": choices(),
-                }
-            ),
+            lambda: {
+                "schedules": catalogue(),
+                "modes": MODES,
+                "costs": cost_controls(),
+                "choices": choices(),
+            },
         )
 
     async def simulate(self, request: Request) -> Response:
         """Timelines, ranking and problems of a state."""
-        return await self._json(request, State, lambda state: _encoded(work.simulate(state)))
+        return await self._json(request, State, work.simulate)
 
     async def upload(self, request: Request) -> Response:
         """Kind and contents of an uploaded file."""
-        return await self._json(request, File, lambda file: _encoded(upload(file)))
+        return await self._json(request, File, upload)
 
     async def export(self, request: Request) -> Response:
         """A file to download."""
-        body = await _body(request)
-        wanted: Export = read(Export, body)
+        wanted: Export = read(Export, await _body(request))
         content, kind, name = await self._run(partial(work.export, wanted))
         attachment = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=kind, headers=attachment)
@@ -155,34 +152,33 @@ class Service:
     async def planner(self, request: Request) -> Response:  # noqa: ARG002
         """What plans can be asked for."""
 
-        def inputs() -> bytes:
+        def inputs() -> dict[str, Any]:
             from debubble.playground import plans
 
-            return _encoded(plans.inputs())
+            return plans.inputs()
 
         return await self._answer(b"planner", inputs)
 
     async def plan(self, request: Request) -> Response:
         """A search for plans, to be asked after."""
+        question = read(Question, await _body(request))
 
-        def find(question: Question, running: Search) -> bytes:
+        def find(running: Search) -> dict[str, Any]:
             from debubble.playground import plans
 
-            return _encoded(plans.plan(question, running))
+            return plans.plan(question, running)
 
-        return await self._search(request, Question, find)
+        return self._started(request, find)
 
     async def optimize(self, request: Request) -> Response:
         """A search for a faster order, to be asked after."""
-        return await self._search(
-            request, State, lambda state, running: _encoded(faster(state, running))
-        )
+        return self._started(request, partial(faster, read(State, await _body(request))))
 
     async def trace(self, request: Request) -> Response:
         """A diagnosis of traces, to be asked after."""
         body = await _body(request, "application/octet-stream", limits.READING_TRACE)
 
-        def find(running: Search) -> bytes:
+        def find(running: Search) -> dict[str, Any]:
             from debubble.playground import traces
 
             return traces.trace(body, running)
@@ -198,30 +194,23 @@ class Service:
             content = content[:-1] + b',"answer":' + answer + b"}"
         return Response(content, media_type="application/json")
 
-    async def _search(
-        self, request: Request, model: Any, find: Callable[[Any, Search], bytes]
-    ) -> Response:
-        value = read(model, await _body(request))
-        return self._started(request, partial(find, value))
-
-    def _started(self, request: Request, work: Callable[[Search], bytes]) -> Response:
+    def _started(self, request: Request, find: Callable[[Search], Any]) -> Response:
         client = request.client.host if request.client else ""
-        name = self.searches.start(client_of(client), work)
+        name = self.searches.start(client_of(client), lambda running: _encoded(find(running)))
         return Response(_encoded({"search": name}), media_type="application/json")
 
-    async def _json(
-        self, request: Request, model: Any, compute: Callable[[Any], bytes]
-    ) -> Response:
+    async def _json(self, request: Request, model: Any, compute: Callable[[Any], Any]) -> Response:
         body = await _body(request)
-        value = read(model, body)
-        return await self._answer(request.url.path.encode() + body, lambda: compute(value))
+        return await self._answer(
+            request.url.path.encode() + body, partial(compute, read(model, body))
+        )
 
-    async def _answer(self, question: bytes, compute: Callable[[], bytes]) -> Response:
+    async def _answer(self, question: bytes, compute: Callable[[], Any]) -> Response:
         """The answer that is kept, or a new one."""
         key = hashlib.blake2b(question, digest_size=16).digest()
         content = self.cache.get(key)
         if content is None:
-            content = await self._run(compute)
+            content = await self._run(lambda: _encoded(compute()))
             self.cache.put(key, content)
         return Response(content, media_type="application/json")
 

@@ -32,16 +32,9 @@ class _Client:
 
 
 class Clients:
-    """Counts the requests of every client.
+    """Counts the requests of every client: those per minute, and those under way; 0 for no limit.
 
-    Parameters
-    ----------
-    per_minute
-        Requests per minute; after a quiet minute as many may come at once. 0 for no limit.
-    at_once
-        Requests under way at a time. 0 for no limit.
-    clock
-        Seconds that never go back.
+    After a quiet minute as many as in a minute may come at once.
     """
 
     def __init__(
@@ -54,13 +47,7 @@ class Clients:
 
     @contextmanager
     def serving(self, address: str) -> Iterator[None]:
-        """Count a request of an address while it is under way.
-
-        Raises
-        ------
-        TooManyError
-            When the client has too many under way, or had too many in the last minute.
-        """
+        """Count a request of an address while it is under way; refuse too many of one client."""
         name = client_of(address)
         client = self._counted(name)
         if self.at_once and client.under_way >= self.at_once:

@@ -15,13 +15,7 @@ FILE = "optimized.json"
 
 
 def faster(state: State, running: Search) -> dict[str, Any]:
-    """The best order until the search is over: a file for requests, and what is to be said of it.
-
-    Raises
-    ------
-    DebubbleError
-        When the state asks for what no search knows, or is too large for one here.
-    """
+    """The best order until the search is over: a file for requests, and what is said of it."""
     from debubble.optimize.search import optimize
 
     _check(state)

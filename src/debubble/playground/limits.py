@@ -112,18 +112,10 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class RefusedError(DebubbleError):
-    """A request that is answered with an error.
+    """A request that is answered with an error, and an HTTP status.
 
-    Parameters
-    ----------
-    message
-        Message for people.
-    field
-        Field of the form that it is about, empty when it is none.
-    nearest
-        The nearest value that works.
-    status
-        The HTTP status.
+    `field` is the field of the form that it is about, empty for none, and `nearest` the nearest
+    value of it that works.
     """
 
     def __init__(

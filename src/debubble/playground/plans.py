@@ -119,16 +119,17 @@ def plan(question: Question, running: Search) -> dict[str, Any]:
 
 def _measured(asked: Asked, file: File, fixed: Fixed) -> Asked:
     """The question with the efficiency that a measured step says."""
-    if len(file.text) > limits.MAX_MEASURED:
-        raise RefusedError(
-            f"what was measured has {len(file.text):,} characters; the limit is "
-            f"{limits.MAX_MEASURED:,}",
-            "measured",
-        )
+    _check_length(file, limits.MAX_MEASURED, "what was measured", "measured")
     try:
         return with_measured_steps(asked, file.name, fixed, file.text)
     except DebubbleError as error:
         raise RefusedError(str(error), "measured") from None
+
+
+def _check_length(file: File, most: int, what: str, field: str) -> None:
+    size = len(file.text)
+    if size > most:
+        raise RefusedError(f"{what} has {size:,} characters; the limit is {most:,}", field)
 
 
 def _model(question: Question) -> Model:
@@ -139,12 +140,7 @@ def _model(question: Question) -> Model:
             hint = did_you_mean(question.model, shipped_models())
             raise RefusedError(f"model '{question.model}': {hint}", "model")
         return read_model(question.model)
-    if len(question.file.text) > limits.MAX_MODEL:
-        raise RefusedError(
-            f"the model's file has {len(question.file.text):,} characters; the limit is "
-            f"{limits.MAX_MODEL:,}",
-            "model",
-        )
+    _check_length(question.file, limits.MAX_MODEL, "the model's file", "model")
     model = parse_model(question.file.text, question.file.name)
     if len(model.layers) > limits.MAX_LAYERS:
         raise RefusedError(

@@ -16,15 +16,7 @@ from debubble.playground.limits import RefusedError
 
 @dataclass
 class Search:
-    """One search, as the thread that runs it and the requests that ask after it see it.
-
-    Parameters
-    ----------
-    client
-        Address it was started from.
-    progress
-        How far it is.
-    """
+    """One search, as the thread that runs it and the requests that ask after it see it."""
 
     client: str
     progress: dict[str, Any] = field(default_factory=dict)
@@ -59,13 +51,7 @@ class Searches:
         self._known: dict[str, tuple[Search, Future[bytes]]] = {}
 
     def start(self, client: str, work: Work) -> str:
-        """Start a search; its name.
-
-        Raises
-        ------
-        RefusedError
-            When another one of this address runs, or too many do.
-        """
+        """Start a search; its name. One of an address runs at a time, and few in all."""
         self._forget()
         running = [search for search, future in self._known.values() if not future.done()]
         if any(search.client == client for search in running):
@@ -77,13 +63,7 @@ class Searches:
         return name
 
     def look(self, name: str, stop: bool) -> tuple[dict[str, Any], bytes | None]:
-        """How far a search is, and its answer when it is done; then it is forgotten.
-
-        Raises
-        ------
-        DebubbleError
-            That of the search, or when there is none of this name.
-        """
+        """How far a search is, and its answer, or error, when it is done; then it is forgotten."""
         if name not in self._known:
             raise RefusedError("this search has ended; start it again", status=410)
         search, future = self._known[name]

@@ -102,13 +102,7 @@ class State(Strict):
         }
 
     def read_costs(self) -> CostFile:
-        """Costs, with the names of the units.
-
-        Raises
-        ------
-        RefusedError
-            When they are no costs; it names the field.
-        """
+        """Costs, with the names of the units; what is none is refused, and its field named."""
         given = self.costs
         if given.file is not None:
             try:
@@ -175,14 +169,7 @@ class Export(Strict):
 
 
 def read(model: type[Strict], body: bytes) -> Any:
-    """A request as a model.
-
-    Raises
-    ------
-    RefusedError
-        When anything in it is not as the model says; it names the first such field, its value,
-        and what it may be.
-    """
+    """A request as a model; of what is not as that says the first field, its value and a fix."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from functools import partial
@@ -40,13 +39,7 @@ class Parts(Strict):
 
 
 def parts_of(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
-    """Path and content of every file of a request.
-
-    Raises
-    ------
-    RefusedError
-        When it is not as the page sends it, or a path leads elsewhere.
-    """
+    """Path and content of every file of a request as the page sends it; no path leads elsewhere."""
     at = HEAD + int.from_bytes(body[:HEAD], "little")
     if not HEAD < at <= min(len(body), limits.MAX_BODY):
         raise RefusedError("these are no files as this page sends them")
@@ -68,14 +61,8 @@ def parts_of(body: bytes) -> list[tuple[tuple[str, ...], bytes]]:
     return list(found.items())
 
 
-def trace(body: bytes, running: Search) -> bytes:
-    """What :func:`debubble.view.trace_view.trace_view` says of the traces in a request, as JSON.
-
-    Raises
-    ------
-    DebubbleError
-        When nothing can be read, or there is too much of it.
-    """
+def trace(body: bytes, running: Search) -> dict[str, Any]:
+    """What :func:`debubble.view.trace_view.trace_view` says of the traces in a request."""
     parts = parts_of(body)
     with TemporaryDirectory(prefix="debubble-trace-") as name:
         folder = Path(name)
@@ -90,22 +77,15 @@ def trace(body: bytes, running: Search) -> bytes:
         root = folder / tops.pop() if len(tops) == 1 else folder
         try:
             with ended_by(partial(_go_on, running)):
-                view = _view(root, [folder.joinpath(*names) for names, _ in parts], running)
+                return _view(root, [folder.joinpath(*names) for names, _ in parts], running)
         except DebubbleError as error:
             # Nobody asked where the server keeps them.
             text = str(error).replace(f"{folder}/", "").replace(str(folder), "these files")
             raise RefusedError(text) from None
-    return json.dumps(view, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _go_on(running: Search) -> None:
-    """Let a diagnosis go on.
-
-    Raises
-    ------
-    RefusedError
-        When it was cancelled, or is to end for another reason.
-    """
+    """Let a diagnosis go on, unless it was cancelled or takes too long."""
     if running.unwanted:
         raise RefusedError("cancelled; open the traces again to see them")
     if running.seconds > limits.TRACE_SECONDS:

@@ -10,11 +10,11 @@ from debubble.core.schedule import Schedule
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile, parse_costs
+from debubble.interchange.files import COST_ENDINGS, is_file_name, parse
 from debubble.interchange.read_trace import Recording, is_trace, read_trace
 from debubble.playground.limits import MAX_ACTIONS, MAX_RANKS, RefusedError
 from debubble.playground.state import File
 
-COST_ENDINGS = (".yaml", ".yml", ".toml")
 KINDS = "a cost file (.yaml, .toml, .json), a schedule (.csv, .json) or a trace (.json, .json.gz)"
 
 
@@ -47,8 +47,6 @@ def upload(file: File) -> dict[str, Any]:
 
 def read_schedule(file: File) -> Schedule:
     """The schedule in a file, within what the page shows."""
-    from debubble.interchange.files import is_file_name, parse
-
     if not is_file_name(file.name):
         raise RefusedError(f"'{file.name}' is no schedule file; they end in .json or .csv", "file")
     schedule = parse(file.text, file.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import Any, TypeAlias
 
-from debubble.core.errors import ParameterError
+from debubble.core.errors import ParameterError, did_you_mean
 from debubble.planner.sweeps.store import Result
 from debubble.planner.sweeps.work import start_worker
 
@@ -33,9 +34,7 @@ def cores() -> int:
 
 def has_joblib() -> bool:
     """Whether joblib is installed."""
-    from importlib.util import find_spec
-
-    return find_spec("joblib") is not None
+    return importlib.util.find_spec("joblib") is not None
 
 
 @contextmanager
@@ -123,30 +122,21 @@ BACKENDS: dict[str, tuple[Callable[..., Any], str, str]] = {
 
 def check_backend(name: str) -> None:
     """Refuse a backend that does not exist or is not installed."""
-    from importlib.util import find_spec
-
-    from debubble.core.errors import did_you_mean
-
     if name not in BACKENDS:
         raise ParameterError(f"backend is '{name}'; {did_you_mean(name, BACKENDS)}")
     _, module, extra = BACKENDS[name]
     for needed in ("joblib", module):
-        if find_spec(needed) is None:
+        if importlib.util.find_spec(needed) is None:
             raise ParameterError(f"backend '{name}' needs {needed}: pip install '{extra}'")
 
 
 def results(
     tasks: Iterable[Task], backend: str, jobs: int, address: str | None
 ) -> Iterator[list[Result]]:
-    """Results of tasks as they come, in any order.
+    """Results of tasks as they come, in any order; a task is cut when a worker is about to be free.
 
-    Parameters
-    ----------
-    tasks
-        Batches; cut when a worker is about to be free.
-    backend, jobs, address
-        Name of an entry of :data:`BACKENDS`, number of workers (-1 for all), and address of the
-        cluster.
+    `backend` is the name of an entry of :data:`BACKENDS`, `jobs` the number of workers, -1 for all,
+    and `address` that of the cluster.
     """
     import joblib
 

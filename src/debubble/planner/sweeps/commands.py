@@ -38,16 +38,9 @@ Row: TypeAlias = dict[str, Any]
 class Command:
     """A computation that a sweep repeats.
 
-    Parameters
-    ----------
-    run
-        Rows of one point; raises :class:`~debubble.DebubbleError` where there are none.
-    parameters
-        Its parameters. ``"costs.*"`` is for all names that begin like this.
-    required
-        Parameters that must be given.
-    brief
-        Whether a point takes milliseconds, so that few points need no other processes.
+    It raises :class:`~debubble.DebubbleError` where a point has no rows. The parameter
+    ``"costs.*"`` is for all names that begin like this. A `brief` one takes milliseconds for a
+    point, so that few points need no other processes.
     """
 
     run: Callable[[Options], list[Row]]

@@ -54,30 +54,25 @@ class Parameter:
 
 def whole(most: int, least: int = 1) -> Parameter:
     """A whole number."""
-
-    def read(name: str, value: Any) -> int:
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not least <= value <= most or value != int(value):
-            raise ParameterError(
-                f"{name} is {_shown(value)}; give a whole number from {least} to {most:,}"
-            )
-        return int(value)
-
+    advice = f"give a whole number from {least} to {most:,}"
+    read = _reader(lambda value: least <= value <= most and value == int(value), advice, int)
     return Parameter(read, "whole")
 
 
 def number(least: float = 0.0, most: float = LARGEST) -> Parameter:
     """A number above `least` and up to `most`."""
+    advice = f"give a number above {least:g}, at most {most:g}"
+    return Parameter(_reader(lambda value: least < value <= most, advice, float), "real")
 
-    def read(name: str, value: Any) -> float:
+
+def _reader(fits: Callable[[Any], bool], advice: str, kind: type[int] | type[float]) -> Read:
+    def read(name: str, value: Any) -> int | float:
         known = isinstance(value, int | float) and not isinstance(value, bool)
-        if not known or not least < value <= most:
-            raise ParameterError(
-                f"{name} is {_shown(value)}; give a number above {least:g}, at most {most:g}"
-            )
-        return float(value)
+        if not known or not fits(value):
+            raise ParameterError(f"{name} is {_shown(value)}; {advice}")
+        return kind(value)
 
-    return Parameter(read, "real")
+    return read
 
 
 def one_of(known: Iterable[str]) -> Parameter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from debubble.core.errors import ParameterError
@@ -12,13 +13,11 @@ from debubble.planner.cluster import find_gpu
 from debubble.planner.degrees import ZEROS, Fixed, groups
 from debubble.planner.model_files import ENDINGS, read_model
 from debubble.planner.plan import relative_error, speed
-from debubble.planner.request import check_request
+from debubble.planner.request import SIZES, check_request
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import search
 from debubble.planner.sweeps.parameters import Parameter, number, one_of, schedule_name, whole
 
-DEGREES = ("tp", "cp", "ep", "dp", "pp", "chunks")
-SIZES = (*DEGREES, "microbatch_size")
 HELD = (*SIZES, "recompute", "zero", "framework")
 
 
@@ -40,7 +39,7 @@ def plan(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     best = found.plans[0]
     candidate, fast = best.candidate, speed(asked, best.step_time)
     return [
-        {name: getattr(candidate.degrees, name) for name in DEGREES}
+        asdict(candidate.degrees)
         | {
             "microbatch_size": candidate.microbatch_size,
             "microbatches": candidate.microbatches,

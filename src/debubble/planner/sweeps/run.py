@@ -33,18 +33,9 @@ ALONE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is.
+    """How far a sweep is: how many of `total` points are `done` and kept.
 
-    Parameters
-    ----------
-    done, total
-        Points whose results are kept, and all.
-    failed
-        Points of this run with a row that has no results.
-    here
-        Points of this run that are done.
-    seconds
-        Time that this run has taken.
+    Of this run, points that are done `here`, those of them that `failed` in a row, and `seconds`.
     """
 
     done: int

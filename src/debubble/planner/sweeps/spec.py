@@ -52,10 +52,7 @@ def read_spec(path: str | Path) -> Spec:
                 costs.p2p: {from: 0.01, to: 1, scale: log}
                 costs.kept_for_weight: [0.3, 0.5]
 
-    Raises
-    ------
-    DebubbleError
-        With the dotted key and the value of the first thing that is wrong.
+    Of the first thing that is wrong, the error names the dotted key and the value.
     """
     if not str(path).lower().endswith(ENDINGS):
         raise FormatError(f"'{path}' is no spec of a sweep; these end in .yaml, .json or .toml")

@@ -37,17 +37,7 @@ PATIENCE = 0.5
 
 
 class Result(NamedTuple):
-    """Results of one point.
-
-    Parameters
-    ----------
-    number, key, options
-        The point.
-    rows
-        Its rows; ``error`` in one says why there are no results.
-    seconds
-        How long they took.
-    """
+    """Results of one point, and how long they took; ``error`` in a row says why there are none."""
 
     number: int
     key: str
@@ -93,17 +83,9 @@ def reported(path: Path) -> Iterator[None]:
 
 
 class Writer:
-    """The one process that writes to a file of results.
+    """The one process that writes to a file of results, which is made where there is none.
 
-    Parameters
-    ----------
-    path
-        The file; made where there is none.
-    spec
-        The sweep. A file of another one is refused, unless `extend` is set: then the points of
-        both are in it.
-    version
-        Version of debubble, for the file.
+    A file of another sweep is refused, unless `extend` is set: then the points of both are in it.
     """
 
     def __init__(self, path: str | Path, spec: Spec, version: str, extend: bool = False) -> None:

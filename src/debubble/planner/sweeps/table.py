@@ -31,22 +31,9 @@ WRITTEN = (".csv", ".parquet")
 class Results:
     """What a file of results has.
 
-    Parameters
-    ----------
-    path
-        The file.
-    command
-        What was swept.
-    spec
-        The last spec that it was written for, as plain data.
-    columns
-        Names of all options and results, then ``error`` and ``seconds``.
-    options
-        Those of them that are options.
-    points, failed
-        Number of points with results, and of those with a row that has none.
-    rows
-        Number of rows.
+    `spec` is the last one that it was written for, as plain data. `columns` names all options and
+    results, then ``error`` and ``seconds``; `options` are those of them that are options. `points`
+    have results, and `failed` of them a row that has none.
     """
 
     path: Path

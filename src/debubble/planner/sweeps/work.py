@@ -37,17 +37,7 @@ def start_worker(parent: int) -> None:
 
 
 def compute(command: str, files: Mapping[str, Any], points: Sequence[Point]) -> list[Result]:
-    """Results of a batch of points.
-
-    Parameters
-    ----------
-    command
-        Name of the command.
-    files
-        Content of files that options name.
-    points
-        The batch.
-    """
+    """Results of a batch of points; `files` is the content of files that options name."""
     with warnings.catch_warnings():
         # Thousands of the same; what matters is in the results.
         warnings.simplefilter("ignore")
