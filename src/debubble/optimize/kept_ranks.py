@@ -10,20 +10,26 @@ later, so that no order is faster than the fastest one here. That holds in all m
 none of which is faster than its delays. W only needs its I, which is on its rank; those of equal
 time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
-**Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
-*keys*, the start, or behind R the time at which the gradient is needed. On a rank, and on the way
-of a microbatch, keys never fall. So every order is a sequence of actions, each run as soon as its
-rank, its input, its memory and the key before it allow, and what is run like this is at no time
-behind the order. A *state* is what a beginning of a sequence leaves: how far every chain is, how
-many W have run, when each rank is free, the last key, and when results under way arrive.
+**Recomputes.** An R of a kept rank is work that runs behind its forward and before its backward, in
+microbatch order, and may be far ahead of that. What it takes of the memory is counted from the
+start of its backward only, which relaxes. On ranks that are not kept nothing is left of R but at
+the turn, where the last stage's backward follows its forward.
 
-* Of two states whose chains are equally far, one is no worse if as many W have run or more, and
-  all times are as early or earlier: whatever follows the other one can follow it, no later. The
+**Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
+starts. On a rank, and on the way of a microbatch, starts never fall. So every order is a sequence
+of actions, each run as soon as its rank, its input, its memory and the start before it allow, and
+what is run like this is at no time behind the order. A *state* is what a beginning of a sequence
+leaves: how far every chain is, how many W and R have run, when each rank is free, the last start,
+and when results under way arrive.
+
+* Of two states whose chains are equally far, one is no worse if as many W and R have run or more,
+  and all times are as early or earlier: whatever follows the other one can follow it, no later. The
   other one is dropped.
 * W run right before an action that waits, for memory or for its input. One that runs before an
   action which waits for neither can run behind it instead: the action starts earlier, nothing else
   changes. So it is enough to try the numbers of W of which each either starts before the action's
-  input is there, or frees memory that the action needs.
+  input is there, or frees memory that the action needs. The same is true of R, but for those that
+  the action needs itself: running one later holds no more memory.
 * A state is dropped if the rest of the work of a rank, or the rest of a chain with its tail, cannot
   end before the target.
 
@@ -80,13 +86,12 @@ class Kept:
         Number of microbatches.
     rank_of
         Rank of every chain, as a place among the kept ones; shape ``(chains,)`` as of all of these:
-    times, redo, delays
-        Time of an action, the part of it before the gradient is needed, and the time from the end
-        of the chain before to its start.
+    times, delays
+        Time of an action, and the time from the end of the chain before to its start.
     waits
         Column of a state in which the inputs under way begin; 0 where nothing is waited for.
-    class_of
-        Class of its W; −1 for none.
+    class_of, needs
+        Class of its W, or of the R behind a forward, and of the R before a backward; −1 for none.
     taken, changes
         Memory that is taken at the start, and what is left of that at the end.
     heads, tails
@@ -94,7 +99,8 @@ class Kept:
     limits
         Memory of every kept rank.
     class_rank, class_time, class_free
-        Rank of every class of W, time, and memory that one of it frees.
+        Rank of every class of W, time, and memory that one of it frees; then of those of R, one for
+        every stage.
     width
         Columns of a state.
     """
@@ -102,7 +108,6 @@ class Kept:
     microbatches: int
     rank_of: Whole
     times: Whole
-    redo: Whole
     delays: Whole
     waits: Whole
     heads: Whole
@@ -111,6 +116,7 @@ class Kept:
     changes: NDArray[np.float64]
     limits: NDArray[np.float64]
     class_of: Whole
+    needs: Whole
     class_rank: Whole
     class_time: Whole
     class_free: NDArray[np.float64]
@@ -121,8 +127,11 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
     """The relaxation of a problem whose times are whole numbers to some of its ranks."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
-    lags = [*problem.forward_link, *problem.backward_lag[::-1]]
+    lags = [*problem.forward_link, *problem.backward_link[::-1]]
+    redo = problem.recompute_time
     place = {rank: number for number, rank in enumerate(ranks)}
+    if problem.homes[-1] not in place:
+        lags[stages] += redo[-1]
     chains, delays, delay = [], [], 0.0
     for chain, lag in zip(way, lags, strict=True):
         delay += lag
@@ -131,7 +140,7 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             delays.append(delay)
             delay = 0.0
         else:
-            delay += problem.times[chain]
+            delay += problem.pass_times[chain]
     rank_of = [place[int(problem.homes[s])] for _, s in chains]
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
@@ -140,13 +149,19 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
     class_of = np.full(len(chains), -1)
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
-            time, free = round(problem.times[2, s]), float(problem.freed[2, s])
+            time, free = round(problem.pass_times[2, s]), float(problem.freed[2, s])
             if time:
                 class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
             else:
                 freed[c] += free
+    whole = [(rank, time, free) for rank, time, free in classes]
+    needs, first = np.full(len(chains), -1), {chain: c for c, chain in enumerate(chains)}
+    for c, (backward, s) in enumerate(chains):
+        if backward and round(redo[s]):
+            class_of[first[0, s]] = needs[c] = len(whole)
+            whole.append((rank_of[c], round(redo[s]), 0.0))
     limits = problem.limits_with_slack[list(ranks)]
-    width = len(chains) + len(classes) + len(ranks) + 1
+    width = len(chains) + len(whole) + len(ranks) + 1
     waits = np.zeros(len(chains), dtype=np.int64)
     for c in range(1, len(chains)):
         if delays[c] > 0 or rank_of[c] != rank_of[c - 1]:
@@ -157,12 +172,12 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
     heads, tails, *_ = longest_paths(problem)
     return Kept(
-        m, np.array(rank_of), _whole([problem.times[chain] for chain in chains]),
-        _whole([kind * problem.recompute_time[s] for kind, s in chains]), _whole(delays), waits,
+        m, np.array(rank_of), _whole([problem.pass_times[chain] for chain in chains]),
+        _whole(delays), waits,
         _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
-        taken, taken - freed, limits, class_of, _whole([rank for rank, _, _ in classes]),
-        _whole([time for _, time, _ in classes]), np.array([free for _, _, free in classes]),
-        width,
+        taken, taken - freed, limits, class_of, needs,
+        _whole([rank for rank, _, _ in whole]), _whole([time for _, time, _ in whole]),
+        np.array([free for _, _, free in whole]), width,
     )  # fmt: skip
 
 
@@ -233,9 +248,10 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
-                states, kept.microbatches, target, kept.rank_of, kept.times, kept.redo, kept.delays,
+                states, kept.microbatches, target, kept.rank_of, kept.times, kept.delays,
                 kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
-                kept.class_of, kept.class_rank, kept.class_time, kept.class_free, found, parents,
+                kept.class_of, kept.needs, kept.class_rank, kept.class_time, kept.class_free, found,
+                parents,
             )  # fmt: skip
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]

@@ -79,7 +79,8 @@ def _planned(problem: Problem, rank: int, starts: Times) -> Times:
     kept = [number for number, (_, s) in enumerate(way) if problem.homes[s] == rank]
     plan = np.zeros((2, problem.stages, problem.microbatches))
     for row, number in enumerate(kept):
-        plan[way[number]] = starts[row]
+        kind, s = way[number]
+        plan[kind, s] = starts[row] - kind * problem.recompute_time[s]
     for number in reversed(range(kept[-1])):
         if number not in kept:
             here = way[number]

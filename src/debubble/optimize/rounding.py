@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.optimize.backward import fusable
 from debubble.optimize.problem import Problem
+
+Units: TypeAlias = NDArray[np.int64]
+"""Memory in whole units."""
 
 LARGEST_DENOMINATOR = 10_000
 RESOLUTION = 1_000_000
@@ -57,7 +61,7 @@ def together(problem: Problem) -> NDArray[np.float64]:
     return np.asarray(problem.table.duration[Kind.B] + problem.recompute_time)
 
 
-def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
     """Memory actions take at their start, and the change when they are over.
 
     What is there between them is rounded down, so that nothing that fits is refused.
@@ -67,8 +71,15 @@ def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArr
     taken, changes
         In whole units, shape ``(kinds, stages)``.
     """
-    before = np.cumsum(problem.taken - problem.freed, axis=0) - problem.taken + problem.freed
-    during, after = before + problem.taken, before + problem.taken - problem.freed
+    return whole_levels(problem.taken, problem.freed, unit)
+
+
+def whole_levels(
+    taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
+) -> tuple[Units, Units]:
+    """The same of kinds that follow each other, from what each takes and frees."""
+    before = np.cumsum(taken - freed, axis=0) - taken + freed
+    during, after = before + taken, before + taken - freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
     low, high, left = levels
     return high - low, left - low

@@ -207,7 +207,16 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
 
 
 def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly; raises the bound as well."""
+    """Solve the whole problem exactly; raises the bound as well.
+
+    With recomputes first as if each was one action with its backward, which is sooner solved.
+    """
+    if problem.can_run_ahead:
+        _solve(problem, incumbent, Stop(stop.left / 2, stop), ahead=False)
+    _solve(problem, incumbent, stop)
+
+
+def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool = True) -> None:
     from debubble.optimize.exact import Model
 
     effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
@@ -220,7 +229,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             return
         known = separate(problem, incumbent.programs, chosen.tolist())
         asked = replace(problem, mode=mode)
-        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound)
+        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
         with stop.ending(model.stop):
             if stop():
                 return
@@ -230,7 +239,8 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             )
         if solution.programs is not None:
             incumbent.offer(solution.programs, "exact solving")
-        incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
+        if ahead:
+            incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
