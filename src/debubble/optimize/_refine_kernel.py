@@ -309,6 +309,8 @@ def anneal(
             held += taken[y] - freed[y]
 
         far = high
+        if end < offsets[rank + 1]:
+            far = max(far, at[order[end]])
         i = low
         while i <= far:
             y = line[i]
@@ -330,6 +332,8 @@ def anneal(
                     far = max(far, at[order[j + 1]])
             i += 1
         near = low
+        if begin > offsets[rank]:
+            near = min(near, at[order[begin - 1]])
         i = high
         while i >= near:
             y = line[i]
