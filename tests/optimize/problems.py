@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import debubble as db
-from debubble.core.actions import Kind, pack
+from debubble.core.actions import STAGE_SHIFT, Kind, pack
 from debubble.engine.graph import P2P_MODES, compile_graph
 from debubble.engine.timeline import timeline_of
 from debubble.optimize.backward import relaxed
@@ -168,6 +168,20 @@ def optimum(asked: Problem) -> tuple[float, bool]:
     order = asked.schedule(solution.programs or known)
     # Of other modes the solver does not know all.
     return asked.timeline(order).makespan, solution.proven and asked.mode == "overlapped"
+
+
+def recomputes_between(schedule: db.Schedule) -> bool:
+    """Whether every R stands behind its forward and before its backward."""
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank).tolist()
+        place = {action: number for number, action in enumerate(program)}
+        for action, number in place.items():
+            cell = action >> STAGE_SHIFT << STAGE_SHIFT
+            if action - cell == Kind.R:
+                back = place.get(cell | Kind.I, place.get(cell | Kind.B, -1))
+                if not place[cell | Kind.F] < number < back:
+                    return False
+    return True
 
 
 def kinds(schedule: db.Schedule) -> set[Kind]:

@@ -48,6 +48,9 @@ def anneal_relaxed(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal what the strategies before have come to."""
+    if problem.can_run_ahead:
+        # The other half is for recomputes that run ahead.
+        stop = Stop(stop.left / 2, stop)
     rounds = stop.work.effort * POLISH_ROUNDS
     anneal_order(problem, incumbent.programs, incumbent, stop, rounds, more=1)
 

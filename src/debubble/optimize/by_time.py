@@ -21,11 +21,16 @@ def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64])
 
     With or without R, as there are times for them.
     """
-    ranks = np.tile(problem.homes, len(problem.kinds))
+    ranks, stages = np.tile(problem.homes, len(problem.kinds)), np.arange(problem.stages)
+    # As a microbatch passes them, should several take no time at once.
+    way = np.concatenate([stages, 3 * problem.stages - stages, 3 * problem.stages + 1 + stages])
+    way = way[: len(ranks)]
     if len(times) > problem.size:
-        ranks = np.append(ranks, problem.homes[problem.recomputed])
-    ranks = np.repeat(ranks, problem.microbatches)
-    order = np.lexsort((np.arange(len(starts)), starts + times, starts, ranks))
+        again = np.flatnonzero(problem.recomputed)
+        ranks = np.append(ranks, problem.homes[again])
+        way = np.append(way, problem.stages + again)
+    ranks, way = (np.repeat(rows, problem.microbatches) for rows in (ranks, way))
+    order = np.lexsort((way, starts + times, starts, ranks))
     return problem.programs(order)
 
 

@@ -223,12 +223,15 @@ class Problem(Workload):
 
         Otherwise the order has all of them.
         """
-        order = Schedule.from_programs(name, self.placement, self.microbatches, programs)
-        stages = np.flatnonzero(self.recomputed).tolist()
-        if not has(order, RECOMPUTE_KINDS):
-            return add_recompute(order, stages)
-        names = "full" if self.recomputed.all() else stages
-        return replace(order, options={"recompute": names, "recompute_at": "bubbles"})
+        alone = without_recomputes(programs)
+        order = Schedule.from_programs(name, self.placement, self.microbatches, alone)
+        plain = add_recompute(order, np.flatnonzero(self.recomputed).tolist())
+        if sum(map(len, alone)) == sum(map(len, programs)):
+            return plain
+        found = plain.with_programs(
+            list(programs), options={**plain.options, "recompute_at": "bubbles"}
+        )
+        return plain if np.array_equal(found.actions, plain.actions) else found
 
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
         """Start times of a simulated order, each R delayed as far as its successors allow."""
