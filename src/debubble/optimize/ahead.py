@@ -27,6 +27,11 @@ LARGEST_ANNEALED = 200_000
 """Actions up to which the order is annealed."""
 
 
+def runs_ahead(problem: Problem) -> bool:
+    """Whether this is of use; with copies under way every R stays right before its backward."""
+    return problem.can_run_ahead and not problem.offload
+
+
 def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer orders in which recomputes run well ahead of their backwards."""
     known = incumbent.known.get((problem.placement.table, problem.cut), ())

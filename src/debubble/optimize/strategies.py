@@ -35,7 +35,7 @@ from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize import unroll
-from debubble.optimize.ahead import run_ahead
+from debubble.optimize.ahead import run_ahead, runs_ahead
 from debubble.optimize.annealing import (
     ROUNDS,
     SMALL_ROUNDS,
@@ -367,10 +367,6 @@ def solver_name() -> str:
     return f"OR-Tools {version('ortools')}" if has_solver() else ""
 
 
-def _apart(problem: Problem) -> bool:
-    return problem.can_run_ahead and not problem.offload
-
-
 def _solved_apart(problem: Problem) -> bool:
     return small(problem) and has_solver() and problem.can_run_ahead
 
@@ -392,7 +388,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing", anneal, small),
     Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
     Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
-    Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and _apart(p)),
+    Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
     Strategy("exact solving", solve_ahead, _solved_apart),
     Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, _repeats, parallel=True),
@@ -400,6 +396,6 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
-    Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and _apart(p)),
+    Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and runs_ahead(p)),
 ]
 """Every strategy in the order in which they run."""
