@@ -1,9 +1,9 @@
 """The loops behind :mod:`debubble.optimize.kept_ranks`: from one level of states to the next.
 
-A state is a row of whole numbers. First how many actions of every chain have run; then, where less
-is never worse: W and R of every class that have run, negated; when each rank is free; the latest
-start, by which actions are sorted; and the earliest starts of what is under way to chains that
-wait.
+A state is a row of whole numbers. First how many actions of every chain have run, and R of every
+class, negated; then, where less is never worse: W of every class, negated; when each rank is free;
+the latest start, by which actions are sorted; and the earliest starts of what is under way to
+chains that wait.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def next_states(
             for k in range(classes):
                 if class_rank[k] == rank:
                     short += class_free[k] * state[chains + k]
+            most_short = short
             for k in range(classes):
                 least_w[k] = 0
                 if needs[c] == k:
@@ -81,15 +82,18 @@ def next_states(
                 count_w[k] = least_w[k]
                 most_w[k] = 0
                 if class_rank[k] == rank:
-                    if class_free[k] > 0 and short > 0:
-                        if class_free[k] * ready_w[k] <= short:
+                    if class_free[k] > 0 and most_short > 0:
+                        if class_free[k] * ready_w[k] <= most_short:
                             most_w[k] = ready_w[k]
                         else:
-                            most_w[k] = int(short / class_free[k]) + 1
+                            most_w[k] = int(most_short / class_free[k]) + 1
                     if ready > now:
                         gap = (ready - now + class_time[k] - 1) // class_time[k]
                         most_w[k] = max(most_w[k], gap)
                     most_w[k] = max(least_w[k], min(most_w[k], ready_w[k]))
+                    if class_free[k] < 0:
+                        # R comes first among classes, and may need memory that W frees.
+                        most_short -= most_w[k] * class_free[k]
             while True:
                 ahead = 0
                 still = short
@@ -211,10 +215,10 @@ def _can_end(
 
 
 @kernel(writes=("kept",))
-def keep_best(states: Array, order: Array, keys: Array, chains: int, kept: Array) -> int:
+def keep_best(states: Array, order: Array, keys: Array, alike: int, kept: Array) -> int:
     """Write to `kept` the states that are no worse than others everywhere; returns their number.
 
-    `order` sorts states by `keys`, which are the same where all chains have got as far, and then
+    `order` sorts states by `keys`, which are the same where the first `alike` columns are, and then
     by the sum of all else: a state can only be worse than earlier ones.
     """
     width = states.shape[1]
@@ -230,7 +234,7 @@ def keep_best(states: Array, order: Array, keys: Array, chains: int, kept: Array
             worse = True
             for column in range(width):
                 more = states[y, column] - states[x, column]
-                if more > 0 or (column < chains and more < 0):
+                if more > 0 or (column < alike and more < 0):
                     worse = False
                     break
             if worse:

@@ -16,12 +16,15 @@ from collections.abc import Sequence
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.lowering.recompute import into_waits
-from debubble.optimize.annealing import ROUNDS, SMALL_ROUNDS, small
+from debubble.optimize.annealing import SMALL_ROUNDS, small
 from debubble.optimize.backward import separate
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import refine
 from debubble.optimize.stop import Stop
+
+ROUNDS = 8
+"""Rounds of annealing, but for small problems."""
 
 LARGEST_ANNEALED = 200_000
 """Actions up to which the order is annealed."""

@@ -11,9 +11,9 @@ none of which is faster than its delays. W only needs its I, which is on its ran
 time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
 **Recomputes.** An R of a kept rank is work that runs behind its forward and before its backward, in
-microbatch order, and may be far ahead of that. What it takes of the memory is counted from the
-start of its backward only, which relaxes. On ranks that are not kept nothing is left of R but at
-the turn, where the last stage's backward follows its forward.
+microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks that
+are not kept nothing is left of R but at the turn, where the last stage's backward follows its
+forward.
 
 **Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
 starts. On a rank, and on the way of a microbatch, starts never fall. So every order is a sequence
@@ -22,14 +22,15 @@ what is run like this is at no time behind the order. A *state* is what a beginn
 leaves: how far every chain is, how many W and R have run, when each rank is free, the last start,
 and when results under way arrive.
 
-* Of two states whose chains are equally far, one is no worse if as many W and R have run or more,
-  and all times are as early or earlier: whatever follows the other one can follow it, no later. The
-  other one is dropped.
+* Of two states whose chains are equally far, R among them, one is no worse if as many W have run or
+  more, and all times are as early or earlier: whatever follows the other one can follow it, no
+  later. The other one is dropped.
 * W run right before an action that waits, for memory or for its input. One that runs before an
   action which waits for neither can run behind it instead: the action starts earlier, nothing else
   changes. So it is enough to try the numbers of W of which each either starts before the action's
-  input is there, or frees memory that the action needs. The same is true of R, but for those that
-  the action needs itself: running one later holds no more memory.
+  input is there, or frees memory that the action needs. The same is true of R, which never frees
+  any, but for the one that the action needs itself: one that runs later holds no more memory. Of
+  what runs right before an action W goes first, so that what fits with the action fits before it.
 * A state is dropped if the rest of the work of a rank, or the rest of a chain with its tail, cannot
   end before the target.
 
@@ -92,6 +93,7 @@ class Kept:
         Column of a state in which the inputs under way begin; 0 where nothing is waited for.
     class_of, needs
         Class of its W, or of the R behind a forward, and of the R before a backward; −1 for none.
+        Those of R come first, one for every stage.
     taken, changes
         Memory that is taken at the start, and what is left of that at the end.
     heads, tails
@@ -99,8 +101,9 @@ class Kept:
     limits
         Memory of every kept rank.
     class_rank, class_time, class_free
-        Rank of every class of W, time, and memory that one of it frees; then of those of R, one for
-        every stage.
+        Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
+    again
+        Number of classes of R.
     width
         Columns of a state.
     """
@@ -120,6 +123,7 @@ class Kept:
     class_rank: Whole
     class_time: Whole
     class_free: NDArray[np.float64]
+    again: int
     width: int
 
 
@@ -145,21 +149,24 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
     )
-    classes: dict[tuple[int, int, float], int] = {}
-    class_of = np.full(len(chains), -1)
+    class_of, needs = np.full(len(chains), -1), np.full(len(chains), -1)
+    whole: list[tuple[int, int, float]] = []
+    for c, (backward, s) in enumerate(chains):
+        if backward and round(redo[s]):
+            back = float(problem.taken_by_recompute[s])
+            class_of[chains.index((0, s))] = needs[c] = len(whole)
+            whole.append((rank_of[c], round(redo[s]), -back))
+            taken[c] -= back
+    again, classes = len(whole), dict[tuple[int, int, float], int]()
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
             time, free = round(problem.pass_times[2, s]), float(problem.freed[2, s])
             if time:
-                class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
+                number = again + len(classes)
+                class_of[c] = classes.setdefault((rank_of[c], time, free), number)
             else:
                 freed[c] += free
-    whole = [(rank, time, free) for rank, time, free in classes]
-    needs, first = np.full(len(chains), -1), {chain: c for c, chain in enumerate(chains)}
-    for c, (backward, s) in enumerate(chains):
-        if backward and round(redo[s]):
-            class_of[first[0, s]] = needs[c] = len(whole)
-            whole.append((rank_of[c], round(redo[s]), 0.0))
+    whole += classes
     limits = problem.limits_with_slack[list(ranks)]
     width = len(chains) + len(whole) + len(ranks) + 1
     waits = np.zeros(len(chains), dtype=np.int64)
@@ -177,7 +184,7 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
         _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
         taken, taken - freed, limits, class_of, needs,
         _whole([rank for rank, _, _ in whole]), _whole([time for _, time, _ in whole]),
-        np.array([free for _, _, free in whole]), width,
+        np.array([free for _, _, free in whole]), again, width,
     )  # fmt: skip
 
 
@@ -238,7 +245,8 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
     chains = len(kept.times)
     states = np.zeros((1, kept.width), dtype=np.int64)
     # Sums of counts with these are different for different counts, or else nothing is dropped.
-    multipliers = np.random.default_rng(0).integers(1 << 62, size=chains) * 2 + 1
+    alike = chains + kept.again
+    multipliers = np.random.default_rng(0).integers(1 << 62, size=alike) * 2 + 1
     room = 1024
     for _ in range(chains * kept.microbatches):
         number = room + 1
@@ -255,10 +263,10 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
             )  # fmt: skip
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
-        keys = found[:, :chains] @ multipliers
-        order = np.lexsort((found[:, chains:].sum(axis=1), keys))
+        keys = found[:, :alike] @ multipliers
+        order = np.lexsort((found[:, alike:].sum(axis=1), keys))
         best = np.empty(number, dtype=np.int64)
-        best = best[: keep_best.compiled(found, order, keys, chains, best)]
+        best = best[: keep_best.compiled(found, order, keys, alike, best)]
         states = found[best]
         left.left -= len(states) * max(1.0, kept.width / COLUMNS) + LEVEL_WORK
         if len(states) * kept.width > MOST_CELLS or left.spent or stop():
