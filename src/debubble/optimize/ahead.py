@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.lowering.recompute import into_waits
-from debubble.optimize.annealing import SMALL_ROUNDS, small
+from debubble.optimize.annealing import LARGEST, SMALL_ROUNDS, small
 from debubble.optimize.backward import separate
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.problem import Problem
@@ -25,9 +25,6 @@ from debubble.optimize.stop import Stop
 
 ROUNDS = 8
 """Rounds of annealing, but for small problems."""
-
-LARGEST_ANNEALED = 200_000
-"""Actions up to which the order is annealed."""
 
 
 def runs_ahead(problem: Problem) -> bool:
@@ -46,7 +43,7 @@ def run_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         filled = in_waits(problem, programs)
         if filled:
             incumbent.offer(filled, f"{name}, recomputes ahead")
-    if problem.size > LARGEST_ANNEALED:
+    if problem.size > LARGEST:
         return
 
     def found(better: list[Program]) -> None:

@@ -19,6 +19,9 @@ from debubble.optimize.stop import Stop
 SMALL = 5_000
 """Pairs of actions whose order the exact solver decides, at most, to be used at once."""
 
+LARGEST = 200_000
+"""Actions up to which a whole order is annealed."""
+
 SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 """Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
 

@@ -50,12 +50,11 @@ from debubble.optimize.problem import Problem, without_recompute_time, without_r
 from debubble.optimize.rounding import (
     FRACTIONS,
     MEMORY_UNITS,
-    Units,
     all_times,
     factor_for,
     rounded,
     together,
-    whole_levels,
+    units_apart,
     whole_units,
 )
 
@@ -287,6 +286,7 @@ class Model:
     def _add_memory(self) -> None:
         """Limit the memory held at the start of every action that takes some."""
         problem, m = self.problem, self.problem.microbatches
+        kinds = [*range(len(problem.kinds)), *([AGAIN] if self.again else [])]
         activation = problem.table.activation
         for rank in range(problem.ranks):
             stages = np.flatnonzero(problem.homes == rank).tolist()
@@ -296,7 +296,7 @@ class Model:
             unit = limit / MEMORY_UNITS
             if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
                 unit = activation[stages[0]] / FRACTIONS
-            kinds, taken, changes = self._memory(unit)
+            taken, changes = (units_apart if self.again else whole_units)(problem, unit)
             for kind, stage, b in product(kinds, stages, range(m)):
                 if not taken[kind, stage]:
                     continue
@@ -307,20 +307,6 @@ class Model:
                     if amount and (acting, other, c) != me:
                         held.append(amount * self._before((acting, other, c), me))
                 self.model.add(sum(held) <= math.floor(limit / unit + 1e-3))
-
-    def _memory(self, unit: float) -> tuple[list[int], Units, Units]:
-        """Kinds, what they take at their start, and the change when they are over, in units."""
-        problem, kinds = self.problem, list(range(len(self.problem.kinds)))
-        if not self.again:
-            return kinds, *whole_units(problem, unit)
-        back = problem.taken_by_recompute
-        taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
-        freed = np.insert(problem.freed, 1, 0.0, axis=0)
-        kinds.insert(1, AGAIN)
-        # From rows as kinds follow each other to rows by their numbers.
-        by_number = [0, 2, min(3, len(kinds) - 1), 1]
-        taken, changes = (table[by_number] for table in whole_levels(taken, freed, unit))
-        return kinds, taken, changes
 
     def _minimize(self, bound: float) -> None:
         low = min(math.floor(bound * self.factor * (1 - 1e-12)), self.horizon)

@@ -71,13 +71,22 @@ def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
     taken, changes
         In whole units, shape ``(kinds, stages)``.
     """
-    return whole_levels(problem.taken, problem.freed, unit)
+    return _levels(problem.taken, problem.freed, unit)
 
 
-def whole_levels(
+def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
+    """The same with R as an action of its own, the fourth kind: what it brings back is its."""
+    back, last = problem.taken_by_recompute, len(problem.kinds)
+    taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
+    levels = _levels(taken, np.insert(problem.freed, 1, 0.0, axis=0), unit)
+    one, other = (level[[0, 2, last, 1]] for level in levels)
+    return one, other
+
+
+def _levels(
     taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
 ) -> tuple[Units, Units]:
-    """The same of kinds that follow each other, from what each takes and frees."""
+    """The same of kinds in the order in which they come, from what each takes and frees."""
     before = np.cumsum(taken - freed, axis=0) - taken + freed
     during, after = before + taken, before + taken - freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))

@@ -37,6 +37,7 @@ from debubble.lowering.offload import COPIES
 from debubble.optimize import unroll
 from debubble.optimize.ahead import run_ahead, runs_ahead
 from debubble.optimize.annealing import (
+    LARGEST,
     ROUNDS,
     SMALL_ROUNDS,
     anneal,
@@ -61,9 +62,6 @@ SMALL_MIXED = 500
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
-
-LARGEST_POLISHED = 200_000
-"""Actions up to which a whole order is annealed."""
 
 FEW_MORE = 8
 """Microbatches beyond 2p on which orders of many are annealed."""
@@ -372,7 +370,7 @@ def _solved_apart(problem: Problem) -> bool:
 
 
 def _annealed_whole(problem: Problem) -> bool:
-    return not small(problem) and problem.size <= LARGEST_POLISHED
+    return not small(problem) and problem.size <= LARGEST
 
 
 def _repeats(problem: Problem) -> bool:

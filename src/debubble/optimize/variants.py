@@ -236,19 +236,17 @@ class Variants:
                 limit = OTHERS_SHARE * seconds / len(ordered)
                 incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
                 keep_one_rank(incumbent.model, incumbent, incumbent.stop)
-        later = (
-            OTHERS_SHARE * seconds if any(runs_ahead(each.problem) for each in ordered[1:]) else 0
-        )
+        later = OTHERS_SHARE * any(runs_ahead(each.problem) for each in ordered[1:])
         for place, incumbent in enumerate(ordered, start=1):
             if self.stop():
                 return False
             if incumbent.beats(self.best.makespan):
-                incumbent.stop = Stop(seconds - later, self.stop, self.stop.work.share(part))
+                incumbent.stop = Stop(seconds * (1 - later), self.stop, self.stop.work.share(part))
                 improve(incumbent)
             if not incumbent.done:
                 for other in ordered[place:]:
                     if runs_ahead(other.problem) and other.beats(self.best.makespan):
-                        limit = later / len(ordered)
+                        limit = OTHERS_SHARE * seconds / len(ordered)
                         other.stop = Stop(limit, self.stop, self.stop.work.share(part))
                         run_ahead(other.model, other, other.stop)
                 return False
