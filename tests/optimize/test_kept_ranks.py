@@ -15,7 +15,7 @@ from debubble.optimize.bounding import several_ranks, single_ranks, strongest
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.kept_ranks import Count, ends_before, keep, kept_bound
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for
 from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import optimum, problem, random_problem
@@ -99,7 +99,7 @@ def test_memory_without_a_limit() -> None:
 
 def test_too_many_states_prove_nothing() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
-    kept = keep(rounded(asked, factor_for(all_times(asked), 321)), [2, 3])
+    kept = keep(asked, [2, 3], factor_for(all_times(asked), 321))
     assert ends_before(kept, 317, Count(ENOUGH), Stop()) is False
     assert ends_before(kept, 318, Count(ENOUGH), Stop()) is True
     assert ends_before(kept, 317, Count(10), Stop()) is None

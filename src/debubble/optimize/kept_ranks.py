@@ -32,7 +32,15 @@ met. States of one level, which have run as many actions, are all that is kept, 
 state their number does not depend on the level: the time grows with the number of microbatches, not
 faster. Where states get too many a target counts as one that can be met.
 
-**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more.
+**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more:
+run in the order of its rank by times, delays, heads and tails none of which is longer, no action
+starts later. Delays, heads and tails are rounded as sums. So the factor may be one that makes the
+times of the kept ranks alone whole; then it is small, and states differ less.
+
+**A grid.** Results under way may be taken to arrive sooner than they do, at multiples of a step.
+Again no action starts later. States that differ only in such arrivals become one, of which there
+are few enough where memory and work are about equally short, as on the first rank of a loop. An
+arrival is sooner by less than one step of a way that is many steps long, so that little is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +56,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize._kept_kernel import keep_best, next_states
 from debubble.optimize.bounds import longest_paths
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.stop import Stop
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -63,11 +71,14 @@ MOST_STORED = 20_000_000
 COLUMNS, LEVEL_WORK = 32, 20
 """Columns of what counts as one state, and what a level takes besides its states."""
 
+GRIDS = (2.0, 0.5)
+"""Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
+
 FIRST_STEPS = 64
 """Targets between the bound that is known and the makespan to beat, to begin with."""
 
-PRECISION = 2e-4
-"""How exactly the largest target is sought, relative to it."""
+PRECISION, COARSE_PRECISION = 2e-4, 5e-3
+"""How exactly the largest target is sought, relative to it; on a grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,22 +128,31 @@ class Kept:
     width: int
 
 
-def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
-    """The relaxation of a problem whose times are whole numbers to some of its ranks."""
+def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
+    """The relaxation of a problem to some of its ranks, with times multiplied by a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
     lags = [*problem.forward_link, *problem.backward_lag[::-1]]
     place = {rank: number for number, rank in enumerate(ranks)}
-    chains, delays, delay = [], [], 0.0
+    chains, gaps, gap = [], [], 0.0
     for chain, lag in zip(way, lags, strict=True):
-        delay += lag
+        gap += lag
         if problem.homes[chain[1]] in place:
             chains.append(chain)
-            delays.append(delay)
-            delay = 0.0
+            gaps.append(gap)
+            gap = 0.0
         else:
-            delay += problem.times[chain]
+            gap += problem.times[chain]
     rank_of = [place[int(problem.homes[s])] for _, s in chains]
+    # From its key on an action waits for nothing; so times are rounded before and after it.
+    before = np.array([kind * problem.recompute_time[s] for kind, s in chains])
+    redo = _whole(before, factor)
+    times = redo + _whole(np.array([problem.times[chain] for chain in chains]) - before, factor)
+    delays = _whole(np.array(gaps) + before, factor) - redo
+    heads, tails, *_ = longest_paths(problem)
+    head = np.array([heads[chain] for chain in chains]) + before[:, None]
+    head = np.maximum(_whole(head, factor) - redo[:, None], 0)
+    tail = _whole(np.array([tails[chain] for chain in chains]), factor)
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
     )
@@ -140,7 +160,7 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
     class_of = np.full(len(chains), -1)
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
-            time, free = round(problem.times[2, s]), float(problem.freed[2, s])
+            time, free = int(_whole(problem.times[2, s], factor)), float(problem.freed[2, s])
             if time:
                 class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
             else:
@@ -155,19 +175,16 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    heads, tails, *_ = longest_paths(problem)
     return Kept(
-        m, np.array(rank_of), _whole([problem.times[chain] for chain in chains]),
-        _whole([kind * problem.recompute_time[s] for kind, s in chains]), _whole(delays), waits,
-        _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
-        taken, taken - freed, limits, class_of, _whole([rank for rank, _, _ in classes]),
-        _whole([time for _, time, _ in classes]), np.array([free for _, _, free in classes]),
-        width,
+        m, np.array(rank_of), times, redo, delays, waits, head, tail, taken, taken - freed, limits,
+        class_of, np.array([rank for rank, _, _ in classes], dtype=np.int64),
+        np.array([time for _, time, _ in classes], dtype=np.int64),
+        np.array([free for _, _, free in classes]), width,
     )  # fmt: skip
 
 
-def _whole(values: Sequence[object]) -> Whole:
-    return np.asarray(np.round(np.array(values, dtype=float)), dtype=np.int64)
+def _whole(times: NDArray[np.float64], factor: float) -> Whole:
+    return rounded_down(times, factor).astype(np.int64)
 
 
 class Count:
@@ -182,10 +199,13 @@ class Count:
         return self.left < 0
 
 
-def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
-    """Whether there is an order that ends before a target; None where that took too much."""
+def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
+    """Whether there is an order that ends before a target; None where that took too much.
+
+    With a grid of more than one step there may be none where one was found.
+    """
     done = 0
-    for states, _ in _levels(kept, target, left, stop):
+    for states, _ in _levels(kept, target, left, stop, grid):
         done += 1
         if not len(states):
             return False
@@ -215,7 +235,9 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
     return starts
 
 
-def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[Whole, Whole]]:
+def _levels(
+    kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
+) -> Iterator[tuple[Whole, Whole]]:
     """States of one level after another, each with its place among those of the level before.
 
     Ends early where no state is left, or where they are too many.
@@ -233,9 +255,10 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
-                states, kept.microbatches, target, kept.rank_of, kept.times, kept.redo, kept.delays,
-                kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
-                kept.class_of, kept.class_rank, kept.class_time, kept.class_free, found, parents,
+                states, kept.microbatches, target, grid, kept.rank_of, kept.times, kept.redo,
+                kept.delays, kept.waits, kept.heads, kept.tails, kept.taken, kept.changes,
+                kept.limits, kept.class_of, kept.class_rank, kept.class_time, kept.class_free,
+                found, parents,
             )  # fmt: skip
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
@@ -268,16 +291,33 @@ def kept_bound(
     stop
         Ends the search early.
     """
-    factor = factor_for(all_times(problem), best)
-    kept = keep(rounded(problem, factor), ranks)
+    own = np.isin(problem.homes, ranks)
+    few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
+    all_whole = factor_for(all_times(problem), best)
+    work = few * problem.work[list(ranks)].min()
+    ways = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
+    ways += [(factor, 1) for factor in dict.fromkeys((few, all_whole))]
+    for factor, grid in ways:
+        if stop() or left.spent:
+            break
+        kept = keep(problem, ranks, factor)
+        low = _largest_target(kept, factor, grid, low, best, left, stop)
+    return low
+
+
+def _largest_target(
+    kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
+) -> float:
+    """The same with times and arrivals as they are rounded."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
     step, grows = max(1, (highest - bound) // FIRST_STEPS), True
+    near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
     while bound < highest and not stop() and not left.spent:
-        if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
+        if not grows and highest - bound <= near * highest:
             break
         target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop) is False:
+        if ends_before(kept, target, left, stop, grid) is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
         else:
