@@ -291,12 +291,15 @@ def kept_bound(
     stop
         Ends the search early.
     """
-    own = np.isin(problem.homes, ranks)
-    few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
-    all_whole = factor_for(all_times(problem), best)
-    work = few * problem.work[list(ranks)].min()
-    ways = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
-    ways += [(factor, 1) for factor in dict.fromkeys((few, all_whole))]
+    exact = factor_for(all_times(problem), best)
+    ways = [(exact, 1)]
+    if len(ranks) == 1:
+        # Between several ranks most ways are too short for a grid.
+        own = problem.homes == ranks[0]
+        few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
+        work = few * problem.work[ranks[0]]
+        coarse = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
+        ways = [*coarse, *([(few, 1)] if few != exact else []), *ways]
     for factor, grid in ways:
         if stop() or left.spent:
             break
