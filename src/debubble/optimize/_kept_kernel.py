@@ -16,6 +16,7 @@ def next_states(
     states: Array,
     microbatches: int,
     target: int,
+    grid: int,
     rank_of: Array,
     times: Array,
     delays: Array,
@@ -35,7 +36,8 @@ def next_states(
 ) -> int:
     """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
-    What cannot end before `target` is left out. The other parameters are those of
+    What cannot end before `target` is left out. Results under way arrive at multiples of `grid`,
+    sooner than they do. The other parameters are those of
     :class:`debubble.optimize.kept_ranks.Kept`.
 
     Returns
@@ -117,7 +119,7 @@ def next_states(
                             row[chains + k] -= count_w[k]
                         row[now_at + rank] = start + times[c]
                         row[last_at] = start
-                        _hand_on(row, c, start + times[c], delays, waits)
+                        _hand_on(row, c, start + times[c], grid, delays, waits)
                         _round_up(row, microbatches, target, now_at, last_at, rank_of, waits, heads)
                         parents[done] = i
                         if _can_end(
@@ -136,7 +138,7 @@ def next_states(
 
 
 @helper
-def _hand_on(row: Array, c: int, end: int, delays: Array, waits: Array) -> None:
+def _hand_on(row: Array, c: int, end: int, grid: int, delays: Array, waits: Array) -> None:
     """Take the action of chain `c` from what is under way to it, and send its result on."""
     b = row[c]
     if waits[c] > 0:
@@ -145,7 +147,7 @@ def _hand_on(row: Array, c: int, end: int, delays: Array, waits: Array) -> None:
             row[x] = row[x + 1]
         row[waits[c] + under_way - 1] = 0
     if c + 1 < len(delays) and waits[c + 1] > 0:
-        row[waits[c + 1] + b - row[c + 1]] = end + delays[c + 1]
+        row[waits[c + 1] + b - row[c + 1]] = (end + delays[c + 1]) // grid * grid
     row[c] = b + 1
 
 

@@ -39,7 +39,15 @@ met. States of one level, which have run as many actions, are all that is kept, 
 state their number does not depend on the level: the time grows with the number of microbatches, not
 faster. Where states get too many a target counts as one that can be met.
 
-**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more.
+**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more:
+run in the order of its rank by times, delays, heads and tails none of which is longer, no action
+starts later. Delays, heads and tails are rounded as sums. So the factor may be one that makes the
+times of the kept ranks alone whole; then it is small, and states differ less.
+
+**A grid.** Results under way may be taken to arrive sooner than they do, at multiples of a step.
+Again no action starts later. States that differ only in such arrivals become one, of which there
+are few enough where memory and work are about equally short, as on the first rank of a loop. An
+arrival is sooner by less than one step of a way that is many steps long, so that little is lost.
 """
 
 from __future__ import annotations
@@ -55,7 +63,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize._kept_kernel import keep_best, next_states
 from debubble.optimize.bounds import longest_paths
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.stop import Stop
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -70,11 +78,14 @@ MOST_STORED = 20_000_000
 COLUMNS, LEVEL_WORK = 32, 20
 """Columns of what counts as one state, and what a level takes besides its states."""
 
+GRIDS = (2.0, 0.5)
+"""Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
+
 FIRST_STEPS = 64
 """Targets between the bound that is known and the makespan to beat, to begin with."""
 
-PRECISION = 2e-4
-"""How exactly the largest target is sought, relative to it."""
+PRECISION, COARSE_PRECISION = 2e-4, 5e-3
+"""How exactly the largest target is sought, relative to it; on a grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,40 +138,48 @@ class Kept:
     width: int
 
 
-def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
-    """The relaxation of a problem whose times are whole numbers to some of its ranks."""
+def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
+    """The relaxation of a problem to some of its ranks, with times multiplied by a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
     lags = [*problem.forward_link, *problem.backward_link[::-1]]
-    redo = problem.recompute_time
+    heads, tails, *_ = longest_paths(problem)
     place = {rank: number for number, rank in enumerate(ranks)}
     if problem.homes[-1] not in place:
-        lags[stages] += redo[-1]
-    chains, delays, delay = [], [], 0.0
+        lags[stages] += problem.recompute_time[-1]
+    chains, gaps, gap = [], [], 0.0
     for chain, lag in zip(way, lags, strict=True):
-        delay += lag
+        gap += lag
         if problem.homes[chain[1]] in place:
             chains.append(chain)
-            delays.append(delay)
-            delay = 0.0
+            gaps.append(gap)
+            gap = 0.0
         else:
-            delay += problem.pass_times[chain]
+            gap += problem.pass_times[chain]
     rank_of = [place[int(problem.homes[s])] for _, s in chains]
+    times, delays, head, tail = (
+        _whole(np.array(values), factor)
+        for values in (
+            [problem.pass_times[chain] for chain in chains], gaps,
+            [heads[chain] for chain in chains], [tails[chain] for chain in chains],
+        )
+    )  # fmt: skip
+    again_time = _whole(problem.recompute_time, factor)
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
     )
     class_of, needs = np.full(len(chains), -1), np.full(len(chains), -1)
     whole: list[tuple[int, int, float]] = []
     for c, (backward, s) in enumerate(chains):
-        if backward and round(redo[s]):
+        if backward and again_time[s]:
             back = float(problem.taken_by_recompute[s])
             class_of[chains.index((0, s))] = needs[c] = len(whole)
-            whole.append((rank_of[c], round(redo[s]), -back))
+            whole.append((rank_of[c], int(again_time[s]), -back))
             taken[c] -= back
     again, classes = len(whole), dict[tuple[int, int, float], int]()
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
-            time, free = round(problem.pass_times[2, s]), float(problem.freed[2, s])
+            time, free = int(_whole(problem.pass_times[2, s], factor)), float(problem.freed[2, s])
             if time:
                 number = again + len(classes)
                 class_of[c] = classes.setdefault((rank_of[c], time, free), number)
@@ -177,19 +196,16 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    heads, tails, *_ = longest_paths(problem)
     return Kept(
-        m, np.array(rank_of), _whole([problem.pass_times[chain] for chain in chains]),
-        _whole(delays), waits,
-        _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
-        taken, taken - freed, limits, class_of, needs,
-        _whole([rank for rank, _, _ in whole]), _whole([time for _, time, _ in whole]),
+        m, np.array(rank_of), times, delays, waits, head, tail, taken, taken - freed, limits,
+        class_of, needs, np.array([rank for rank, _, _ in whole], dtype=np.int64),
+        np.array([time for _, time, _ in whole], dtype=np.int64),
         np.array([free for _, _, free in whole]), again, width,
     )  # fmt: skip
 
 
-def _whole(values: Sequence[object]) -> Whole:
-    return np.asarray(np.round(np.array(values, dtype=float)), dtype=np.int64)
+def _whole(times: NDArray[np.float64], factor: float) -> Whole:
+    return rounded_down(times, factor).astype(np.int64)
 
 
 class Count:
@@ -204,10 +220,13 @@ class Count:
         return self.left < 0
 
 
-def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
-    """Whether there is an order that ends before a target; None where that took too much."""
+def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
+    """Whether there is an order that ends before a target; None where that took too much.
+
+    With a grid of more than one step there may be none where one was found.
+    """
     done = 0
-    for states, _ in _levels(kept, target, left, stop):
+    for states, _ in _levels(kept, target, left, stop, grid):
         done += 1
         if not len(states):
             return False
@@ -237,7 +256,9 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
     return starts
 
 
-def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[Whole, Whole]]:
+def _levels(
+    kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
+) -> Iterator[tuple[Whole, Whole]]:
     """States of one level after another, each with its place among those of the level before.
 
     Ends early where no state is left, or where they are too many.
@@ -256,7 +277,7 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
-                states, kept.microbatches, target, kept.rank_of, kept.times, kept.delays,
+                states, kept.microbatches, target, grid, kept.rank_of, kept.times, kept.delays,
                 kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
                 kept.class_of, kept.needs, kept.class_rank, kept.class_time, kept.class_free, found,
                 parents,
@@ -292,16 +313,36 @@ def kept_bound(
     stop
         Ends the search early.
     """
-    factor = factor_for(all_times(problem), best)
-    kept = keep(rounded(problem, factor), ranks)
+    exact = factor_for(all_times(problem), best)
+    ways = [(exact, 1)]
+    if len(ranks) == 1:
+        # Between several ranks most ways are too short for a grid.
+        own = problem.homes == ranks[0]
+        few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
+        work = few * problem.work[ranks[0]]
+        coarse = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
+        ways = [*coarse, *([(few, 1)] if few != exact else []), *ways]
+    for factor, grid in ways:
+        if stop() or left.spent:
+            break
+        kept = keep(problem, ranks, factor)
+        low = _largest_target(kept, factor, grid, low, best, left, stop)
+    return low
+
+
+def _largest_target(
+    kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
+) -> float:
+    """The same with times and arrivals as they are rounded."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
     step, grows = max(1, (highest - bound) // FIRST_STEPS), True
+    near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
     while bound < highest and not stop() and not left.spent:
-        if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
+        if not grows and highest - bound <= near * highest:
             break
         target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop) is False:
+        if ends_before(kept, target, left, stop, grid) is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
         else:

@@ -22,7 +22,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.optimize.kept_ranks import Count, keep, starts_before
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for
 from debubble.optimize.stop import Stop
 
 Times: TypeAlias = NDArray[np.float64]
@@ -50,7 +50,7 @@ def relaxed_order(
         Ends the search early.
     """
     factor = factor_for(all_times(problem), 2 * bound)
-    kept = keep(rounded(problem, factor), [rank])
+    kept = keep(problem, [rank], factor)
     for slack in SLACK:
         if stop() or left.spent:
             break
