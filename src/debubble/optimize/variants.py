@@ -232,7 +232,9 @@ class Variants:
         """
         ordered = sorted(group, key=makespan_of)
         for incumbent in ordered[1:]:
-            if incumbent.beats(self.best.makespan) and not self.stop():
+            # Where copies leave no room there may be no order to compare bounds with.
+            found = bool(incumbent.programs)
+            if found and incumbent.beats(self.best.makespan) and not self.stop():
                 limit = OTHERS_SHARE * seconds / len(ordered)
                 incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
                 keep_one_rank(incumbent.model, incumbent, incumbent.stop)
