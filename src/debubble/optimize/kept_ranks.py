@@ -81,8 +81,8 @@ COLUMNS, LEVEL_WORK = 32, 20
 GRIDS = (2.0, 0.5)
 """Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
 
-FIRST_STEPS = 64
-"""Targets between the bound that is known and the makespan to beat, to begin with."""
+FIRST_STEPS, COARSE_STEPS = 64, 8
+"""Targets between the bound that is known and the makespan to beat, to begin with; on a grid."""
 
 PRECISION, COARSE_PRECISION = 2e-4, 5e-3
 """How exactly the largest target is sought, relative to it; on a grid."""
@@ -336,7 +336,8 @@ def _largest_target(
     """The same with times and arrivals as they are rounded."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step, grows = max(1, (highest - bound) // FIRST_STEPS), True
+    step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
+    grows = True
     near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
     while bound < highest and not stop() and not left.spent:
         if not grows and highest - bound <= near * highest:
