@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import debubble as db
-from debubble.core.actions import Kind, pack
+from debubble.core.actions import STAGE_SHIFT, Kind, pack
 from debubble.engine.graph import P2P_MODES, compile_graph
 from debubble.engine.timeline import timeline_of
 from debubble.optimize.backward import relaxed
@@ -34,15 +34,22 @@ def problem(
 def orders(asked: Problem, rank: int, in_turn: bool = False) -> list[NDArray[np.int64]]:
     """Every order of a rank's actions that their own data allow; in turn for that of microbatches.
 
-    Actions that need each other over other ranks only are taken for independent.
+    Actions that need each other over other ranks only are taken for independent. An R may be
+    anywhere between its forward and its backward.
     """
     stages = asked.placement.stages_on(rank)
     actions = list(product(asked.kinds, stages, range(asked.microbatches)))
+    again = [stage for stage in stages if asked.recomputed[stage]]
+    actions += product([Kind.R], again, range(asked.microbatches))
 
     def first(one: tuple[Kind, int, int], other: tuple[Kind, int, int]) -> bool:
         (kind, stage, b), (later, after, c) = one, other
         if b != c:
             return in_turn and b < c and (kind, stage) == (later, after)
+        if later == Kind.R:
+            return kind == Kind.F and after >= stage
+        if kind == Kind.R:
+            return later != Kind.F and after <= stage
         if kind == Kind.F:
             return after > stage if later == Kind.F else later != Kind.W and after <= stage
         if later == Kind.W:
@@ -150,7 +157,8 @@ def optimum(asked: Problem) -> tuple[float, bool]:
     All orders are tried where they are few, else the exact solver finds one.
     """
     in_turn = asked.stages * asked.microbatches > 4
-    held = np.bincount(asked.homes) * len(asked.kinds) * asked.microbatches
+    held = np.bincount(asked.homes) * len(asked.kinds) + np.bincount(asked.homes, asked.recomputed)
+    held = held * asked.microbatches
     if held.max() <= 9:
         count = math.prod(len(orders(asked, rank, in_turn)) for rank in range(asked.ranks))
         if count * (3 if asked.backward == "free" else 1) < MOST_ORDERS:
@@ -160,6 +168,20 @@ def optimum(asked: Problem) -> tuple[float, bool]:
     order = asked.schedule(solution.programs or known)
     # Of other modes the solver does not know all.
     return asked.timeline(order).makespan, solution.proven and asked.mode == "overlapped"
+
+
+def recomputes_between(schedule: db.Schedule) -> bool:
+    """Whether every R stands behind its forward and before its backward."""
+    for rank in range(schedule.ranks):
+        program = schedule.program(rank).tolist()
+        place = {action: number for number, action in enumerate(program)}
+        for action, number in place.items():
+            cell = action >> STAGE_SHIFT << STAGE_SHIFT
+            if action - cell == Kind.R:
+                back = place.get(cell | Kind.I, place.get(cell | Kind.B, -1))
+                if not place[cell | Kind.F] < number < back:
+                    return False
+    return True
 
 
 def kinds(schedule: db.Schedule) -> set[Kind]:

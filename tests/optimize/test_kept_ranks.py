@@ -99,12 +99,39 @@ def test_memory_without_a_limit() -> None:
 
 def test_too_many_states_prove_nothing() -> None:
     asked = problem(4, 8, 2, F=5, I=6, W=4)
-    kept = keep(rounded(asked, factor_for(all_times(asked), 321)), [2, 3])
+    kept = keep(asked, [2, 3], factor_for(all_times(asked), 321))
     assert ends_before(kept, 317, Count(ENOUGH), Stop()) is False
     assert ends_before(kept, 318, Count(ENOUGH), Stop()) is True
     assert ends_before(kept, 317, Count(10), Stop()) is None
     low = lower_bound(asked)
     assert kept_bound(asked, [2, 3], low, 321, Count(10), Stop()) == low
+
+
+@pytest.mark.parametrize("grid", [2, 7, 30, 200])
+def test_a_grid_only_lowers_what_is_proven(grid: int) -> None:
+    kept = keep(problem(4, 8, 2, F=5, I=6, W=4), [3])
+    assert ends_before(kept, 311, Count(ENOUGH), Stop()) is False
+    assert ends_before(kept, 312, Count(ENOUGH), Stop(), grid) is True
+    assert ends_before(kept, 200, Count(ENOUGH), Stop(), grid) is False
+
+
+def test_the_first_rank_of_a_loop_needs_few_states_on_a_grid() -> None:
+    asked = problem(16, 32, 9, F=5, I=6, W=4, placement=db.Placement.loop(16, 2))
+    kept = keep(asked, [0])
+    assert ends_before(kept, 1123, Count(2e5), Stop()) is None
+    assert ends_before(kept, 1123, Count(2e5), Stop(), 60) is False
+
+
+def test_delays_are_rounded_down_as_sums() -> None:
+    profile = db.Costs(F=[5.3] * 7 + [5.0], I=6.4, W=4, p2p=0.3)
+    place = db.Placement.wave(4, 2)
+    asked = Problem(place, profile.resolve(place), 8, np.full(4, 2.0), backward="split")
+    fine, coarse, each = keep(asked, [3], 10.0), keep(asked, [3]), keep(rounded(asked, 1.0), [3])
+    for name in ("times", "delays", "heads", "tails"):
+        exact = getattr(fine, name) / 10
+        assert (getattr(coarse, name) == np.floor(exact)).all()
+        assert (getattr(coarse, name) >= getattr(each, name)).all()
+    assert (coarse.delays > each.delays).any()
 
 
 def test_the_turn_of_a_v_is_the_strongest_rank() -> None:

@@ -131,6 +131,16 @@ def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.Mon
     assert not other.cached
 
 
+def test_placements_on_which_copies_have_no_room_are_passed_over() -> None:
+    costs = db.Costs(F=5, I=6, W=4, host_bandwidth=4)
+    result = db.optimize(
+        ranks=2, chunks=2, microbatches=4, costs=costs, memory=0.8, recompute="free",
+        offload="free", **FAST,
+    )  # fmt: skip
+    assert db.check(result.schedule, memory=0.8, costs=costs).ok
+    assert result.lower_bound <= result.makespan
+
+
 def test_copies_that_take_longer_than_they_save_stay_away() -> None:
     costs = db.Costs(host_bandwidth=1e-6)
     free = db.optimize(ranks=2, microbatches=4, memory=2, costs=costs, offload="free", **FAST)

@@ -26,7 +26,7 @@ from debubble.optimize.rounding import whole_units
 from debubble.optimize.stage_choices import bound_of_all, families, fits, relaxation
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import listed
-from tests.optimize.problems import fastest, problem
+from tests.optimize.problems import fastest, problem, recomputes_between
 
 TIMES = st.integers(1, 6).map(lambda n: n / 2)
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
@@ -88,6 +88,7 @@ def test_every_search_and_bound_agrees_with_the_fastest_of_all_orders(data: st.D
     solved = asked.schedule(solution.programs)
     assert asked.fits(solved)
     assert solution.bound == pytest.approx(best)
+    assert recomputes_between(solved)
     assert asked.timeline(solved).makespan == pytest.approx(best)
 
 
@@ -112,8 +113,12 @@ def test_lists_and_annealed_orders_are_right(data: st.DataObject) -> None:
 def test_a_recompute_runs_while_the_gradient_is_under_way() -> None:
     asked = with_choice(problem(2, 1, 1, chunks=1, F=1, I=1, W=1, R=3), (1, 0))
     assert asked.backward_lag.tolist() == [-3, 0]
-    # F of both stages, I of the last, I and W of the first: R has no time of its own but one.
+    # F of both stages, I of the last, I and W of the first: R has no time of its own but one. No
+    # place is better than right before the backward.
     assert fastest(asked) == lower_bound(asked) == 1 + 3 + 1 + 1
+    order = asked.schedule(listed(asked, ()))
+    assert recomputes_right_before_backwards(order)
+    assert asked.timeline(order).makespan == fastest(asked)
 
 
 @pytest.mark.slow
@@ -178,7 +183,7 @@ def test_results_fit_and_read_back(shape: Any, memory: float, mode: Any, tmp_pat
     }
     free = db.optimize(**asked, recompute="free", **FAST)
     assert db.check(free.schedule, memory=memory, costs=costs, p2p_mode=mode).ok
-    assert recomputes_right_before_backwards(free.schedule)
+    assert recomputes_between(free.schedule)
     timeline = db.simulate(free.schedule, costs, mode)
     assert timeline.peak_activation.max() <= memory * (1 + 1e-9)
     assert timeline.makespan == free.makespan >= free.lower_bound * (1 - 1e-9)
@@ -288,7 +293,7 @@ def test_many_microbatches_go_through_all_searches() -> None:
     }  # fmt: skip
     result = db.optimize(**asked, recompute=range(4), placement="loop")
     assert db.check(result.schedule, memory=1.5).ok
-    assert recomputes_right_before_backwards(result.schedule)
+    assert recomputes_between(result.schedule)
     assert result.recompute == [0, 1, 2, 3]
 
 

@@ -25,7 +25,7 @@ of their first chunk, p − 1 − 2r of the second group on rank r.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias, cast
@@ -286,13 +286,30 @@ def _in_bubbles(
     limits = [start.peak_activation]
     if given is not None:
         limits.append(np.maximum(start.peak_activation, given))
-    found = [_moved(start, limit * (1 + ROUNDING), costs) for limit in limits]
+
+    def simulated(schedule: Schedule) -> Timeline:
+        return simulate(schedule, costs, mode)
+
+    found = [into_waits(start, limit * (1 + ROUNDING), simulated) for limit in limits]
     return min(found, key=lambda timeline: timeline.makespan).schedule
 
 
-def _moved(start: Timeline, limit: NDArray[np.float64], costs: Costs) -> Timeline:
+def into_waits(
+    start: Timeline, limit: NDArray[np.float64], simulated: Callable[[Schedule], Timeline]
+) -> Timeline:
     """Recomputes moved into waits, round by round, as long as that makes it faster.
 
+    Parameters
+    ----------
+    start
+        An order with recomputes.
+    limit
+        Limit of every rank's memory, shape ``(ranks,)``.
+    simulated
+        Simulates another order of the same work.
+
+    Notes
+    -----
     A recompute that fits into a wait delays nothing: every action can still start when it did. One
     that only fits in part may pay off or not, which the next simulation says.
     """
@@ -303,7 +320,7 @@ def _moved(start: Timeline, limit: NDArray[np.float64], costs: Costs) -> Timelin
             order = _filled(current, limit, share)
             if order is None:
                 continue
-            found = simulate(replace(current.schedule, actions=order), costs, current.mode)
+            found = simulated(replace(current.schedule, actions=order))
             if found.graph.has_copies and (found.peak_activation > limit).any():
                 # Where activations leave their ranks, other times make other peaks.
                 continue

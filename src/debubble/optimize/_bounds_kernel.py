@@ -31,7 +31,7 @@ def longest_paths(
     The results of F and I are sent: `leaves` and `follows` are the heads and tails of the sends,
     `link` their times, 0 where a result goes nowhere. `one_by_one`: the sends of a chain do not
     overlap. `holding`: nor does its next action and a send. `pause` is from the end of I to its W,
-    `redo` the part at the beginning of I that needs no gradient.
+    `redo` the time of R, which runs between F and I: that it is work as well is not seen here.
     """
     S = stages
     m = microbatches
@@ -55,13 +55,13 @@ def longest_paths(
                 leaves[x] = max(leaves[x], leaves[x - 1] + link[s])
         for s in range(S - 1, -1, -1):
             x = (S + s) * m + b
-            at = heads[s * m + b] + times[s]
+            at = heads[s * m + b] + times[s] + redo[s]
             if b > 0:
                 at = max(at, heads[x - 1] + times[S + s])
                 if holding:
                     at = max(at, leaves[x - 1] + link[S + s])
             if s < S - 1:
-                at = max(at, leaves[x + m] + link[S + s + 1] - redo[s])
+                at = max(at, leaves[x + m] + link[S + s + 1])
             heads[x] = at
             leaves[x] = at + times[S + s]
             if one_by_one and b > 0:
@@ -77,7 +77,7 @@ def longest_paths(
             x = (S + s) * m + b
             after = 0.0
             if s > 0:
-                after = times[S + s - 1] - redo[s - 1] + tails[x - m]
+                after = times[S + s - 1] + tails[x - m]
             if b < m - 1:
                 if one_by_one:
                     after = max(after, link[S + s] + follows[x + 1])
@@ -109,7 +109,7 @@ def longest_paths(
                 if holding:
                     after = max(after, times[s] + tails[x + 1])
             follows[x] = after
-            after = max(link[s] + after, times[S + s] + tails[(S + s) * m + b])
+            after = max(link[s] + after, redo[s] + times[S + s] + tails[(S + s) * m + b])
             if b < m - 1:
                 after = max(after, tails[x + 1] + times[s])
             tails[x] = after

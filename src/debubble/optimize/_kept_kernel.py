@@ -1,8 +1,9 @@
 """The loops behind :mod:`debubble.optimize.kept_ranks`: from one level of states to the next.
 
-A state is a row of whole numbers. First how many actions of every chain have run; then, where less
-is never worse: W of every class that have run, negated; when each rank is free; the latest key, by
-which actions are sorted; and the earliest starts of what is under way to the chains that wait.
+A state is a row of whole numbers. First how many actions of every chain have run, and R of every
+class, negated; then, where less is never worse: W of every class, negated; when each rank is free;
+the latest start, by which actions are sorted; and the earliest starts of what is under way to
+chains that wait.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ def next_states(
     states: Array,
     microbatches: int,
     target: int,
+    grid: int,
     rank_of: Array,
     times: Array,
-    redo: Array,
     delays: Array,
     waits: Array,
     heads: Array,
@@ -26,15 +27,17 @@ def next_states(
     changes: Array,
     limits: Array,
     class_of: Array,
+    needs: Array,
     class_rank: Array,
     class_time: Array,
     class_free: Array,
     found: Array,
     parents: Array,
 ) -> int:
-    """Run one more action of a chain in every state, with any W before it that may be of use.
+    """Run one more action of a chain in every state, with any W and R before it that may be of use.
 
-    What cannot end before `target` is left out. The other parameters are those of
+    What cannot end before `target` is left out. Results under way arrive at multiples of `grid`,
+    sooner than they do. The other parameters are those of
     :class:`debubble.optimize.kept_ranks.Kept`.
 
     Returns
@@ -46,6 +49,7 @@ def next_states(
     now_at = chains + classes
     last_at = now_at + len(limits)
     ready_w = [0] * (classes + 1)
+    least_w = [0] * (classes + 1)
     most_w = [0] * (classes + 1)
     count_w = [0] * (classes + 1)
     done = 0
@@ -62,7 +66,7 @@ def next_states(
                 continue
             rank = rank_of[c]
             now = state[now_at + rank]
-            ready = max(heads[c, b], state[last_at] - redo[c])
+            ready = max(heads[c, b], state[last_at])
             if waits[c] > 0:
                 ready = max(ready, state[waits[c]])
             short = taken[c] - limits[rank]
@@ -72,18 +76,26 @@ def next_states(
             for k in range(classes):
                 if class_rank[k] == rank:
                     short += class_free[k] * state[chains + k]
+            most_short = short
             for k in range(classes):
-                count_w[k] = 0
+                least_w[k] = 0
+                if needs[c] == k:
+                    least_w[k] = max(0, b + 1 + state[chains + k])
+                count_w[k] = least_w[k]
                 most_w[k] = 0
                 if class_rank[k] == rank:
-                    if class_free[k] * ready_w[k] <= short:
-                        most_w[k] = ready_w[k]
-                    elif short > 0:
-                        most_w[k] = int(short / class_free[k]) + 1
+                    if class_free[k] > 0 and most_short > 0:
+                        if class_free[k] * ready_w[k] <= most_short:
+                            most_w[k] = ready_w[k]
+                        else:
+                            most_w[k] = int(most_short / class_free[k]) + 1
                     if ready > now:
                         gap = (ready - now + class_time[k] - 1) // class_time[k]
                         most_w[k] = max(most_w[k], gap)
-                    most_w[k] = min(most_w[k], ready_w[k])
+                    most_w[k] = max(least_w[k], min(most_w[k], ready_w[k]))
+                    if class_free[k] < 0:
+                        # R comes first among classes, and may need memory that W frees.
+                        most_short -= most_w[k] * class_free[k]
             while True:
                 ahead = 0
                 still = short
@@ -92,7 +104,7 @@ def next_states(
                     still -= count_w[k] * class_free[k]
                 useful = still <= 0
                 for k in range(classes):
-                    if count_w[k] > 0 and now + ahead - class_time[k] >= ready:
+                    if count_w[k] > least_w[k] and now + ahead - class_time[k] >= ready:
                         # Nothing waits for this W but memory.
                         useful = useful and still + class_free[k] > 0
                 start = max(now + ahead, ready)
@@ -106,18 +118,18 @@ def next_states(
                         for k in range(classes):
                             row[chains + k] -= count_w[k]
                         row[now_at + rank] = start + times[c]
-                        row[last_at] = start + redo[c]
-                        _hand_on(row, c, start + times[c], delays, waits)
+                        row[last_at] = start
+                        _hand_on(row, c, start + times[c], grid, delays, waits)
                         _round_up(row, microbatches, target, now_at, last_at, rank_of, waits, heads)
                         parents[done] = i
                         if _can_end(
                             row, microbatches, target, now_at, len(limits), rank_of, times, waits,
-                            heads, tails, class_of, class_rank, class_time,
+                            heads, tails, class_of, needs, class_rank, class_time,
                         ):  # fmt: skip
                             done += 1
                 k = 0
                 while k < classes and count_w[k] == most_w[k]:
-                    count_w[k] = 0
+                    count_w[k] = least_w[k]
                     k += 1
                 if k == classes:
                     break
@@ -126,7 +138,7 @@ def next_states(
 
 
 @helper
-def _hand_on(row: Array, c: int, end: int, delays: Array, waits: Array) -> None:
+def _hand_on(row: Array, c: int, end: int, grid: int, delays: Array, waits: Array) -> None:
     """Take the action of chain `c` from what is under way to it, and send its result on."""
     b = row[c]
     if waits[c] > 0:
@@ -135,7 +147,7 @@ def _hand_on(row: Array, c: int, end: int, delays: Array, waits: Array) -> None:
             row[x] = row[x + 1]
         row[waits[c] + under_way - 1] = 0
     if c + 1 < len(delays) and waits[c + 1] > 0:
-        row[waits[c + 1] + b - row[c + 1]] = end + delays[c + 1]
+        row[waits[c + 1] + b - row[c + 1]] = (end + delays[c + 1]) // grid * grid
     row[c] = b + 1
 
 
@@ -162,7 +174,7 @@ def _round_up(
 @helper
 def _can_end(
     row: Array, m: int, target: int, now_at: int, ranks: int, rank_of: Array, times: Array,
-    waits: Array, heads: Array, tails: Array, class_of: Array, class_rank: Array,
+    waits: Array, heads: Array, tails: Array, class_of: Array, needs: Array, class_rank: Array,
     class_time: Array,
 ) -> bool:  # fmt: skip
     """Whether the work that is left on every rank, and every chain, may end before the target."""
@@ -174,6 +186,9 @@ def _can_end(
             if rank_of[c] == rank and row[c] < m:
                 busy += (m - row[c]) * times[c]
                 after = min(after, tails[c, m - 1])
+                if needs[c] >= 0:
+                    # All R that are left come before a backward that is.
+                    busy += (m + row[chains + needs[c]]) * class_time[needs[c]]
         if after < target and busy + after >= target:
             return False
         for k in range(len(class_time)):
@@ -182,6 +197,9 @@ def _can_end(
                 for c in range(chains):
                     if class_of[c] == k:
                         left += m
+                    if needs[c] == k:
+                        left = 0
+                        break
                 busy += left * class_time[k]
         if busy >= target:
             return False
@@ -191,16 +209,18 @@ def _can_end(
             start = max(row[now_at + rank_of[c]], heads[c, b])
             if waits[c] > 0 and row[c - 1] > b:
                 start = max(start, row[waits[c]])
+            if needs[c] >= 0 and row[chains + needs[c]] + b >= 0:
+                start = max(start, row[now_at + rank_of[c]] + class_time[needs[c]])
             if start + times[c] + tails[c, b] >= target:
                 return False
     return True
 
 
 @kernel(writes=("kept",))
-def keep_best(states: Array, order: Array, keys: Array, chains: int, kept: Array) -> int:
+def keep_best(states: Array, order: Array, keys: Array, alike: int, kept: Array) -> int:
     """Write to `kept` the states that are no worse than others everywhere; returns their number.
 
-    `order` sorts states by `keys`, which are the same where all chains have got as far, and then
+    `order` sorts states by `keys`, which are the same where the first `alike` columns are, and then
     by the sum of all else: a state can only be worse than earlier ones.
     """
     width = states.shape[1]
@@ -216,7 +236,7 @@ def keep_best(states: Array, order: Array, keys: Array, chains: int, kept: Array
             worse = True
             for column in range(width):
                 more = states[y, column] - states[x, column]
-                if more > 0 or (column < chains and more < 0):
+                if more > 0 or (column < alike and more < 0):
                     worse = False
                     break
             if worse:

@@ -38,6 +38,7 @@ def anneal(
     lag: Array,
     succ: Array,
     other: Array,
+    mate: Array,
     taken: Array,
     freed: Array,
     memory: Array,
@@ -70,10 +71,10 @@ def anneal(
         Return early when the makespan is at most `stop_at`; times differ when by more than `tiny`.
     offsets, rank_of
         ``order[offsets[r]:offsets[r + 1]]`` are the actions of rank r in order.
-    chain, duration, pred, lag, succ, other, taken, freed
+    chain, duration, pred, lag, succ, other, mate, taken, freed
         Of every action: actions of one chain keep their order; its time; what it needs (−1 for
-        nothing) and how long that takes to arrive; what needs it; the memory it takes at its
-        start and frees at its end.
+        nothing) and how long that takes to arrive; what needs it; another action of its rank that
+        it stays behind; the memory it takes at its start and frees at its end.
     memory
         Limit of every rank.
     fixed_from, fixed_to
@@ -185,7 +186,7 @@ def anneal(
             y = order[i]
             for j in range(middle, end):
                 z = order[j]
-                if chain[y] == chain[z] or pred[z] == y:
+                if chain[y] == chain[z] or pred[z] == y or mate[z] == y:
                     valid = False
         if not valid:
             continue
@@ -309,6 +310,8 @@ def anneal(
             held += taken[y] - freed[y]
 
         far = high
+        if end < offsets[rank + 1]:
+            far = max(far, at[order[end]])
         i = low
         while i <= far:
             y = line[i]
@@ -330,6 +333,8 @@ def anneal(
                     far = max(far, at[order[j + 1]])
             i += 1
         near = low
+        if begin > offsets[rank]:
+            near = min(near, at[order[begin - 1]])
         i = high
         while i >= near:
             y = line[i]

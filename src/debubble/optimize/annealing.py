@@ -19,6 +19,9 @@ from debubble.optimize.stop import Stop
 SMALL = 5_000
 """Pairs of actions whose order the exact solver decides, at most, to be used at once."""
 
+LARGEST = 200_000
+"""Actions up to which a whole order is annealed."""
+
 SMALL_ROUNDS, ROUNDS, POLISH_ROUNDS = 4, 6, 2
 """Rounds of annealing without a time limit: before the exact solver, else, and at the end."""
 
@@ -48,6 +51,9 @@ def anneal_relaxed(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 def anneal_again(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal what the strategies before have come to."""
+    if problem.can_run_ahead:
+        # The other half is for recomputes that run ahead.
+        stop = Stop(stop.left / 2, stop)
     rounds = stop.work.effort * POLISH_ROUNDS
     anneal_order(problem, incumbent.programs, incumbent, stop, rounds, more=1)
 

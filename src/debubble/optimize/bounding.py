@@ -140,7 +140,7 @@ def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
     memory = ""
     fits = _forwards_that_fit(problem, rank)
     if fits < problem.microbatches * len(stages):
-        ends = heads[:, stages, 0] + problem.times[:, stages]
+        ends = heads[:, stages, 0] + problem.pass_times[:, stages]
         freed = float(ends[problem.freed[:, stages] > 0].min(initial=np.inf))
         memory = (
             f"rank {rank} cannot free memory before {number(freed)} and has room for no more than "

@@ -15,15 +15,20 @@ microbatch b + c + 1 cannot be at stage s by then, nor before the first activati
 That is when I of b at stage t has ended, and, where all of an activation is kept for the weights,
 a W has run, too: an arc from I(b, t) to F(b + c + 1, s).
 
-**Recomputes.** R and the I after it are one action, which takes memory when it starts. In the above
-a(s) is what a forward leaves, and what R takes at stage t needs room as well, before b can leave.
+**Recomputes.** An R runs anywhere between its forward and its backward on the same rank, and holds
+its memory from its start on. It is work of the rank, but on no path from one rank to another: paths
+count it only between its own forward and its own backward. In the above a(s) is what a forward
+leaves, and what R takes at stage t needs room as well, before b can leave: if F(b + c + 1, s) ran
+before I(b, t), both it and R(b, t) would be held when that starts. Sorting the R of a stage like
+the other chains leaves each between its forward and its backward.
 
 **Heads and tails.** Longest paths through these arcs, the data's arcs and transfers, and the order
 of the chains bound when each action starts and how much follows it: *fill and drain*, *p2p* and the
 round trips of *memory-limited throughput*. The longest path is a bound by itself.
 
 **One busy rank.** A rank runs one action at a time, none before its head, and the end of each is
-followed by its tail. Preemptive scheduling by largest tail (Jackson) solves that exactly.
+followed by its tail; an R comes after its forward, and its backward follows. Preemptive scheduling
+by largest tail (Jackson) solves that exactly.
 
 **Memory as area.** Each activation stays for at least the head-to-tail lifespan of a lone
 microbatch; m of them must fit under M times the time from the first forward to the last free.
@@ -74,7 +79,7 @@ class Paths(NamedTuple):
     Parameters
     ----------
     heads, tails
-        Earliest start of every action, and least time from its end to the end of all; shape
+        Earliest start of every action but R, and least time from its end to the end of all; shape
         ``(kinds, stages, microbatches)``.
     leaves, follows
         The same of the transfer of every result of F and of I or B, shape ``(2, stages,
@@ -127,7 +132,7 @@ def longest_paths(problem: Problem) -> Paths:
     found = [np.zeros(rows * S * m) for rows in (kinds, kinds, 2, 2)]
     find_paths.run(
         3 * problem.size, S, m, kinds, problem.mode != "overlapped", holding,
-        problem.times.ravel(), link.ravel(), pause, problem.recompute_time, last,
+        problem.pass_times.ravel(), link.ravel(), pause, problem.recompute_time, last,
         spare_microbatches(problem), lag, *found,
     )  # fmt: skip
     return Paths(*(values.reshape(-1, S, m) for values in found))
@@ -142,15 +147,21 @@ def machines(problem: Problem) -> list[NDArray[np.int64]]:
     """Sets of rows of actions and transfers that run one at a time.
 
     Row ``k · S + s`` is the k-th kind of stage s; rows behind all kinds are the transfers of F and
-    of I or B.
+    of I or B, and behind these the R of every stage that has one.
     """
     homes, mode = problem.homes, problem.mode
+    passes = len(problem.kinds) * problem.stages
     computing = np.tile(homes, len(problem.kinds))
-    ranks = [np.flatnonzero(computing == rank) for rank in range(problem.ranks)]
+    again = np.flatnonzero(problem.recompute_time)
+    recomputes = passes + 2 * problem.stages + again
+    ranks = [
+        np.append(np.flatnonzero(computing == rank), recomputes[homes[again] == rank])
+        for rank in range(problem.ranks)
+    ]
     source = np.tile(homes, 2)
     target = np.concatenate([homes[1:], homes[-1:], homes[:1], homes[:-1]])
     remote = np.flatnonzero(source != target)
-    source, target, rows = source[remote], target[remote], len(computing) + remote
+    source, target, rows = source[remote], target[remote], passes + remote
 
     def sets(owner: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         return [rows[owner == one] for one in np.unique(owner)]
@@ -165,11 +176,8 @@ def machines(problem: Problem) -> list[NDArray[np.int64]]:
         return ranks + either
     if mode == "blocking":
         sending = [np.append(ranks[rank], rows[source == rank]) for rank in range(problem.ranks)]
-        # A gradient may come between R and its backward, which are one action here.
-        whole = np.tile(True, len(computing))
-        whole[problem.stages : 2 * problem.stages] = ~problem.recomputed
         receiving = [
-            np.append(ranks[there][whole[ranks[there]]], rows[(source == here) & (target == there)])
+            np.append(ranks[there], rows[(source == here) & (target == there)])
             for here, there in np.unique(np.stack([source, target], axis=1), axis=0).tolist()
         ]
         return sending + receiving
@@ -235,23 +243,28 @@ BOUNDS = [by_path, by_busy_rank, by_area]
 
 
 def _jobs(problem: Problem, paths: Paths) -> list[NDArray[np.float64]]:
-    """Heads, times and tails of actions and transfers, by the rows of :func:`machines`."""
+    """Heads, times and tails of actions, transfers and R, by the rows of :func:`machines`."""
     heads, tails, leaves, follows = paths
-    m = problem.microbatches
-    times = np.vstack([problem.times, transfer_times(problem)])
+    m, redo = problem.microbatches, problem.recompute_time[None]
+    alone = problem.pass_times[:, :, None]
+    times = np.vstack([problem.pass_times, transfer_times(problem), redo])
     times = np.broadcast_to(times[:, :, None], (*times.shape, m))
-    grids = (np.concatenate([heads, leaves]), times, np.concatenate([tails, follows]))
+    grids = (
+        np.concatenate([heads, leaves, heads[:1] + alone[:1]]),
+        times,
+        np.concatenate([tails, follows, tails[1:2] + alone[1:2]]),
+    )
     return [grid.reshape(-1, m) for grid in grids]
 
 
 def _name(problem: Problem, rows: NDArray[np.int64]) -> str:
     """What runs some rows of actions and transfers, in words."""
-    kinds, stages = len(problem.kinds), problem.stages
-    computing = rows[rows < kinds * stages]
-    if not len(computing):
+    passes = len(problem.kinds) * problem.stages
+    if rows[0] >= passes:
         return "a queue of transfers"
-    rank = int(problem.homes[computing[0] % stages])
-    return f"rank {rank}" if len(computing) == len(rows) else f"rank {rank} with its transfers"
+    rank = int(problem.homes[rows[0] % problem.stages])
+    sent = np.any((rows >= passes) & (rows < passes + 2 * problem.stages))
+    return f"rank {rank}{' with its transfers' if sent else ''}"
 
 
 def one_rank(
@@ -275,12 +288,13 @@ def one_rank(
 
 def areas(problem: Problem, heads: Grid, tails: Grid) -> NDArray[np.float64]:
     """Memory of lone microbatches over time, against what every rank has; shape ``(ranks,)``."""
-    alone = heads[:, :, 0] + problem.times
+    alone = heads[:, :, 0] + problem.pass_times
     begin = heads[0, :, 0]
     # What an action frees has been there since the forward began.
     area = (problem.freed * (alone - begin)).sum(axis=0)
-    # What a backward takes has only been there since it began.
+    # What a backward takes has only been there since it began, and what R takes since that did.
     area -= problem.taken[1] * (heads[1, :, 0] - begin)
+    area += problem.taken_by_recompute * problem.recompute_time
     area *= problem.microbatches
     first = np.full(problem.ranks, np.inf)
     np.minimum.at(first, problem.homes, begin)

@@ -22,17 +22,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from debubble.core.actions import Program, among, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
-from debubble.core.kind_relations import PASS_KINDS
+from debubble.core.kinds import WORK_KINDS
 from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
+from debubble.engine.recompute import recompute_share
 from debubble.optimize.choices import choice_in, choice_of
 from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
 
-VERSION = 4
+VERSION = 5
 """Raised when entries have other fields."""
 
 MOST_ENTRIES = 512
@@ -60,7 +63,7 @@ class Entry:
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
-    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` leave it out."""
+    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` leave copies out."""
 
     def answers(self, budget: str, solver: str) -> bool:
         """Whether a search with this budget, and with this solver or none, was made for it.
@@ -140,7 +143,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
         entry = Entry(
-            [program[among(kinds_of(program), PASS_KINDS)] for program in programs],
+            [program[among(kinds_of(program), WORK_KINDS)] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,
@@ -160,10 +163,16 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
                 choices or all(a | b == b for a, b in zip(chosen, choice_of(problem), strict=True))
             )
             and check(schedule, p2p_mode=problem.mode).ok
+            and _recomputes_all(schedule)
             and problem.fits(schedule)
         ):
             return entry
     return None
+
+
+def _recomputes_all(schedule: Schedule) -> bool:
+    """Whether every stage recomputes all of its microbatches or none."""
+    return bool(np.isin(recompute_share(schedule), (0, 1)).all())
 
 
 def _as_cut(problem: Problem, cut: tuple[int, ...]) -> Problem | None:

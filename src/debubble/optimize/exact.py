@@ -9,6 +9,10 @@ Where a fused backward is faster than its parts and both are allowed, every back
 fused, its I takes the time of B, and its W none, right behind. The W of those that are split keep
 microbatch order among themselves; that of a fused one may come before an older one.
 
+Where stages recompute, every R is an action of its own that may run well ahead of its backward, and
+takes its memory at its start. Or both are one action: with fewer to put in order more of these
+orders are found, but the bound only holds for them.
+
 Of transfers it knows what :mod:`debubble.optimize.bounds` proves in their mode: which cannot run at
 the same time as others or as actions. In which order ranks queue them or where they post them is
 left open, so that except in the mode ``"overlapped"`` the solver's bound can be too low.
@@ -25,12 +29,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program, kinds_of, stages_of
+from debubble.core.actions import Program
+from debubble.engine.timeline import Timeline
 from debubble.optimize.backward import (
     fusable,
     fused_ones,
     relaxed,
-    separate,
     with_fused,
 )
 from debubble.optimize.bounds import (
@@ -41,7 +45,8 @@ from debubble.optimize.bounds import (
     spare_microbatches,
     transfer_times,
 )
-from debubble.optimize.problem import Problem
+from debubble.optimize.by_time import in_order, starts_by_number
+from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.rounding import (
     FRACTIONS,
     MEMORY_UNITS,
@@ -49,11 +54,15 @@ from debubble.optimize.rounding import (
     factor_for,
     rounded,
     together,
+    units_apart,
     whole_units,
 )
 
 Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
+
+AGAIN = 3
+"""The number of R among kinds, where it is an action of its own."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +86,26 @@ class Model:
         An order that fits; its makespan is the horizon, and the solver starts from it.
     bound
         A proven lower bound.
+    ahead
+        Whether R may run ahead of the backward.
     """
 
-    def __init__(self, problem: Problem, known: Sequence[Program], bound: float = 0.0) -> None:
+    def __init__(
+        self, problem: Problem, known: Sequence[Program], bound: float = 0.0, ahead: bool = True
+    ) -> None:
         from ortools.sat.python import cp_model
 
+        known = known if ahead else without_recomputes(known)
         order = problem.schedule(known)
         self.known = problem.timeline(order).makespan
         self.factor = factor_for(all_times(problem), self.known)
-        self.problem = rounded(problem, self.factor)
+        self.whole = rounded(problem, self.factor)
+        apart = ahead and problem.can_run_ahead
+        self.again: list[int] = np.flatnonzero(problem.recomputed).tolist() if apart else []
+        self.problem = without_recompute_time(self.whole) if self.again else self.whole
         self.model = cp_model.CpModel()
         self.solver = cp_model.CpSolver()
-        timeline = self.problem.timeline(order)
+        timeline = self.whole.timeline(order)
         self.horizon = round(timeline.makespan)
         self.fusable = fusable(problem)
         self.together = together(self.problem)
@@ -106,21 +123,29 @@ class Model:
             self._add_transfers()
         self._add_memory()
         self._minimize(bound)
-        self._add_hints(known, problem.starts(timeline))
+        self._add_hints(known, timeline)
 
-    def _starts(self) -> NDArray[np.object_]:
-        """A start for every action, between its head and its tail; shape (kinds, S, m)."""
-        least = relaxed(self.problem)
+    def _starts(self) -> dict[Key, Any]:
+        """A start for every action, between its head and its tail, by the numbers of actions."""
+        least = relaxed(self.whole)
         heads, tails, *_ = longest_paths(least)
-        latest = self.horizon - tails - least.times[:, :, None]
+        redo = least.recompute_time[:, None]
+        latest = self.horizon - tails - least.pass_times[:, :, None]
+        # From here on the first and last start of R, or of R with its backward.
+        first, last = heads[0] + least.pass_times[0, :, None], latest[1] - redo
         if self.fusable.any():
             # These W may come before older ones: only their own I is sure to come first.
-            heads[2, self.fusable] = (heads[1] + least.times[1, :, None])[self.fusable]
+            heads[2, self.fusable] = (heads[1] + least.pass_times[1, :, None])[self.fusable]
             latest[2, self.fusable] = self.horizon
-        start = np.empty(heads.shape, dtype=object)
+        if not self.again:
+            heads[1], latest[1] = heads[1] - redo, last
+        start = {}
         for place in np.ndindex(heads.shape):
             low, high = int(heads[place]), int(latest[place])
             start[place] = self.model.new_int_var(low, high, "")
+        for s, b in product(self.again, range(self.problem.microbatches)):
+            low, high = int(first[s, b]), int(last[s, b])
+            start[AGAIN, s, b] = self.model.new_int_var(low, high, "")
         return start
 
     def _end(self, kind: int, stage: int, microbatch: int) -> Any:
@@ -128,6 +153,8 @@ class Model:
 
     def _time(self, kind: int, stage: int, microbatch: int) -> Any:
         """Duration of an action; a term of the model where that depends on fusing."""
+        if kind == AGAIN:
+            return int(self.whole.recompute_time[stage])
         time, fused = int(self.problem.times[kind, stage]), self.fused.get((stage, microbatch))
         if fused is None or kind == 0:
             return time
@@ -137,7 +164,7 @@ class Model:
         """The time in which an action runs."""
         start, time = self.start[kind, stage, microbatch], self._time(kind, stage, microbatch)
         fused = self.fused.get((stage, microbatch))
-        if fused is None or kind == 0:
+        if fused is None or kind in (0, AGAIN):
             return self.model.new_fixed_size_interval_var(start, time, "")
         if kind == 2:
             whole = int(self.problem.times[kind, stage])
@@ -152,10 +179,12 @@ class Model:
         for rank in range(self.problem.ranks):
             stages = np.flatnonzero(self.problem.homes == rank).tolist()
             chains = [(kind, stage) for stage in stages for kind in range(kinds)]
+            chains += [(AGAIN, stage) for stage in stages if stage in self.again]
             intervals: list[Any] = []
             for kind, stage in chains:
                 row = [self._interval(kind, stage, b) for b in range(m)]
-                self._intervals[kind * self.problem.stages + stage] = row
+                place = len(self.problem.kinds) + 2 if kind == AGAIN else kind
+                self._intervals[place * self.problem.stages + stage] = row
                 intervals += row
             self.model.add_no_overlap(intervals)
             for chain in chains:
@@ -214,6 +243,9 @@ class Model:
             add(self.start[*chain, b] >= self._end(*other, b) + round(delay))
         for (stage, b), fused in self.fused.items():
             add(self.start[2, stage, b] == self._end(1, stage, b)).only_enforce_if(fused)
+        for stage, b in product(self.again, range(m)):
+            add(self.start[AGAIN, stage, b] >= self._end(0, stage, b))
+            add(self.start[1, stage, b] >= self._end(AGAIN, stage, b))
         spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
         # A fused backward frees at its end.
         lag[problem.homes[self.fusable]] = 0.0
@@ -237,15 +269,24 @@ class Model:
                 ahead = round(problem.recompute_time[to]) if kind else 0
                 self.model.add(self.start[kind, to, b] >= begin + int(time) - ahead)
                 row.append(self.model.new_fixed_size_interval_var(begin, int(time), ""))
-        for rows in machines(problem):
-            if rows.max(initial=0) >= behind:
-                self.model.add_no_overlap(
-                    [each for row in rows.tolist() for each in self._intervals.get(row, ())]
-                )
+        whole = np.full(behind + 3 * S, True)
+        if not self.again:
+            # A gradient may come between R and its backward, which are one action here.
+            whole[S : 2 * S] = ~problem.recomputed
+        for rows in machines(self.whole):
+            sent = rows[(rows >= behind) & (rows < behind + 2 * S)]
+            if not len(sent):
+                continue
+            if np.any(problem.homes[rows[0] % S] != problem.homes[(sent - behind) % S]):
+                rows = rows[whole[rows]]
+            self.model.add_no_overlap(
+                [each for row in rows.tolist() for each in self._intervals.get(row, ())]
+            )
 
     def _add_memory(self) -> None:
         """Limit the memory held at the start of every action that takes some."""
         problem, m = self.problem, self.problem.microbatches
+        kinds = [*range(len(problem.kinds)), *([AGAIN] if self.again else [])]
         activation = problem.table.activation
         for rank in range(problem.ranks):
             stages = np.flatnonzero(problem.homes == rank).tolist()
@@ -255,13 +296,13 @@ class Model:
             unit = limit / MEMORY_UNITS
             if np.ptp(activation[stages]) <= 1e-12 * activation[stages[0]]:
                 unit = activation[stages[0]] / FRACTIONS
-            taken, changes = whole_units(problem, unit)
-            for kind, stage, b in product(range(len(problem.kinds)), stages, range(m)):
+            taken, changes = (units_apart if self.again else whole_units)(problem, unit)
+            for kind, stage, b in product(kinds, stages, range(m)):
                 if not taken[kind, stage]:
                     continue
                 me = (kind, stage, b)
                 held = [int(taken[kind, stage])]
-                for other, c, acting in product(stages, range(m), range(len(problem.kinds))):
+                for other, c, acting in product(stages, range(m), kinds):
                     amount = int(changes[acting, other])
                     if amount and (acting, other, c) != me:
                         held.append(amount * self._before((acting, other, c), me))
@@ -271,46 +312,37 @@ class Model:
         low = min(math.floor(bound * self.factor * (1 - 1e-12)), self.horizon)
         makespan = self.model.new_int_var(max(low - self.problem.size, 0), self.horizon, "")
         self.model.add_hint(makespan, self.horizon)
-        kinds, stages, m = self.start.shape
-        for kind in range(1, kinds):
-            for stage in range(stages):
+        m = self.problem.microbatches
+        for kind in range(1, len(self.problem.kinds)):
+            for stage in range(self.problem.stages):
                 last = m - 1 if self._keeps_order(kind, stage) else 0
                 for b in range(last, m):
                     self.model.add(makespan >= self._end(kind, stage, b))
         self.model.minimize(makespan)
 
-    def _add_hints(self, known: Sequence[Program], starts: NDArray[np.float64]) -> None:
+    def _add_hints(self, known: Sequence[Program], timeline: Timeline) -> None:
         """The known order, as values of all starts and literals."""
-        problem, fused = self.problem, fused_ones(self.problem, known)
+        fused = fused_ones(self.problem, known)
+        grid = starts_by_number(self.whole, known, timeline, bool(self.again))
         times = self._times(fused)
-        grid: NDArray[np.float64] = np.empty(problem.size)
-        if problem.fused:
-            grid[problem.actions(known)] = starts
-        else:
-            # The W of a fused backward begins where that ends.
-            whole = np.concatenate(known)
-            ahead = np.where(kinds_of(whole) == Kind.B, self.together[stages_of(whole)], 0.0)
-            both = np.repeat(starts, 1 + (kinds_of(whole) == Kind.B))
-            second = np.flatnonzero(kinds_of(whole) == Kind.B)
-            both[second + np.arange(1, len(second) + 1)] += ahead[second]
-            grid[problem.actions(separate(problem, known))] = both
-        grid = grid.reshape(self.start.shape)
-        for key in np.ndindex(grid.shape):
-            start: Any = self.start[key]
-            self.model.add_hint(start, int(grid[key]))
+        at = dict(zip(self.start, grid.tolist(), strict=True))
+        end = dict(zip(self.start, (grid + times).tolist(), strict=True))
+        for key, start in self.start.items():
+            self.model.add_hint(start, int(at[key]))
         for place, literal in self.fused.items():
             self.model.add_hint(literal, bool(fused[place]))
         for (x, y), first in self._literals.items():
             if not isinstance(first, int):
-                self.model.add_hint(first, bool(grid[x] + times[x] <= grid[y]))
+                self.model.add_hint(first, bool(end[x] <= at[y]))
 
     def _times(self, fused: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Durations of all actions where some backwards are fused; shape (kinds, S, m)."""
-        times = np.repeat(self.problem.times[:, :, None], self.problem.microbatches, axis=2)
+        """Durations of all actions where some backwards are fused, by their numbers."""
+        m = self.problem.microbatches
+        times = np.repeat(self.problem.times[:, :, None], m, axis=2)
         if fused.any() and not self.problem.fused:
             times[1] = np.where(fused, self.together[:, None], times[1])
             times[2, fused] = 0.0
-        return times
+        return np.append(times, np.repeat(self.whole.recompute_time[self.again], m))
 
     def solve(self, work: float, seconds: float, workers: int, seed: int) -> Solution:
         """Run the solver; `work` is its own unit, about a second. :meth:`stop` ends it early."""
@@ -331,11 +363,11 @@ class Model:
         bound = self.solver.best_objective_bound / self.factor
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)
-        starts = np.array([self.solver.value(x) for x in self.start.ravel()])
+        starts = np.array([self.solver.value(x) for x in self.start.values()])
         fused = np.zeros((self.problem.stages, self.problem.microbatches), dtype=bool)
         for place, literal in self.fused.items():
             fused[place] = self.solver.boolean_value(literal)
-        programs = with_fused(in_order(self.problem, starts, self._times(fused).ravel()), fused)
+        programs = with_fused(in_order(self.problem, starts, self._times(fused)), fused)
         return Solution(programs, bound, status == cp_model.OPTIMAL)
 
     def stop(self) -> None:
@@ -346,6 +378,10 @@ class Model:
 def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Whether a chain comes after another one on the way of each microbatch."""
     (kind, stage), (later_kind, later_stage) = one, other
+    if later_kind == AGAIN:
+        return kind == 0 and later_stage >= stage
+    if kind == AGAIN:
+        return later_kind > 0 and later_stage <= stage
     if kind == 0:
         return later_kind > 0 or later_stage > stage
     if kind == 1:
@@ -353,10 +389,3 @@ def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
             later_kind == 2 and later_stage <= stage
         )
     return False
-
-
-def in_order(problem: Problem, starts: NDArray[Any], times: NDArray[np.float64]) -> list[Program]:
-    """Programs that run actions by their starts; what takes no time goes first."""
-    ranks = np.repeat(np.tile(problem.homes, len(problem.kinds)), problem.microbatches)
-    order = np.lexsort((np.arange(len(starts)), starts + times, starts, ranks))
-    return problem.programs(order)

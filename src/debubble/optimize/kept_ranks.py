@@ -10,20 +10,27 @@ later, so that no order is faster than the fastest one here. That holds in all m
 none of which is faster than its delays. W only needs its I, which is on its rank; those of equal
 time and memory are interchangeable, and which one runs is left open. That relaxes more.
 
-**Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
-*keys*, the start, or behind R the time at which the gradient is needed. On a rank, and on the way
-of a microbatch, keys never fall. So every order is a sequence of actions, each run as soon as its
-rank, its input, its memory and the key before it allow, and what is run like this is at no time
-behind the order. A *state* is what a beginning of a sequence leaves: how far every chain is, how
-many W have run, when each rank is free, the last key, and when results under way arrive.
+**Recomputes.** An R of a kept rank is work that runs behind its forward and before its backward, in
+microbatch order, and may be far ahead of that; it holds its memory from its start on. On ranks that
+are not kept nothing is left of R but at the turn, where the last stage's backward follows its
+forward.
 
-* Of two states whose chains are equally far, one is no worse if as many W have run or more, and
-  all times are as early or earlier: whatever follows the other one can follow it, no later. The
-  other one is dropped.
+**Is there an order that ends before a target?** Sort the F and I (or B) of an order by their
+starts. On a rank, and on the way of a microbatch, starts never fall. So every order is a sequence
+of actions, each run as soon as its rank, its input, its memory and the start before it allow, and
+what is run like this is at no time behind the order. A *state* is what a beginning of a sequence
+leaves: how far every chain is, how many W and R have run, when each rank is free, the last start,
+and when results under way arrive.
+
+* Of two states whose chains are equally far, R among them, one is no worse if as many W have run or
+  more, and all times are as early or earlier: whatever follows the other one can follow it, no
+  later. The other one is dropped.
 * W run right before an action that waits, for memory or for its input. One that runs before an
   action which waits for neither can run behind it instead: the action starts earlier, nothing else
   changes. So it is enough to try the numbers of W of which each either starts before the action's
-  input is there, or frees memory that the action needs.
+  input is there, or frees memory that the action needs. The same is true of R, which never frees
+  any, but for the one that the action needs itself: one that runs later holds no more memory. Of
+  what runs right before an action W goes first, so that what fits with the action fits before it.
 * A state is dropped if the rest of the work of a rank, or the rest of a chain with its tail, cannot
   end before the target.
 
@@ -32,7 +39,15 @@ met. States of one level, which have run as many actions, are all that is kept, 
 state their number does not depend on the level: the time grows with the number of microbatches, not
 faster. Where states get too many a target counts as one that can be met.
 
-**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more.
+**Times** are multiplied by a factor and rounded down to whole numbers, which relaxes once more:
+run in the order of its rank by times, delays, heads and tails none of which is longer, no action
+starts later. Delays, heads and tails are rounded as sums. So the factor may be one that makes the
+times of the kept ranks alone whole; then it is small, and states differ less.
+
+**A grid.** Results under way may be taken to arrive sooner than they do, at multiples of a step.
+Again no action starts later. States that differ only in such arrivals become one, of which there
+are few enough where memory and work are about equally short, as on the first rank of a loop. An
+arrival is sooner by less than one step of a way that is many steps long, so that little is lost.
 """
 
 from __future__ import annotations
@@ -48,7 +63,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize._kept_kernel import keep_best, next_states
 from debubble.optimize.bounds import longest_paths
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.stop import Stop
 
 Whole: TypeAlias = NDArray[np.int64]
@@ -63,11 +78,14 @@ MOST_STORED = 20_000_000
 COLUMNS, LEVEL_WORK = 32, 20
 """Columns of what counts as one state, and what a level takes besides its states."""
 
-FIRST_STEPS = 64
-"""Targets between the bound that is known and the makespan to beat, to begin with."""
+GRIDS = (2.0, 0.5)
+"""Steps of grids, relative to what a rank works for one microbatch, coarsest first."""
 
-PRECISION = 2e-4
-"""How exactly the largest target is sought, relative to it."""
+FIRST_STEPS, COARSE_STEPS = 64, 8
+"""Targets between the bound that is known and the makespan to beat, to begin with; on a grid."""
+
+PRECISION, COARSE_PRECISION = 2e-4, 5e-3
+"""How exactly the largest target is sought, relative to it; on a grid."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +98,13 @@ class Kept:
         Number of microbatches.
     rank_of
         Rank of every chain, as a place among the kept ones; shape ``(chains,)`` as of all of these:
-    times, redo, delays
-        Time of an action, the part of it before the gradient is needed, and the time from the end
-        of the chain before to its start.
+    times, delays
+        Time of an action, and the time from the end of the chain before to its start.
     waits
         Column of a state in which the inputs under way begin; 0 where nothing is waited for.
-    class_of
-        Class of its W; −1 for none.
+    class_of, needs
+        Class of its W, or of the R behind a forward, and of the R before a backward; −1 for none.
+        Those of R come first, one for every stage.
     taken, changes
         Memory that is taken at the start, and what is left of that at the end.
     heads, tails
@@ -94,7 +112,9 @@ class Kept:
     limits
         Memory of every kept rank.
     class_rank, class_time, class_free
-        Rank of every class of W, time, and memory that one of it frees.
+        Rank of every class, time, and memory that one of it frees, or takes where that is below 0.
+    again
+        Number of classes of R.
     width
         Columns of a state.
     """
@@ -102,7 +122,6 @@ class Kept:
     microbatches: int
     rank_of: Whole
     times: Whole
-    redo: Whole
     delays: Whole
     waits: Whole
     heads: Whole
@@ -111,42 +130,64 @@ class Kept:
     changes: NDArray[np.float64]
     limits: NDArray[np.float64]
     class_of: Whole
+    needs: Whole
     class_rank: Whole
     class_time: Whole
     class_free: NDArray[np.float64]
+    again: int
     width: int
 
 
-def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
-    """The relaxation of a problem whose times are whole numbers to some of its ranks."""
+def keep(problem: Problem, ranks: Sequence[int], factor: float = 1.0) -> Kept:
+    """The relaxation of a problem to some of its ranks, with times multiplied by a factor."""
     stages, m = problem.stages, problem.microbatches
     way = [(0, s) for s in range(stages)] + [(1, s) for s in reversed(range(stages))]
-    lags = [*problem.forward_link, *problem.backward_lag[::-1]]
+    lags = [*problem.forward_link, *problem.backward_link[::-1]]
+    heads, tails, *_ = longest_paths(problem)
     place = {rank: number for number, rank in enumerate(ranks)}
-    chains, delays, delay = [], [], 0.0
+    if problem.homes[-1] not in place:
+        lags[stages] += problem.recompute_time[-1]
+    chains, gaps, gap = [], [], 0.0
     for chain, lag in zip(way, lags, strict=True):
-        delay += lag
+        gap += lag
         if problem.homes[chain[1]] in place:
             chains.append(chain)
-            delays.append(delay)
-            delay = 0.0
+            gaps.append(gap)
+            gap = 0.0
         else:
-            delay += problem.times[chain]
+            gap += problem.pass_times[chain]
     rank_of = [place[int(problem.homes[s])] for _, s in chains]
+    times, delays, head, tail = (
+        _whole(np.array(values), factor)
+        for values in (
+            [problem.pass_times[chain] for chain in chains], gaps,
+            [heads[chain] for chain in chains], [tails[chain] for chain in chains],
+        )
+    )  # fmt: skip
+    again_time = _whole(problem.recompute_time, factor)
     taken, freed = (
         np.array([values[chain] for chain in chains]) for values in (problem.taken, problem.freed)
     )
-    classes: dict[tuple[int, int, float], int] = {}
-    class_of = np.full(len(chains), -1)
+    class_of, needs = np.full(len(chains), -1), np.full(len(chains), -1)
+    whole: list[tuple[int, int, float]] = []
+    for c, (backward, s) in enumerate(chains):
+        if backward and again_time[s]:
+            back = float(problem.taken_by_recompute[s])
+            class_of[chains.index((0, s))] = needs[c] = len(whole)
+            whole.append((rank_of[c], int(again_time[s]), -back))
+            taken[c] -= back
+    again, classes = len(whole), dict[tuple[int, int, float], int]()
     for c, (backward, s) in enumerate(chains):
         if backward and not problem.fused:
-            time, free = round(problem.times[2, s]), float(problem.freed[2, s])
+            time, free = int(_whole(problem.pass_times[2, s], factor)), float(problem.freed[2, s])
             if time:
-                class_of[c] = classes.setdefault((rank_of[c], time, free), len(classes))
+                number = again + len(classes)
+                class_of[c] = classes.setdefault((rank_of[c], time, free), number)
             else:
                 freed[c] += free
+    whole += classes
     limits = problem.limits_with_slack[list(ranks)]
-    width = len(chains) + len(classes) + len(ranks) + 1
+    width = len(chains) + len(whole) + len(ranks) + 1
     waits = np.zeros(len(chains), dtype=np.int64)
     for c in range(1, len(chains)):
         if delays[c] > 0 or rank_of[c] != rank_of[c - 1]:
@@ -155,19 +196,16 @@ def keep(problem: Problem, ranks: Sequence[int]) -> Kept:
             holder = c - 1 if chains[c - 1][0] == 0 else c
             stored = problem.taken[0, chains[holder][1]]
             width += int(min(m, limits[rank_of[holder]] / stored + 1)) if stored > 0 else m
-    heads, tails, *_ = longest_paths(problem)
     return Kept(
-        m, np.array(rank_of), _whole([problem.times[chain] for chain in chains]),
-        _whole([kind * problem.recompute_time[s] for kind, s in chains]), _whole(delays), waits,
-        _whole([heads[chain] for chain in chains]), _whole([tails[chain] for chain in chains]),
-        taken, taken - freed, limits, class_of, _whole([rank for rank, _, _ in classes]),
-        _whole([time for _, time, _ in classes]), np.array([free for _, _, free in classes]),
-        width,
+        m, np.array(rank_of), times, delays, waits, head, tail, taken, taken - freed, limits,
+        class_of, needs, np.array([rank for rank, _, _ in whole], dtype=np.int64),
+        np.array([time for _, time, _ in whole], dtype=np.int64),
+        np.array([free for _, _, free in whole]), again, width,
     )  # fmt: skip
 
 
-def _whole(values: Sequence[object]) -> Whole:
-    return np.asarray(np.round(np.array(values, dtype=float)), dtype=np.int64)
+def _whole(times: NDArray[np.float64], factor: float) -> Whole:
+    return rounded_down(times, factor).astype(np.int64)
 
 
 class Count:
@@ -182,10 +220,13 @@ class Count:
         return self.left < 0
 
 
-def ends_before(kept: Kept, target: int, left: Count, stop: Stop) -> bool | None:
-    """Whether there is an order that ends before a target; None where that took too much."""
+def ends_before(kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1) -> bool | None:
+    """Whether there is an order that ends before a target; None where that took too much.
+
+    With a grid of more than one step there may be none where one was found.
+    """
     done = 0
-    for states, _ in _levels(kept, target, left, stop):
+    for states, _ in _levels(kept, target, left, stop, grid):
         done += 1
         if not len(states):
             return False
@@ -215,7 +256,9 @@ def starts_before(kept: Kept, target: int, left: Count, stop: Stop) -> Whole | N
     return starts
 
 
-def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[Whole, Whole]]:
+def _levels(
+    kept: Kept, target: int, left: Count, stop: Stop, grid: int = 1
+) -> Iterator[tuple[Whole, Whole]]:
     """States of one level after another, each with its place among those of the level before.
 
     Ends early where no state is left, or where they are too many.
@@ -223,7 +266,8 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
     chains = len(kept.times)
     states = np.zeros((1, kept.width), dtype=np.int64)
     # Sums of counts with these are different for different counts, or else nothing is dropped.
-    multipliers = np.random.default_rng(0).integers(1 << 62, size=chains) * 2 + 1
+    alike = chains + kept.again
+    multipliers = np.random.default_rng(0).integers(1 << 62, size=alike) * 2 + 1
     room = 1024
     for _ in range(chains * kept.microbatches):
         number = room + 1
@@ -233,16 +277,17 @@ def _levels(kept: Kept, target: int, left: Count, stop: Stop) -> Iterator[tuple[
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
             number = next_states.compiled(
-                states, kept.microbatches, target, kept.rank_of, kept.times, kept.redo, kept.delays,
+                states, kept.microbatches, target, grid, kept.rank_of, kept.times, kept.delays,
                 kept.waits, kept.heads, kept.tails, kept.taken, kept.changes, kept.limits,
-                kept.class_of, kept.class_rank, kept.class_time, kept.class_free, found, parents,
+                kept.class_of, kept.needs, kept.class_rank, kept.class_time, kept.class_free, found,
+                parents,
             )  # fmt: skip
             room = max(room, 2 * number if number > room else 0)
         found = found[:number]
-        keys = found[:, :chains] @ multipliers
-        order = np.lexsort((found[:, chains:].sum(axis=1), keys))
+        keys = found[:, :alike] @ multipliers
+        order = np.lexsort((found[:, alike:].sum(axis=1), keys))
         best = np.empty(number, dtype=np.int64)
-        best = best[: keep_best.compiled(found, order, keys, chains, best)]
+        best = best[: keep_best.compiled(found, order, keys, alike, best)]
         states = found[best]
         left.left -= len(states) * max(1.0, kept.width / COLUMNS) + LEVEL_WORK
         if len(states) * kept.width > MOST_CELLS or left.spent or stop():
@@ -268,16 +313,37 @@ def kept_bound(
     stop
         Ends the search early.
     """
-    factor = factor_for(all_times(problem), best)
-    kept = keep(rounded(problem, factor), ranks)
+    exact = factor_for(all_times(problem), best)
+    ways = [(exact, 1)]
+    if len(ranks) == 1:
+        # Between several ranks most ways are too short for a grid.
+        own = problem.homes == ranks[0]
+        few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
+        work = few * problem.work[ranks[0]]
+        coarse = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
+        ways = [*coarse, *([(few, 1)] if few != exact else []), *ways]
+    for factor, grid in ways:
+        if stop() or left.spent:
+            break
+        kept = keep(problem, ranks, factor)
+        low = _largest_target(kept, factor, grid, low, best, left, stop)
+    return low
+
+
+def _largest_target(
+    kept: Kept, factor: float, grid: int, low: float, best: float, left: Count, stop: Stop
+) -> float:
+    """The same with times and arrivals as they are rounded."""
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step, grows = max(1, (highest - bound) // FIRST_STEPS), True
+    step = max(1, (highest - bound) // (FIRST_STEPS if grid == 1 else COARSE_STEPS))
+    grows = True
+    near = COARSE_PRECISION if grid > 1 else 0.0 if factor == round(factor) else PRECISION
     while bound < highest and not stop() and not left.spent:
-        if not grows and highest - bound <= PRECISION * highest and factor != round(factor):
+        if not grows and highest - bound <= near * highest:
             break
         target = min(bound + step, highest)
-        if ends_before(kept, target, left, stop) is False:
+        if ends_before(kept, target, left, stop, grid) is False:
             bound = target
             step = 2 * step if grows else max(1, (highest - bound) // 2)
         else:

@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
-from debubble.optimize.exact import Key, in_order
+from debubble.optimize.by_time import in_order
+from debubble.optimize.exact import Key
 from debubble.optimize.problem import NO_MEMORY, Problem
 from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.stop import Stop

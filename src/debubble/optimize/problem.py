@@ -57,8 +57,10 @@ class Problem(Workload):
     Actions have numbers: action ``(k · S + s) · m + b`` is the k-th of F, I, W (F, B where the
     backward is fused) of stage s and microbatch b. Where a stage recomputes, its I or B and the R
     right before it are one action here, with their times together: R only needs its own forward,
-    so that the two may begin R before the gradient arrives. Programs have no R either;
-    :meth:`schedule` puts them in.
+    so that the two may begin R before the gradient arrives. Most programs have no R either;
+    :meth:`schedule` puts them in. In those that do, R may stand anywhere between its forward and
+    its backward, and the R of the j-th stage that recomputes is action ``size + j · m + b``. Bounds
+    hold for these as well (:mod:`debubble.optimize.bounds`).
 
     Parameters
     ----------
@@ -108,9 +110,19 @@ class Problem(Workload):
     @cached_property
     def times(self) -> NDArray[np.float64]:
         """Time of every kind on every stage, R within the backward, shape ``(kinds, stages)``."""
-        times = self.table.duration[list(self.kinds)]
+        times = self.pass_times.copy()
         times[1] += self.recompute_time
         return times
+
+    @property
+    def pass_times(self) -> NDArray[np.float64]:
+        """Time of every kind on every stage, R left out, shape ``(kinds, stages)``."""
+        return self.table.duration[list(self.kinds)]
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether an R takes time, so that it may pay off to run it well before its backward."""
+        return bool(self.recompute_time.any())
 
     @cached_property
     def arcs(self) -> list[Arc]:
@@ -140,6 +152,12 @@ class Problem(Workload):
         """Memory an action takes at its start, shape ``(kinds, stages)``."""
         stored, more = self.footprint
         return np.array([stored, more, np.zeros_like(more)][: len(self.kinds)])
+
+    @property
+    def taken_by_recompute(self) -> NDArray[np.float64]:
+        """The part of what a backward takes that R has brought back, shape ``(stages,)``."""
+        back = self.table.activation - self.table.checkpoint
+        return np.where(self.recomputed, back, 0.0)
 
     @cached_property
     def freed(self) -> NDArray[np.float64]:
@@ -172,20 +190,23 @@ class Problem(Workload):
     def actions(self, programs: Sequence[Program]) -> NDArray[np.int64]:
         """Numbers of packed actions, rank after rank."""
         packed = np.concatenate(programs)
+        kinds, stages = kinds_of(packed), stages_of(packed)
         lane = np.zeros(len(Kind), dtype=np.int64)
         lane[list(self.kinds)] = np.arange(len(self.kinds))
-        kind = lane[kinds_of(packed)]
-        return (kind * self.stages + stages_of(packed)) * self.microbatches + microbatches_of(
-            packed
-        )
+        again = len(self.kinds) * self.stages + np.cumsum(self.recomputed) - 1
+        row = np.where(kinds == Kind.R, again[stages], lane[kinds] * self.stages + stages)
+        return row * self.microbatches + microbatches_of(packed)
 
     def programs(self, order: NDArray[np.int64]) -> list[Program]:
         """Packed actions of every rank from their numbers, rank after rank."""
         row, microbatch = np.divmod(order, self.microbatches)
-        kind, stage = np.divmod(row, self.stages)
-        codes = np.array(self.kinds, dtype=np.int64)[kind]
-        packed = microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | codes
-        return np.split(packed, self.offsets[1:-1])
+        codes = np.repeat(np.array(self.kinds, dtype=np.int64), self.stages)
+        again = np.flatnonzero(self.recomputed)
+        kind = np.append(codes, np.full(len(again), int(Kind.R)))[row]
+        stage = np.append(np.tile(np.arange(self.stages), len(self.kinds)), again)[row]
+        packed = microbatch << MICROBATCH_SHIFT | stage << STAGE_SHIFT | kind
+        held = np.bincount(self.homes[stage], minlength=self.ranks)
+        return np.split(packed, np.cumsum(held)[:-1])
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
@@ -198,9 +219,19 @@ class Problem(Workload):
         return replace(self, microbatches=microbatches)
 
     def schedule(self, programs: Sequence[Program], name: str = "optimized") -> Schedule:
-        """An order as a schedule, with an R right before every backward that needs one."""
-        order = Schedule.from_programs(name, self.placement, self.microbatches, programs)
-        return add_recompute(order, np.flatnonzero(self.recomputed).tolist())
+        """An order as a schedule; one without R gets one right before every backward that needs it.
+
+        Otherwise the order has all of them.
+        """
+        alone = without_recomputes(programs)
+        order = Schedule.from_programs(name, self.placement, self.microbatches, alone)
+        plain = add_recompute(order, np.flatnonzero(self.recomputed).tolist())
+        if sum(map(len, alone)) == sum(map(len, programs)):
+            return plain
+        found = plain.with_programs(
+            list(programs), options={**plain.options, "recompute_at": "bubbles"}
+        )
+        return plain if np.array_equal(found.actions, plain.actions) else found
 
     def starts(self, timeline: Timeline) -> NDArray[np.float64]:
         """Start times of a simulated order, each R delayed as far as its successors allow."""
@@ -222,3 +253,15 @@ class Problem(Workload):
         if has(schedule, COPY_KINDS):
             return bool(np.all(self.timeline(schedule).peak_activation <= self.limits_with_slack))
         return bool(np.all(measure_memory(schedule, self.table).peak <= self.limits_with_slack))
+
+
+def without_recomputes(programs: Sequence[Program]) -> list[Program]:
+    """An order without its R, so that each goes right before its backward again."""
+    return [program[~among(kinds_of(program), RECOMPUTE_KINDS)] for program in programs]
+
+
+def without_recompute_time(problem: Problem) -> Problem:
+    """The problem in which R takes no time, but its memory."""
+    duration = problem.table.duration.copy()
+    duration[list(RECOMPUTE_KINDS)] = 0.0
+    return replace(problem, table=replace(problem.table, duration=duration))

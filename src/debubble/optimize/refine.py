@@ -6,6 +6,9 @@ critical path and starts when its rank's previous action ends: no other move can
 stage keeps microbatch order, which loses nothing (see :mod:`debubble.optimize.bounds`), and memory
 its limit, which only the actions between the two ends of a move can break.
 
+Where stages recompute, R and its backward are one action, or two: then R moves by itself, between
+its own forward and its own backward.
+
 All actions stand in one topological order. A move concerns the part of it from its first action to
 its last: what follows from the delayed block moves behind the rest, and if the other block is among
 that, the move would be a deadlock. New ends within that part, together with the known longest paths
@@ -29,7 +32,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize._refine_kernel import COUNTERS
 from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.rounding import together
 from debubble.optimize.stop import Stop
 
@@ -61,6 +64,8 @@ class Annealer:
         Start of the random numbers.
     fixed
         Places in every rank's program, from and to, that must stay as they are.
+    ahead
+        Whether R may run ahead of its backward; the order then has all of them.
     """
 
     def __init__(
@@ -69,21 +74,24 @@ class Annealer:
         programs: Sequence[Program],
         seed: int = 0,
         fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+        ahead: bool = False,
     ) -> None:
         self.problem = problem
         self._fused = fused_ones(problem, programs) & (not problem.fused)
-        self.best = problem.actions(separate(problem, programs))
+        programs = separate(problem, programs if ahead else without_recomputes(programs))
+        self.best = problem.actions(programs)
         self.makespan = float("inf")
         self.mean = float(problem.times.mean()) or 1.0
         self.halt = np.zeros(1, dtype=np.int64)
         self._counters = np.zeros(COUNTERS)
         self._counters[3] = (seed + 1) * 7919 % (1 << 47)
-        if fixed is None:
-            begin = end = problem.offsets[1:]
-        else:
-            begin, end = (problem.offsets[:-1] + places for places in fixed)
-        n = problem.size
-        self._fixed = (*_arrays(problem, self._fused), problem.limits_with_slack, begin, end)
+        offsets = np.cumsum([0, *map(len, programs)])
+        begin = end = offsets[1:]
+        if fixed is not None:
+            begin, end = (offsets[:-1] + places for places in fixed)
+        n = len(self.best)
+        arrays = _arrays(problem, self._fused, ahead)
+        self._fixed = (offsets, *arrays, problem.limits_with_slack, begin, end)
         self._scratch = tuple(
             np.zeros(n, dtype=dtype) for dtype in ("i8", "f8", "i8", "i8", "i8", *("f8",) * 3, "i8")
         )
@@ -114,13 +122,14 @@ def refine(
     stop_at: float = 0.0,
     seed: int = 0,
     fixed: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ahead: bool = False,
     found: Callable[[list[Program]], None] | None = None,
 ) -> list[Program]:
     """Anneal an order round after round.
 
     Parameters
     ----------
-    problem, programs, seed, fixed
+    problem, programs, seed, fixed, ahead
         As in :class:`Annealer`.
     stop
         Ends the search: when asked at once, by its time between the pieces of a round.
@@ -132,7 +141,7 @@ def refine(
     found
         Called with every better order.
     """
-    annealer = Annealer(problem, programs, seed, fixed)
+    annealer = Annealer(problem, programs, seed, fixed, ahead)
     moves = int(np.clip(WORK_PER_ROUND // problem.size, FEWEST_MOVES, MOST_MOVES)) // PIECES
     count = 0
     while count < rounds and not stop() and annealer.makespan > stop_at:
@@ -155,11 +164,16 @@ def refine(
 Order = NDArray[np.int64]
 
 
-def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.generic], ...]:
-    """Offsets, and rank, chain, time, input, lag, consumers and memory of every action.
+def _arrays(
+    problem: Problem, fused: NDArray[np.bool_], ahead: bool
+) -> tuple[NDArray[np.generic], ...]:
+    """Rank, chain, time, input, lag, consumers, R and memory of every action.
 
-    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing.
+    Where backwards are `fused` I stands for B, and W, on a chain of its own, does nothing. Every R
+    is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
+    is on is longer by what it needs.
     """
+    whole, problem = problem, without_recompute_time(problem) if ahead else problem
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
@@ -182,7 +196,21 @@ def _arrays(problem: Problem, fused: NDArray[np.bool_]) -> tuple[NDArray[np.gene
         freed[1] += np.where(fused, freed[2], 0.0)
         times[2, fused] = freed[2, fused] = 0.0
         chains[2, fused] = problem.size + number[2, fused]
-    return (
-        problem.offsets, np.repeat(np.tile(problem.homes, kinds), m), chains.ravel(),
-        times.ravel(), *(grid.ravel() for grid in grids), added.ravel(), freed.ravel(),
+    ranks, mate = np.repeat(np.tile(problem.homes, kinds), m), np.full((kinds, S, m), -1)
+    passes = (ranks, chains, times, *grids, mate, added, freed)
+    if not ahead:
+        return tuple(grid.ravel() for grid in passes)
+    again = np.flatnonzero(problem.recomputed)
+    redone = problem.size + np.arange(len(again) * m).reshape(-1, m)
+    mate[1, again] = redone
+    back = problem.taken_by_recompute[again, None]
+    added[1, again] -= back
+    alone = (
+        problem.homes[again, None], redone // m, whole.recompute_time[again, None],
+        number[0, again], 0.0, -1, -1, -1, back, 0.0,
     )  # fmt: skip
+    both = zip(passes, alone, strict=True)
+    return tuple(
+        np.append(one.ravel(), np.broadcast_to(np.asarray(other, one.dtype), redone.shape))
+        for one, other in both
+    )

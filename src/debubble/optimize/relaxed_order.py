@@ -22,7 +22,7 @@ from debubble.core.actions import Program
 from debubble.core.errors import DebubbleError
 from debubble.optimize.kept_ranks import Count, keep, starts_before
 from debubble.optimize.problem import Problem
-from debubble.optimize.rounding import all_times, factor_for, rounded
+from debubble.optimize.rounding import all_times, factor_for
 from debubble.optimize.stop import Stop
 
 Times: TypeAlias = NDArray[np.float64]
@@ -50,7 +50,7 @@ def relaxed_order(
         Ends the search early.
     """
     factor = factor_for(all_times(problem), 2 * bound)
-    kept = keep(rounded(problem, factor), [rank])
+    kept = keep(problem, [rank], factor)
     for slack in SLACK:
         if stop() or left.spent:
             break
@@ -79,7 +79,8 @@ def _planned(problem: Problem, rank: int, starts: Times) -> Times:
     kept = [number for number, (_, s) in enumerate(way) if problem.homes[s] == rank]
     plan = np.zeros((2, problem.stages, problem.microbatches))
     for row, number in enumerate(kept):
-        plan[way[number]] = starts[row]
+        kind, s = way[number]
+        plan[kind, s] = starts[row] - kind * problem.recompute_time[s]
     for number in reversed(range(kept[-1])):
         if number not in kept:
             here = way[number]

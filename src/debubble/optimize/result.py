@@ -10,9 +10,10 @@ import numpy as np
 from debubble.analysis.layout import PIPED
 from debubble.analysis.metrics import ranges, recompute_text, units
 from debubble.analysis.spread import spread_lines
-from debubble.core.actions import among, kinds_of, stages_of
+from debubble.core.actions import STAGE_SHIFT, among, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.kind_relations import RECOMPUTE_KINDS
 from debubble.core.kinds import COPY_KINDS
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
@@ -84,6 +85,17 @@ class Result:
     def recompute(self) -> list[int]:
         """The stages that recompute their forwards."""
         return recomputed_stages(self.schedule)
+
+    def _where(self) -> str:
+        """Where the recomputes stand, in words."""
+        actions = self.schedule.actions
+        actions = actions[~among(kinds_of(actions), COPY_KINDS)]
+        spots = np.flatnonzero(among(kinds_of(actions), RECOMPUTE_KINDS))
+        cells = actions >> STAGE_SHIFT
+        ahead = int(np.count_nonzero(cells[spots + 1] != cells[spots]))
+        if not ahead:
+            return "right before the backward"
+        return f"{ahead} of {len(spots)} further ahead than right before the backward"
 
     @property
     def offload(self) -> list[int]:
@@ -184,7 +196,7 @@ class Result:
             lines.append(f"microbatches in the order {' '.join(map(str, self.microbatches))}:")
             lines.append(f"microbatch={sequence}")
         if self.recompute:
-            lines.append(f"{recompute_text(self.schedule)}, right before the backward")
+            lines.append(f"{recompute_text(self.schedule)}, {self._where()}")
         if self.offload:
             stages = f"stage{'s' if len(self.offload) > 1 else ''} {ranges(self.offload)}"
             lines.append(f"activations of {stages} wait for their backwards on the host")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from debubble.core.actions import Kind
 from debubble.optimize.backward import fusable
 from debubble.optimize.problem import Problem
+
+Units: TypeAlias = NDArray[np.int64]
+"""Memory in whole units."""
 
 LARGEST_DENOMINATOR = 10_000
 RESOLUTION = 1_000_000
@@ -57,7 +61,7 @@ def together(problem: Problem) -> NDArray[np.float64]:
     return np.asarray(problem.table.duration[Kind.B] + problem.recompute_time)
 
 
-def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
     """Memory actions take at their start, and the change when they are over.
 
     What is there between them is rounded down, so that nothing that fits is refused.
@@ -67,8 +71,24 @@ def whole_units(problem: Problem, unit: float) -> tuple[NDArray[np.int64], NDArr
     taken, changes
         In whole units, shape ``(kinds, stages)``.
     """
-    before = np.cumsum(problem.taken - problem.freed, axis=0) - problem.taken + problem.freed
-    during, after = before + problem.taken, before + problem.taken - problem.freed
+    return _levels(problem.taken, problem.freed, unit)
+
+
+def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
+    """The same with R as an action of its own, the fourth kind: what it brings back is its."""
+    back, last = problem.taken_by_recompute, len(problem.kinds)
+    taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
+    levels = _levels(taken, np.insert(problem.freed, 1, 0.0, axis=0), unit)
+    one, other = (level[[0, 2, last, 1]] for level in levels)
+    return one, other
+
+
+def _levels(
+    taken: NDArray[np.float64], freed: NDArray[np.float64], unit: float
+) -> tuple[Units, Units]:
+    """The same of kinds in the order in which they come, from what each takes and frees."""
+    before = np.cumsum(taken - freed, axis=0) - taken + freed
+    during, after = before + taken, before + taken - freed
     levels = (np.floor(level / unit + 1e-6).astype(np.int64) for level in (before, during, after))
     low, high, left = levels
     return high - low, left - low

@@ -115,8 +115,9 @@ def optimize(
     backward
         ``"split"`` into I and W, ``"fused"``, or ``"free"``: whichever is faster, action by action.
     recompute
-        Which stages recompute their forwards right before their backwards: ``"none"``, ``"full"``,
-        their numbers, or ``"free"``: whichever stages are best. That takes several times as long.
+        Which stages recompute their forwards, right before their backwards or further ahead where
+        that is faster and memory allows it: ``"none"``, ``"full"``, their numbers, or ``"free"``:
+        whichever stages are best. That takes several times as long.
     offload
         Which stages' activations wait for their backwards on the host: ``"none"``, their numbers,
         or ``"free"``. Needs ``costs.host_bandwidth``. What comes back too soon to be worth it

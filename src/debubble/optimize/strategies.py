@@ -35,7 +35,9 @@ from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
 from debubble.optimize import unroll
+from debubble.optimize.ahead import run_ahead, runs_ahead
 from debubble.optimize.annealing import (
+    LARGEST,
     ROUNDS,
     SMALL_ROUNDS,
     anneal,
@@ -50,7 +52,7 @@ from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.offload import tighter
 from debubble.optimize.pattern import find_pattern
-from debubble.optimize.problem import Problem
+from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.published import published_orders
 from debubble.optimize.refine import TEMPERATURES, refine
 from debubble.optimize.stop import Stop
@@ -60,9 +62,6 @@ SMALL_MIXED = 500
 
 WIDTHS = (1, 2)
 """Microbatches per period of the patterns that are sought, in this order, up to the effort."""
-
-LARGEST_POLISHED = 200_000
-"""Actions up to which a whole order is annealed."""
 
 FEW_MORE = 8
 """Microbatches beyond 2p on which orders of many are annealed."""
@@ -92,6 +91,9 @@ LATE_EFFORT = 0.1
 
 EXACT_WORK = 60.0
 """Work of the exact solver, in its own unit of about a second."""
+
+AHEAD_SHARE = 0.5
+"""Share of the time limit for solving as if R could not run ahead of its backward."""
 
 MEETING_SHARE = 0.2
 """Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
@@ -186,7 +188,8 @@ def published(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 def list_scheduling(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer the list scheduler's order, and those that leave room for copies under way."""
-    candidates = [separate(problem, incumbent.programs)] if incumbent.programs else []
+    known = without_recomputes(incumbent.programs)
+    candidates = [separate(problem, known)] if known else []
     for tight in tighter(incumbent.problem):
         if stop() and incumbent.programs:
             return
@@ -207,7 +210,21 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
 
 
 def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Solve the whole problem exactly; raises the bound as well."""
+    """Solve the whole problem exactly, with each R and its backward as one action.
+
+    It raises the bound as well, but where these may be apart: that takes :func:`solve_ahead`.
+    """
+    if problem.can_run_ahead:
+        stop = Stop(AHEAD_SHARE * stop.left, stop)
+    _solve(problem, incumbent, stop, ahead=False)
+
+
+def solve_ahead(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Solve the whole problem exactly, with each R as an action of its own."""
+    _solve(problem, incumbent, stop, ahead=True)
+
+
+def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> None:
     from debubble.optimize.exact import Model
 
     effort = stop.work.effort * (COPIED_SHARE if incumbent.problem.offload else 1.0)
@@ -220,7 +237,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             return
         known = separate(problem, incumbent.programs, chosen.tolist())
         asked = replace(problem, mode=mode)
-        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound)
+        model = Model(asked if chosen.any() else relaxed(asked), known, incumbent.bound, ahead)
         with stop.ending(model.stop):
             if stop():
                 return
@@ -229,8 +246,12 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
                 EXACT_WORK * effort * share, seconds, stop.work.workers, stop.work.seed
             )
         if solution.programs is not None:
-            incumbent.offer(solution.programs, "exact solving")
-        incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
+            # With copies under way R goes right before its backward.
+            copies = bool(incumbent.problem.offload)
+            found = without_recomputes(solution.programs) if copies else solution.programs
+            incumbent.offer(found, "exact solving")
+        if ahead or not problem.can_run_ahead:
+            incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -344,8 +365,12 @@ def solver_name() -> str:
     return f"OR-Tools {version('ortools')}" if has_solver() else ""
 
 
+def _solved_apart(problem: Problem) -> bool:
+    return small(problem) and has_solver() and problem.can_run_ahead
+
+
 def _annealed_whole(problem: Problem) -> bool:
-    return not small(problem) and problem.size <= LARGEST_POLISHED
+    return not small(problem) and problem.size <= LARGEST
 
 
 def _repeats(problem: Problem) -> bool:
@@ -361,11 +386,14 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing", anneal, small),
     Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
     Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
+    Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
+    Strategy("exact solving", solve_ahead, _solved_apart),
     Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, _repeats, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
+    Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and runs_ahead(p)),
 ]
 """Every strategy in the order in which they run."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
 from debubble.listing import TOLERANCE
+from debubble.optimize.ahead import run_ahead, runs_ahead
 from debubble.optimize.bounding import keep_one_rank
 from debubble.optimize.cache import Entry
 from debubble.optimize.incumbent import Incumbent, Known
@@ -226,21 +227,30 @@ class Variants:
     def _improve(self, group: Sequence[Incumbent], part: float, seconds: float) -> bool:
         """Run all strategies on the best placement, and on while one is solved; whether all are.
 
-        Of the others it is asked at first whether they can be better at all.
+        Of the others it is asked at first whether they can be better at all, and at the end whether
+        they are where recomputes run ahead: that may help one placement more than another.
         """
         ordered = sorted(group, key=makespan_of)
         for incumbent in ordered[1:]:
-            if incumbent.beats(self.best.makespan) and not self.stop():
+            # Where copies leave no room there may be no order to compare bounds with.
+            found = bool(incumbent.programs)
+            if found and incumbent.beats(self.best.makespan) and not self.stop():
                 limit = OTHERS_SHARE * seconds / len(ordered)
                 incumbent.stop = Stop(limit, self.stop, self.stop.work.share(part))
                 keep_one_rank(incumbent.model, incumbent, incumbent.stop)
-        for incumbent in ordered:
+        later = OTHERS_SHARE * any(runs_ahead(each.problem) for each in ordered[1:])
+        for place, incumbent in enumerate(ordered, start=1):
             if self.stop():
                 return False
             if incumbent.beats(self.best.makespan):
-                incumbent.stop = Stop(seconds, self.stop, self.stop.work.share(part))
+                incumbent.stop = Stop(seconds * (1 - later), self.stop, self.stop.work.share(part))
                 improve(incumbent)
             if not incumbent.done:
+                for other in ordered[place:]:
+                    if runs_ahead(other.problem) and other.beats(self.best.makespan):
+                        limit = OTHERS_SHARE * seconds / len(ordered)
+                        other.stop = Stop(limit, self.stop, self.stop.work.share(part))
+                        run_ahead(other.model, other, other.stop)
                 return False
         return True
 
