@@ -79,24 +79,16 @@ def table(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[s
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table for terminals and for pages.
-
-    Parameters
-    ----------
-    head
-        Its title; in a terminal every part of it has a line.
-    cells
-        One text per row.
-    rank
-        The columns of the highest are left out first where a line has no room; 0 never is.
-    left
-        Whether it is aligned left.
-    """
+    """A column of a table for terminals and for pages."""
 
     head: tuple[str, ...]
+    """Its title; in a terminal every part of it has a line."""
     cells: tuple[str, ...]
+    """One text per row."""
     rank: int = 0
+    """The columns of the highest are left out first where a line has no room; 0 never is."""
     left: bool = False
+    """Whether it is aligned left."""
 
     @property
     def title(self) -> str:

@@ -34,39 +34,26 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Stages that do not keep their activations until the backward.
-
-    Parameters
-    ----------
-    recompute, offload
-        Whether each stage recomputes its forward, or keeps its activation on the host; shape
-        ``(stages,)``.
-    late
-        Whether recomputes wait for the gradient.
-    """
+    """Stages that do not keep their activations until the backward."""
 
     recompute: NDArray[np.bool_]
+    """Whether each stage recomputes its forward; shape ``(stages,)``."""
     offload: NDArray[np.bool_]
+    """Whether each stage keeps its activation on the host; shape ``(stages,)``."""
     late: bool = False
+    """Whether recomputes wait for the gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Costs and memory as list scheduling takes them.
-
-    Parameters
-    ----------
-    table
-        Costs of every stage and link; of what is offloaded, as if it was recomputed in no time.
-    recompute
-        Stages that recompute in this sense, None for none.
-    late
-        Whether recomputes wait for the gradient.
-    """
+    """Costs and memory as list scheduling takes them."""
 
     table: CostTable
+    """Costs of every stage and link; of what is offloaded, as if it was recomputed in no time."""
     recompute: NDArray[np.bool_] | None
+    """Stages that recompute in this sense, None for none."""
     late: bool
+    """Whether recomputes wait for the gradient."""
 
     @classmethod
     def of(cls, placement: Placement, costs: Costs | None, storage: Storage | None) -> Terms:

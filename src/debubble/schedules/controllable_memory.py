@@ -18,23 +18,17 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
 
 @dataclass(frozen=True)
 class VBlock:
-    """A block whose passes go down the V, up, down and up again at two paces.
-
-    Parameters
-    ----------
-    down, up
-        Slots from one rank to the next, away from rank 0 and back to it.
-    pauses
-        Function of p: slots without a pass at the three turns. They keep the passes of a rank in
-        different slots modulo 6.
-    memory
-        Function of p: the most microbatches a rank holds.
-    """
+    """A block whose passes go down the V, up, down and up again at two paces."""
 
     down: int
+    """Slots from one rank to the next, away from rank 0."""
     up: int
+    """The same on the way back to it."""
     pauses: Callable[[int], tuple[int, int, int]]
+    """Function of p: slots without a pass at the three turns. They keep the passes of a rank in
+    different slots modulo 6."""
     memory: Callable[[int], int]
+    """Function of p: the most microbatches a rank holds."""
 
     def slots(self, ranks: int) -> NDArray[np.int64]:
         """Slots of the 4p passes of one microbatch."""

@@ -30,21 +30,14 @@ from debubble.schedules.registry import (
 
 @dataclass(frozen=True)
 class NearestForm:
-    """A closed form that does not hold.
-
-    Parameters
-    ----------
-    found
-        The formula, and its value for the nearest costs for which it holds.
-    reason
-        Why it does not hold, in words.
-    nearest
-        The simpler case that the value is for, in words that follow it: ``"without latency"``.
-    """
+    """A closed form that does not hold."""
 
     found: FormValue
+    """The formula, and its value for the nearest costs for which it holds."""
     reason: str
+    """Why it does not hold, in words."""
     nearest: str
+    """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
 
 
 class _Obstacle(NamedTuple):

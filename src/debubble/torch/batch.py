@@ -23,51 +23,34 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The data of one step by unit: microbatch, or slice of one.
-
-    Parameters
-    ----------
-    args
-        Positional arguments of the first stage; empty on ranks that do not hold it.
-    kwargs
-        Keyword arguments of every stage of this rank.
-    targets
-        What the loss compares the last stage's output with; empty on ranks that do not hold it.
-    weights
-        Share of each unit's loss in the loss of the step.
-    scale
-        A backward computes the gradient of `scale` times the loss of the step.
-    signatures
-        Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
-        same shape and type for units of the same number. They begin anew with every copy of the
-        model.
-    anew
-        Whether other weights want gradients than before: then stages hand on other forms.
-    """
+    """The data of one step by unit: microbatch, or slice of one."""
 
     args: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    """Positional arguments of the first stage; empty on ranks that do not hold it."""
     kwargs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    """Keyword arguments of every stage of this rank."""
     targets: Mapping[int, Any] = field(default_factory=dict)
+    """What the loss compares the last stage's output with; empty on ranks that do not hold it."""
     weights: Sequence[float] = ()
+    """Share of each unit's loss in the loss of the step."""
     scale: float = 1.0
+    """A backward computes the gradient of `scale` times the loss of the step."""
     signatures: Sequence[int] = ()
+    """Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
+    same shape and type for units of the same number. They begin anew with every copy of the
+    model."""
     anew: bool = False
+    """Whether other weights want gradients than before: then stages hand on other forms."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forwarded:
-    """What forwards without backwards give.
-
-    Parameters
-    ----------
-    losses
-        By unit, on ranks with the last stage, when there were targets; auxiliary losses, too.
-    outputs
-        By unit, of the last stage.
-    """
+    """What forwards without backwards give."""
 
     losses: Mapping[int, Tensor]
+    """By unit, on ranks with the last stage, when there were targets; auxiliary losses, too."""
     outputs: Mapping[int, Any]
+    """By unit, of the last stage."""
 
 
 class Engine(Protocol):

@@ -27,31 +27,20 @@ WARM_UP = 1
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One schedule that all ranks execute some times.
-
-    Parameters
-    ----------
-    plan, batches
-        What is executed.
-    theirs
-        Whether PyTorch's runtime does it.
-    dtype
-        What is computed in.
-    verifies
-        Whether gradients and losses of one step are wanted, or times.
-    steps
-        How many steps are timed, after one to warm up.
-    timeout
-        Seconds that a rank waits for another; who watches the world is to be faster.
-    """
+    """One schedule that all ranks execute some times."""
 
     plan: Plan
     batches: Batches
     theirs: bool
+    """Whether PyTorch's runtime does it."""
     dtype: torch.dtype
+    """What is computed in."""
     verifies: bool
+    """Whether gradients and losses of one step are wanted, or times."""
     steps: int = 1
+    """How many steps are timed, after one to warm up."""
     timeout: float = 600.0
+    """Seconds that a rank waits for another; who watches the world is to be faster."""
 
     def work(self, world: World, number: int) -> dict[str, Any]:
         """What one rank does; returns its times, and when it verifies gradients and losses."""

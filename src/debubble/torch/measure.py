@@ -29,26 +29,19 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What some steps of a schedule took, in seconds.
-
-    Parameters
-    ----------
-    starts, ends
-        Of every action of the schedule as given, from the first start of the step on; shape
-        ``(steps, n)``.
-    makespans
-        Last end minus first start of computations, shape ``(steps,)``.
-    transfers
-        The messages of the typical step.
-    hosts
-        Where each rank ran.
-    """
+    """What some steps of a schedule took, in seconds."""
 
     starts: Times
+    """When every action of the schedule as given began, from the first start of the step on; shape
+    ``(steps, n)``."""
     ends: Times
+    """When it ended, likewise."""
     makespans: Times
+    """Last end minus first start of computations, shape ``(steps,)``."""
     transfers: Sequence[Transfer] = ()
+    """The messages of the typical step."""
     hosts: Sequence[str] = ()
+    """Where each rank ran."""
 
     @classmethod
     def of(

@@ -39,44 +39,31 @@ class Spread:
 
 @dataclass(frozen=True)
 class StageMeasures:
-    """What one stage, or one layer of it, takes for one microbatch.
-
-    Parameters
-    ----------
-    times
-        Of F, I, W and B, as far as measured, in milliseconds.
-    saved
-        Bytes that stay from F to B: what autograd saves, and the inputs.
-    kept_for_weight
-        Those that stay from I to W.
-    inputs
-        Those of the inputs, all that stays where the stage is recomputed.
-    message
-        Those that go to the next stage.
-    weights, gradients
-        Those of the parameters, and of their gradients.
-    peak
-        Most bytes above the weights during F and B by the allocator's count, on CUDA.
-    fused
-        Why I and W are no actions of their own: I then is the whole backward and W is nothing.
-        Empty where they are.
-    split
-        Whether splitting the backward pays, in words.
-    layers
-        The same of every layer, where the stage is a list of layers.
-    """
+    """What one stage, or one layer of it, takes for one microbatch."""
 
     times: Mapping[str, Spread]
+    """Of F, I, W and B, as far as measured, in milliseconds."""
     saved: int | None = None
+    """Bytes that stay from F to B: what autograd saves, and the inputs."""
     kept_for_weight: int | None = None
+    """Those that stay from I to W."""
     inputs: int | None = None
+    """Those of the inputs, all that stays where the stage is recomputed."""
     message: int | None = None
+    """Those that go to the next stage."""
     weights: int | None = None
+    """Those of the parameters."""
     gradients: int | None = None
+    """Those of the parameters' gradients."""
     peak: int | None = None
+    """Most bytes above the weights during F and B by the allocator's count, on CUDA."""
     fused: str = ""
+    """Why I and W are no actions of their own: I then is the whole backward and W is nothing. Empty
+    where they are."""
     split: str = ""
+    """Whether splitting the backward pays, in words."""
     layers: tuple[StageMeasures, ...] = field(default=(), repr=False)
+    """The same of every layer, where the stage is a list of layers."""
 
     def time(self, kind: str) -> float | None:
         """Median time of F, I, W or B in milliseconds, as a schedule pays it; None if unknown."""

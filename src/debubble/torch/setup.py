@@ -42,31 +42,21 @@ SPLITS = ("auto", "keep", "fuse")
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What an engine is made of.
-
-    Parameters
-    ----------
-    team
-        The ranks.
-    schedule
-        What is run.
-    modules
-        This rank's stages, by number; with their own parameters.
-    loss_fn
-        Mean loss of (output of the last stage, target).
-    fuses
-        By stage, whether I does the whole backward and W nothing; None where that is decided at
-        the first forward. Only stages whose backwards are split are here.
-    tell
-        Is told why the backward of a stage is not split, once.
-    """
+    """What an engine is made of."""
 
     team: Team
+    """The ranks."""
     schedule: Schedule
+    """What is run."""
     modules: Mapping[int, nn.Module]
+    """This rank's stages, by number; with their own parameters."""
     loss_fn: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target)."""
     fuses: Mapping[int, bool | None] = field(default_factory=dict)
+    """By stage, whether I does the whole backward and W nothing; None where that is decided at the
+    first forward. Only stages whose backwards are split are here."""
     tell: Callable[[int, str], None] = lambda *_: None
+    """Is told why the backward of a stage is not split, once."""
 
 
 def find_schedule(schedule: Any, ranks: int, sizes: Mapping[str, Any], steps: bool) -> Schedule:

@@ -25,22 +25,16 @@ from debubble.torch.losses import add_loss
 
 @dataclass(frozen=True)
 class Family:
-    """How a model type names its parts inside its body.
-
-    Parameters
-    ----------
-    embeddings
-        What only the first stage does.
-    layers, norm
-        The list of layers, and what comes behind the last.
-    head
-        What turns the body's output into logits; beside the body.
-    """
+    """How a model type names its parts inside its body."""
 
     embeddings: tuple[str, ...] = ("embed_tokens",)
+    """What only the first stage does."""
     layers: str = "layers"
+    """The list of layers."""
     norm: str = "norm"
+    """What comes behind the last layer."""
     head: str = "lm_head"
+    """What turns the body's output into logits; beside the body."""
 
 
 _LLAMA = Family()

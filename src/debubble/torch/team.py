@@ -121,34 +121,24 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """The ranks of a pipeline, as one of them sees them.
-
-    Parameters
-    ----------
-    rank, size
-        Which rank of the schedule this is, of how many.
-    group
-        The process group whose ranks are the schedule's; tensors on a GPU go through it.
-    link
-        The same ranks on the host: tensors there, and what goes beside tensors.
-    device
-        Where this rank computes.
-    wire
-        Where tensors are when they are sent: the device, or the host where the group cannot.
-    timeout
-        How long a rank waits for another.
-    store
-        Where these ranks, and nobody else, may write.
-    """
+    """The ranks of a pipeline, as one of them sees them."""
 
     rank: int
+    """Which rank of the schedule this is."""
     size: int
+    """How many ranks there are."""
     group: Any
+    """The process group whose ranks are the schedule's; tensors on a GPU go through it."""
     link: Link
+    """The same ranks on the host: tensors there, and what goes beside tensors."""
     device: torch.device
+    """Where this rank computes."""
     wire: torch.device
+    """Where tensors are when they are sent: the device, or the host where the group cannot."""
     timeout: timedelta
+    """How long a rank waits for another."""
     store: Any
+    """Where these ranks, and nobody else, may write."""
 
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Team:

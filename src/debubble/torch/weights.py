@@ -21,24 +21,16 @@ from debubble.torch.team import Team
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A parameter of this rank that other ranks have, too.
-
-    Parameters
-    ----------
-    name
-        As its first stage calls it.
-    parameter
-        This rank's.
-    ranks
-        All that have it, in ascending order.
-    source
-        Whose values count.
-    """
+    """A parameter of this rank that other ranks have, too."""
 
     name: str
+    """As its first stage calls it."""
     parameter: Tensor
+    """This rank's."""
     ranks: tuple[int, ...]
+    """All that have it, in ascending order."""
     source: int
+    """Whose values count."""
 
 
 def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:

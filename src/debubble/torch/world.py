@@ -39,22 +39,16 @@ POLL = 0.1
 
 @dataclass(frozen=True)
 class World:
-    """What a rank knows about its world.
-
-    Parameters
-    ----------
-    rank, size
-        Which one it is, of how many.
-    device
-        Where it computes, as torch names it.
-    board
-        Where it says what it does.
-    """
+    """What a rank knows about its world."""
 
     rank: int
+    """Which one it is."""
     size: int
+    """How many there are."""
     device: str
+    """Where it computes, as torch names it."""
     board: Board
+    """Where it says what it does."""
 
     def begin(self, job: int) -> None:
         """Start with one of the programs."""

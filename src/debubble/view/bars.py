@@ -22,42 +22,28 @@ class Bars:
     """The actions that occupy a rank's compute stream, as rectangles.
 
     Arrays have one entry per bar, rank by rank and in order of time.
-
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    offsets
-        ``offsets[r]:offsets[r + 1]`` are the bars of rank r.
-    start, end
-        Times.
-    kind
-        :class:`debubble.core.actions.Kind` values.
-    shade
-        Index of the shade: chunk of the rank, those of the second copy after the first's.
-    shades
-        Copies times chunks.
-    half
-        :data:`WHOLE`, :data:`UPPER` or :data:`LOWER`.
-    stage
-        Stages of the model.
-    unit
-        Microbatch (or slice of one), counted on through all iterations; the iteration for OPT.
-    iteration
-        Iteration of the action.
     """
 
     timeline: Timeline
+    """The timeline."""
     offsets: NDArray[np.int64]
+    """``offsets[r]:offsets[r + 1]`` are the bars of rank r."""
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     kind: NDArray[np.int64]
+    """:class:`debubble.core.actions.Kind` values."""
     shade: NDArray[np.int64]
+    """Index of the shade: chunk of the rank, those of the second copy after the first's."""
     shades: int
+    """Copies times chunks."""
     half: NDArray[np.int64]
+    """:data:`WHOLE`, :data:`UPPER` or :data:`LOWER`."""
     stage: NDArray[np.int64]
+    """Stages of the model."""
     unit: NDArray[np.int64]
+    """Microbatch (or slice of one), counted on through all iterations; the iteration for OPT."""
     iteration: NDArray[np.int64]
+    """Iteration of the action."""
 
     @property
     def ranks(self) -> int:

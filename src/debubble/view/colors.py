@@ -27,22 +27,15 @@ STREAM_COLOR = "#8791a1"
 
 @dataclass(frozen=True, eq=False)
 class Palette:
-    """Colours of the kinds.
-
-    Parameters
-    ----------
-    name
-        Name of the palette.
-    ramps
-        Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a
-        colour that follows from the table of kinds.
-    stripes
-        Colour of the stripe of the kinds in :data:`STRIPES`.
-    """
+    """Colours of the kinds."""
 
     name: str
+    """Name of the palette."""
     ramps: Mapping[Kind, tuple[str, str, str]]
+    """Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a colour
+    that follows from the table of kinds."""
     stripes: Mapping[Kind, str]
+    """Colour of the stripe of the kinds in :data:`STRIPES`."""
 
     @cache  # noqa: B019 - palettes are few, and live as long as the process
     def shade(self, kind: Kind, index: int = 0, count: int = 1) -> str:

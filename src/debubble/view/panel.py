@@ -49,30 +49,20 @@ _MOST_MOVED = 20_000
 
 @dataclass(frozen=True)
 class Panel:
-    """Contents and layout of a panel.
-
-    Parameters
-    ----------
-    bars, moved
-        The timeline, and its transfers where they are drawn.
-    options, sizes, rows
-        Options, sizes and layout.
-    window
-        First and last time of the axis, in the panel's unit.
-    fullest
-        Memory that a strip is as high as.
-    unit
-        Divisor of times.
-    """
+    """Contents and layout of a panel."""
 
     bars: Bars
     moved: Transfers | None
+    """Its transfers where they are drawn."""
     options: FigureOptions
     sizes: Sizes
     rows: Rows
     window: tuple[float, float]
+    """First and last time of the axis, in the panel's unit."""
     fullest: float
+    """Memory that a strip is as high as."""
     unit: float = 1.0
+    """Divisor of times."""
 
     @property
     def scale(self) -> float:
