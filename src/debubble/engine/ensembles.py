@@ -178,27 +178,20 @@ def spread_of(timeline: Timeline, jitter: Jitter) -> Spread:
 
 @dataclass(frozen=True, eq=False)
 class Varied:
-    """A graph with the part of its nodes' times that varies.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    delays, fixed
-        By node, the delay of what it receives, and the part of its time that does not vary.
-    begin
-        The first varying part of every node, and behind the last one the number of them all.
-    parts, ids
-        Mean time of every varying part, and what it belongs to: rank, phase and microbatch, shape
-        ``(parts, 3)``.
-    """
+    """A graph with the part of its nodes' times that varies."""
 
     graph: EventGraph
+    """The graph."""
     delays: Floats
+    """By node, the delay of what it receives."""
     fixed: Floats
+    """By node, the part of its time that does not vary."""
     begin: NDArray[np.int64]
+    """The first varying part of every node, and behind the last one the number of them all."""
     parts: Floats
+    """Mean time of every varying part."""
     ids: NDArray[np.int64]
+    """What it belongs to: rank, phase and microbatch, shape ``(parts, 3)``."""
 
     @classmethod
     def of(cls, timeline: Timeline, slow: Sequence[Slow] = ()) -> Varied:

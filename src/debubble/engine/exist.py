@@ -27,36 +27,23 @@ assert len(Kind) == exist.KINDS
 
 
 class Strays(NamedTuple):
-    """Positions of the first strays of a schedule, None where there are none.
-
-    Parameters
-    ----------
-    outside
-        An action of a kind, stage, microbatch or iteration that does not exist.
-    away
-        One before that on a rank on which its stage does not live.
-    """
+    """Positions of the first strays of a schedule, None where there are none."""
 
     outside: int | None
+    """An action of a kind, stage, microbatch or iteration that does not exist."""
     away: int | None
+    """One before that on a rank on which its stage does not live."""
 
 
 class Survey(NamedTuple):
-    """What one look at every action of a schedule tells.
-
-    Parameters
-    ----------
-    kinds
-        Bit k stands for actions of kind k.
-    grouped
-        Whether any actions are overlapped.
-    strays
-        Actions that do not exist or are misplaced.
-    """
+    """What one look at every action of a schedule tells."""
 
     kinds: int
+    """Bit k stands for actions of kind k."""
     grouped: bool
+    """Whether any actions are overlapped."""
     strays: Strays
+    """Actions that do not exist or are misplaced."""
 
 
 def survey_of(schedule: Schedule) -> Survey:

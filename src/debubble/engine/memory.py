@@ -33,31 +33,23 @@ _RECOMPUTES = kind_bits(RECOMPUTE_KINDS)
 
 @dataclass(frozen=True, eq=False)
 class MemoryUse:
-    """Memory of a schedule.
-
-    Parameters
-    ----------
-    peak
-        Largest memory of every rank, the static one included; shape ``(ranks,)``.
-    left
-        Memory of activations still held when every rank is done; zero for a complete schedule.
-    static
-        Memory that every rank holds all the time, shape ``(ranks,)``.
-    at_start, at_end
-        Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
-    actions
-        The schedule's actions, with the kinds that these tables mean.
-    lengths
-        Length of every microbatch, by which what it adds is multiplied; None where all are alike.
-    """
+    """Memory of a schedule."""
 
     peak: NDArray[np.float64]
+    """Largest memory of every rank, the static one included; shape ``(ranks,)``."""
     left: NDArray[np.float64]
+    """Memory of activations still held when every rank is done; zero for a complete schedule."""
     static: NDArray[np.float64]
+    """Memory that every rank holds all the time, shape ``(ranks,)``."""
     at_start: NDArray[np.float64]
+    """Memory that the start of an action of kind k on place c adds, shape ``(kinds + 1,
+    places)``."""
     at_end: NDArray[np.float64]
+    """Memory that its end adds, likewise."""
     actions: Program
+    """The schedule's actions, with the kinds that these tables mean."""
     lengths: NDArray[np.float64] | None = None
+    """Length of every microbatch, by which what it adds is multiplied; None where all are alike."""
 
     def deltas(
         self, schedule: Schedule, rank: int
