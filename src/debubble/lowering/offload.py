@@ -103,13 +103,7 @@ def add_offload(
 
 
 def check_host(costs: Costs) -> None:
-    """Refuse copies that would be free.
-
-    Raises
-    ------
-    ParameterError
-        When the costs do not say how long copies take.
-    """
+    """Refuse copies that would be free: a ParameterError where costs do not say what they take."""
     if not np.isfinite(costs.host_bandwidth):
         raise ParameterError(
             "offload needs host_bandwidth in the costs, the memory one copy moves per unit of "

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
 from debubble.torch.team import Team
-from debubble.torch.weights import Homes, add_gradient, local
+from debubble.torch.weights import Homes, add_gradient, in_a_row, local, taken_apart
 
 
 class Gradients:
@@ -77,19 +77,10 @@ class Gradients:
         weights = [weight for weight in module.parameters() if weight.requires_grad]
         for dtype in sorted({weight.dtype for weight in weights}, key=str):
             some = [weight for weight in weights if weight.dtype == dtype]
-            row = [
-                torch.zeros_like(weight).flatten() if weight.grad is None
-                else weight.grad.flatten()
-                for weight in some
-            ]  # fmt: skip
-            there = [float(weight.grad is not None) for weight in some]
-            row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
-            flat = torch.cat(row)
-            dist.all_reduce(flat, group=group)
-            *sums, present = flat.split([len(part) for part in row])
-            for weight, total, has in zip(some, sums, present.tolist(), strict=True):
-                if has:
-                    weight.grad = (total / size).view_as(weight)
+            row = in_a_row(some, [weight.grad for weight in some])
+            dist.all_reduce(row, group=group)
+            for weight, total in taken_apart(row, some):
+                weight.grad = total / size
 
     def finish(self) -> None:
         """End a step."""

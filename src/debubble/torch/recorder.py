@@ -148,13 +148,7 @@ class Recorded(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, parts: Iterable[Times]) -> Recorded:
-        """Put together what ranks recorded.
-
-        Raises
-        ------
-        RunError
-            When there was no step.
-        """
+        """Put together what ranks recorded; a RunError where there was no step."""
         parts = list(parts)
         steps = min(len(part) for part in parts)
         if not steps:

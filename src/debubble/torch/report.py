@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import unpack
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
 from debubble.torch.measure import Measured, computations
@@ -80,9 +80,8 @@ class RunReport:
         """The report as plain data."""
         schedule = self.schedule
         data: dict[str, Any] = {
-            "schedule": schedule.name, "ranks": schedule.ranks, "chunks": schedule.chunks,
-            "stages": schedule.stages, "microbatches": schedule.microbatches,
-            "iterations": schedule.iterations, "slices": schedule.slices,
+            "schedule": schedule.name,
+            **sizes(schedule, "ranks", "chunks", "stages", "microbatches", "iterations", "slices"),
             "model": self.model, "runtime": self.runtime, "sleep": self.sleep,
             "verification": self.verification and self.verification.to_dict(),
         }  # fmt: skip

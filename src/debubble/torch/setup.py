@@ -121,10 +121,7 @@ def _without_steps(schedule: Schedule) -> Schedule:
 def compare_orders(schedule: Schedule, team: Team) -> None:
     """Refuse orders that differ from rank to rank, for instance with the files of their hosts.
 
-    Raises
-    ------
-    ScheduleError
-        With the ranks, and their hosts, that have another one than rank 0.
+    The ScheduleError names the ranks, and their hosts, that have another one than rank 0.
     """
     plain = {key: value for key, value in schedule.to_dict().items() if key != "name"}
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
@@ -159,13 +156,7 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
 
 @contextmanager
 def met(timeout: float) -> Iterator[None]:
-    """Say in the place of a connection's own words that not all ranks are there.
-
-    Raises
-    ------
-    RunError
-        When one is not.
-    """
+    """Say with a RunError in place of a connection's own words that not all ranks are there."""
     try:
         yield
     except RuntimeError as error:
@@ -182,13 +173,7 @@ def met(timeout: float) -> Iterator[None]:
 
 
 def check_stages_stay(old: Schedule, new: Schedule) -> None:
-    """Refuse an order that would have stages, or parts of them, on other ranks.
-
-    Raises
-    ------
-    ParameterError
-        When it would.
-    """
+    """Refuse with a ParameterError an order that would have stages, or parts, on other ranks."""
     for what, ours, theirs in (
         ("places stages on other ranks", old.placement.table, new.placement.table),
         ("shards the output layer in another way", old.vocabulary, new.vocabulary),
@@ -265,10 +250,7 @@ def find_modules(
 def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
     """Refuse stages that are replicated or sharded over ranks with other stages.
 
-    Raises
-    ------
-    ParameterError
-        When DDP's group, or the mesh of weights, has several ranks of the pipeline.
+    It is a ParameterError when DDP's group, or the mesh of weights, has several of the pipeline.
     """
     ours = set(dist.get_process_group_ranks(team.group))
     for stage, module in modules.items():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.optimize.layers import even_cut
-from debubble.torch.absent import Absent, NoPositions
+from debubble.torch.layers import Absent, NoPositions
 from debubble.torch.losses import add_loss
 
 
@@ -80,13 +80,7 @@ def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> 
 
 
 def family_of(model: Any) -> Family:
-    """The family of a model.
-
-    Raises
-    ------
-    ParameterError
-        When it is none that can be cut.
-    """
+    """The family of a model; a ParameterError where it is none that can be cut."""
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     family = FAMILIES.get(kind)
     if family is None:

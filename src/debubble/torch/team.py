@@ -45,6 +45,16 @@ class Tag(IntEnum):
     """What optimizer steps wait for."""
 
 
+def as_bytes(thing: Any) -> Tensor:
+    """An object as a row of bytes."""
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def from_bytes(row: Tensor) -> Any:
+    """The object of such a row."""
+    return pickle.loads(row.numpy().tobytes())
+
+
 class Link:
     """Connections of ranks on the host, of their own: nobody else's messages are among theirs."""
 
@@ -76,7 +86,7 @@ class Link:
 
     def gather(self, thing: Any) -> list[Any]:
         """An object of every rank."""
-        row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        row = as_bytes(thing)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = row.numel()
         longest = int(self.sum(sizes).max())
@@ -84,10 +94,7 @@ class Link:
         padded[: row.numel()] = row
         found = [torch.empty_like(padded) for _ in range(self.size)]
         self._gloo.allgather([found], [padded]).wait(self.timeout)
-        return [
-            pickle.loads(part[:size].numpy().tobytes())
-            for part, size in zip(found, sizes.tolist(), strict=True)
-        ]
+        return [from_bytes(part[:size]) for part, size in zip(found, sizes.tolist(), strict=True)]
 
     def words(self, word: str) -> list[str]:
         """A short word of every rank, in one message of one size."""

@@ -145,13 +145,7 @@ class Watch:
         self.state = State.MEETING
 
     def meet(self, link: Link, call: str) -> None:
-        """Have all ranks call the same: what follows would not fit together.
-
-        Raises
-        ------
-        RunError
-            When another rank calls something else.
-        """
+        """Have all ranks call the same: a RunError tells of a rank that calls something else."""
         self.waits()
         calls = link.words(call)
         self.state = State.RUNNING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,23 +195,13 @@ class Homes:
             ours = [one for one in self.shared if one.ranks == ranks]
             for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
                 some = [one.parameter for one in ours if one.parameter.dtype == dtype]
-                parts = [contributions[id(weight)] for weight in some]
-                row = [
-                    torch.zeros_like(local(weight)).flatten() if part is None
-                    else local(part).flatten()
-                    for weight, part in zip(some, parts, strict=True)
-                ]  # fmt: skip
-                there = [float(part is not None) for part in parts]
-                row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
-                flat = torch.cat(row).to(self.team.wire)
+                row = in_a_row(some, [contributions[id(weight)] for weight in some])
                 # Added in one order everywhere, so that all homes get the very same.
-                total, *others = self.team.exchange(flat, ranks)
+                total, *others = self.team.exchange(row.to(self.team.wire), ranks)
                 for other in others:
                     total = total + other
-                *sums, present = total.to(row[0].device).split([len(part) for part in row])
-                for weight, part, has in zip(some, sums, present.tolist(), strict=True):
-                    if has:
-                        add_gradient(weight, part.view(local(weight).shape).clone())
+                for weight, part in taken_apart(total.to(row.device), some):
+                    add_gradient(weight, part.clone())
 
     def _take(self, ranks: tuple[int, ...], source: int, tensor: Tensor) -> None:
         values = local(tensor.detach())
@@ -219,6 +209,25 @@ class Homes:
         self.team.spread(wire, ranks, source)
         if wire is not values:
             values.copy_(wire)
+
+
+def in_a_row(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
+    """A part for each weight of one type, zeros for none, and behind them which are there."""
+    row = [
+        torch.zeros_like(local(weight)).flatten() if part is None else local(part).flatten()
+        for weight, part in zip(weights, parts, strict=True)
+    ]
+    there = [float(part is not None) for part in parts]
+    return torch.cat([*row, torch.tensor(there, dtype=row[0].dtype, device=row[0].device)])
+
+
+def taken_apart(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of a sum of such rows, every weight that has a part in one of them, and its part."""
+    shapes = [local(weight).shape for weight in weights]
+    *sums, present = row.split([*(shape.numel() for shape in shapes), len(weights)])
+    for weight, shape, part, has in zip(weights, shapes, sums, present.tolist(), strict=True):
+        if has:
+            yield weight, part.view(shape)
 
 
 def local(tensor: Tensor) -> Tensor:

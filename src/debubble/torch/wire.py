@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Step
-from debubble.torch.team import Link, Tag, Team
+from debubble.torch.team import Link, Tag, Team, as_bytes, from_bytes
 from debubble.torch.tree import Leaf, Spec
 
 
@@ -239,12 +239,11 @@ def _check_constants(stage: int, spec: Spec) -> None:
 
 def packed(thing: Any) -> tuple[Tensor, Tensor]:
     """An object as two tensors to send: how many bytes it has, and its bytes."""
-    row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+    row = as_bytes(thing)
     return torch.tensor([row.numel()]), row
 
 
 def unpacked(link: Link, peer: int) -> Any:
     """Receive what :func:`packed` gave."""
     size = link.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
-    row = link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS)
-    return pickle.loads(row.numpy().tobytes())
+    return from_bytes(link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS))
