@@ -16,6 +16,7 @@ from debubble.core.schedule import Schedule
 from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
 from debubble.torch.rows import output_layer
+from debubble.torch.tree import moved_to
 
 
 class Batches:
@@ -105,13 +106,6 @@ def forward(modules: Sequence[Any], args: tuple[Any, ...]) -> Any:
     for module in modules:
         value = module(*value) if isinstance(value, tuple | list) else module(value)
     return value
-
-
-def moved_to(tree: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """A tree of tensors on another device, with another type of floating-point numbers."""
-    return pytree.tree_map_only(
-        Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), tree
-    )
 
 
 def copied(modules: Mapping[int, nn.Module], device: Any, dtype: torch.dtype) -> Any:

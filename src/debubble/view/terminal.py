@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from debubble.analysis.layout import takes_color, wrap
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import STEP_KINDS
+from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
+from debubble.engine.exist import has
 from debubble.engine.timeline import Timeline
 from debubble.view import text_transfers, words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
@@ -117,7 +118,7 @@ def draw(
     if bars.paired:
         below = [(" " * margin, sheet.row(rank, LOWER)) for rank in range(bars.ranks)]
         rows = [row for pair in zip(rows, below, strict=True) for row in pair]
-    moved = text_transfers.are_drawn(timeline)
+    moved = has(timeline.schedule, TRANSFER_KINDS)
     sent = text_transfers.rows(bars, columns, scale) if moved else []
     if sent:
         names = [f"{name if width >= 60 else name[0]:>{margin}}" for name in text_transfers.LABELS]
