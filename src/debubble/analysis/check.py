@@ -27,7 +27,6 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
-from debubble.engine.event_graph import EventGraph
 from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
@@ -118,11 +117,11 @@ def check(
         inspect_steps(schedule, found)
     complete, error = False, None
     if plain and not found and p2p_mode != "blocking":
-        graph = _compiled(schedule, p2p_mode)
-        if isinstance(graph, ScheduleError):
-            error = graph
-        else:
+        try:
+            graph = compile_graph(schedule, p2p_mode)
             complete = graph.completed == schedule.stages * schedule.units
+        except ScheduleError as stops:
+            error = stops
     elif more and not found:
         complete = is_sound(schedule, bare, steps)
         # What it is without sharding decides, and is compiled faster.
@@ -163,23 +162,17 @@ def _has_room(schedule: Schedule) -> bool:
     return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
 
 
-def _compiled(
-    schedule: Schedule, mode: P2PMode, explain: bool = True
-) -> EventGraph | ScheduleError:
-    """The event graph of a schedule, or what stops it."""
+def _error(schedule: Schedule, mode: P2PMode, explain: bool = True) -> ScheduleError | None:
+    """What stops a schedule, None where it runs."""
     try:
-        return compile_graph(schedule, mode, explain=explain)
+        compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
         return error
-
-
-def _error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
-    found = _compiled(schedule, mode)
-    return found if isinstance(found, ScheduleError) else None
+    return None
 
 
 def _runs(schedule: Schedule, mode: P2PMode) -> bool:
-    return not isinstance(_compiled(schedule, mode, explain=False), ScheduleError)
+    return _error(schedule, mode, explain=False) is None
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:

@@ -15,6 +15,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
+from debubble.torch.modules import ties_of
 from debubble.torch.rows import output_layer
 from debubble.torch.tree import moved_to
 
@@ -50,7 +51,7 @@ class Batches:
             )
         count = schedule.microbatches * schedule.iterations
         self._data = [_pair(model.data(number), number) for number in range(count)]
-        self.ties = _ties(model.stages)
+        self.ties = ties_of(dict(enumerate(model.stages)))
         if schedule.vocabulary:
             _check_output(self, schedule.ranks)
 
@@ -124,14 +125,6 @@ def _pair(found: Any, number: int) -> tuple[Any, Any]:
     if target is None:
         raise ParameterError(f"data({number}) returned no target; return (input, target)")
     return x, target
-
-
-def _ties(stages: Sequence[nn.Module]) -> list[list[str]]:
-    names: dict[int, list[str]] = {}
-    for number, stage in enumerate(stages):
-        for name, weight in stage.named_parameters():
-            names.setdefault(id(weight), []).append(f"{number}.{name}")
-    return [same for same in names.values() if len(same) > 1]
 
 
 def _check_output(batches: Batches, ranks: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
+from debubble.analysis import layout
 from debubble.core.units import amount
 
 WIDE = 0.25
@@ -193,14 +194,12 @@ def _measured(stages: Sequence[StageMeasures]) -> dict[str, Any]:
 
 def table(stages: Sequence[StageMeasures]) -> str:
     """Times and bytes of stages, and whether splitting the backward pays, for people."""
-    header = ["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]
-    rows = [header]
+    rows = [["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]]
     for number, stage in enumerate(stages):
         times = [_with_quartiles(stage.times.get(kind)) for kind in TIMES]
         sizes = (stage.saved, stage.kept_for_weight, stage.inputs, stage.weights)
         rows.append([str(number), *times, *(_bytes(size) for size in sizes)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines = layout.table(rows, left=())
     lines += [f"stage {number}: {stage.split}" for number, stage in enumerate(stages)]
     widest = max(spread.width for stage in stages for spread in stage.times.values())
     if widest > WIDE:

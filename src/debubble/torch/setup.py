@@ -29,7 +29,7 @@ from debubble.engine.exist import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
-from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
+from debubble.torch.modules import bare, is_sharded, ties_of, why_whole
 from debubble.torch.team import Team
 from debubble.torch.watch import reason
 
@@ -240,11 +240,7 @@ def find_modules(
                 f"'{schedule.name}' keeps {schedule.versions[rank]} versions of the weights, and "
                 f"stage {wrapped[0]} is wrapped; give the plain module, or a schedule with one"
             )
-    names: dict[int, list[str]] = {}
-    for stage, module in sorted(given.items()):
-        for name, weight in bare(module).named_parameters():
-            names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
-    return {stage: given[stage] for stage in here}, [same for same in names.values() if same[1:]]
+    return {stage: given[stage] for stage in here}, ties_of(given)
 
 
 def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:

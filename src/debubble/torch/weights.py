@@ -73,8 +73,7 @@ def find_shared(
         name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."), weight.requires_grad)
         for name, weight in own.items()
     }
-    shared = list(shared)
-    wrong = [tie for tie in shared if isinstance(tie, str) or len(tie) < 2]
+    wrong = [tie for tie in shared if len(tie) < 2]
     if wrong:
         raise ParameterError(
             f"shared has {wrong[0]!r}; give pairs of names, for instance "
