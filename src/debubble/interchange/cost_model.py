@@ -20,21 +20,14 @@ from debubble.schedules.registry import LIMITS
 
 @dataclass(frozen=True)
 class FileKey:
-    """A key of a cost file that is no cost.
-
-    Parameters
-    ----------
-    shape
-        Valid values, in words.
-    example
-        A value as YAML.
-    text
-        Description in one line.
-    """
+    """A key of a cost file that is no cost."""
 
     shape: str
+    """Valid values, in words."""
     example: str
+    """A value as YAML."""
     text: str
+    """Description in one line."""
 
 
 TOP_KEYS = {
