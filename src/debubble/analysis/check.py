@@ -30,15 +30,12 @@ from debubble.core.schedule import Schedule
 from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
-from debubble.engine.memory import Limit, MemoryUse, memory_limits
+from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES
 from debubble.engine.timeline import memory_use
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
-
-TOLERANCE = 1e-9
-"""Share of a memory limit by which sums of activations may miss it through rounding."""
 
 _COSTS = Costs()
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
@@ -230,7 +227,7 @@ def _memory(
     costs: Costs,
     found: Findings,
 ) -> None:
-    allowed = limits * (1 + TOLERANCE)
+    allowed = limits * (1 + ROUNDING)
 
     def describe(rank: int) -> Problem:
         excess = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.analysis.check import TOLERANCE
 from debubble.analysis.layout import Column
 from debubble.analysis.measures import MEASURES, Measure
 from debubble.core.units import Scale, memory_scale
-from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 
@@ -65,4 +64,4 @@ def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
 def keeps(timeline: Timeline, limit: Limit | None) -> bool:
     """Whether every rank stays within its memory."""
     limits = memory_limits(limit, timeline.schedule.ranks)
-    return limits is None or bool((timeline.peak_activation <= limits * (1 + TOLERANCE)).all())
+    return limits is None or bool((timeline.peak_activation <= limits * (1 + ROUNDING)).all())

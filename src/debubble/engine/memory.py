@@ -147,6 +147,16 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     )
 
 
+ROUNDING = 1e-9
+"""Share of a limit by which sums of floats may exceed it."""
+
+
+def excess(peak: NDArray[np.float64], limits: NDArray[np.float64] | None) -> float:
+    """The largest peak as a share of its limit, 0 where none is above its own or there are none."""
+    over = 0.0 if limits is None else float(np.max(peak / limits))
+    return over if over > 1 + ROUNDING else 0.0
+
+
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
     """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
 

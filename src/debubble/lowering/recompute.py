@@ -40,7 +40,7 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, simulate
 from debubble.engine.transfers import first_transfer
@@ -56,9 +56,6 @@ ROUNDS = 8
 
 PART = 0.5
 """Share of a recompute that has to fit into a wait when none has room for all of it."""
-
-ROUNDING = 1e-9
-"""Share of a limit by which sums of floats may exceed it."""
 
 
 def add_recompute(

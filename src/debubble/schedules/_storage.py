@@ -15,7 +15,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import measure_memory, memory_limits
+from debubble.engine.memory import excess, measure_memory, memory_limits
 from debubble.engine.timeline import simulate
 from debubble.lowering.offload import COPIES, add_offload, check_host, eased
 from debubble.lowering.recompute import (
@@ -27,9 +27,6 @@ from debubble.lowering.recompute import (
     place_of,
 )
 from debubble.schedules._entry import Entry
-
-ROUNDING = 1e-9
-"""Share of a limit by which sums of floats may exceed it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +177,8 @@ def stored_less(
             refused.append(error)
             continue
         timeline = simulate(made, costs)
-        over = float(np.max(timeline.peak_activation / limits))
-        found.append(((over if over > 1 + ROUNDING else 0.0, timeline.makespan, number), made))
+        over = excess(timeline.peak_activation, limits)
+        found.append(((over, timeline.makespan, number), made))
     if not found:
         raise refused[0]
     best = min(found, key=lambda candidate: candidate[0])[1]

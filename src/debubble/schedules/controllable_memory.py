@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
+from debubble.engine.memory import ROUNDING
 from debubble.schedules._storage import Storage, Terms, named_by
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
@@ -55,7 +56,7 @@ MOST_RANKS = 512
 def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
     """The block that makes the most of a memory limit; None when none fits."""
     ranks = terms.table.placement.ranks
-    limit = np.min(memory) * (1 + 1e-9)
+    limit = np.min(memory) * (1 + ROUNDING)
     blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
     fitting = (block for block in blocks if terms.limit(2 * block.memory(ranks)) <= limit)
     return next(fitting, None) if ranks <= MOST_RANKS else None

@@ -179,20 +179,19 @@ class Watch:
 
     def _stall(self, error: str) -> str:
         """Who waits for whom, as far as ranks have told."""
-        places = self._places()
-        hang = [rank for rank, (state, _) in self._rows().items()
+        rows = self._rows()
+        hang = [rank for rank, (state, _) in rows.items()
                 if state in (State.OUTSIDE, State.RUNNING)]  # fmt: skip
-        others = "; ".join(list(places.values())[:SHOWN])
+        places = [f"rank {rank} {self._doing(rank, *row)}" for rank, row in rows.items()]
+        others = "; ".join(places[:SHOWN])
         if not _timed_out(error):
             return f"{self._lost()}\n{others}".strip()
         here = self._here()
         head = f"nothing has moved for {self.timeout:g} s: "
         if hang:
-            row = self._rows()[hang[0]]
-            where = (
-                "is in no step" if row[0] == State.OUTSIDE
-                else f"hangs at {self.text(hang[0], row[1])}"
-            )  # fmt: skip
+            state, position = rows[hang[0]]
+            outside = state == State.OUTSIDE
+            where = "is in no step" if outside else f"hangs at {self.text(hang[0], position)}"
             return (
                 f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
                 f"{others}; timeout={2 * self.timeout:g} waits longer"
@@ -213,12 +212,6 @@ class Watch:
                     state, position = self._store.get(str(rank)).decode().split()
                     rows[rank] = (State(int(state)), int(position))
         return rows
-
-    def _places(self) -> dict[int, str]:
-        return {
-            rank: f"rank {rank} {self._doing(rank, state, position)}"
-            for rank, (state, position) in self._rows().items()
-        }
 
     def _doing(self, rank: int, state: State, position: int) -> str:
         if state == State.OUTSIDE:
