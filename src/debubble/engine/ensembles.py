@@ -161,10 +161,7 @@ class Spread:
 def spread_of(timeline: Timeline, jitter: Jitter) -> Spread:
     """Step times of a timeline whose times vary.
 
-    Raises
-    ------
-    ParameterError
-        When something is slow that the schedule does not have.
+    Raises ParameterError when something is slow that the schedule does not have.
     """
     everywhere = [item for item in jitter.slowed if not item.one_copy]
     in_one = [item for item in jitter.slowed if item.one_copy]

@@ -84,10 +84,7 @@ def strays_of(schedule: Schedule) -> Strays:
 def refuse_outside(schedule: Schedule) -> None:
     """Raise for the first action of a kind, stage, microbatch or iteration that does not exist.
 
-    Raises
-    ------
-    ScheduleError
-        The message says where it stands, and how far the numbers go.
+    Raises ScheduleError: the message says where it stands, and how far the numbers go.
     """
     position = strays_of(schedule).outside
     if position is not None:
@@ -97,10 +94,7 @@ def refuse_outside(schedule: Schedule) -> None:
 def refuse_strays(schedule: Schedule) -> None:
     """The same, and for the first action on a rank on which its stage does not live.
 
-    Raises
-    ------
-    ScheduleError
-        The message says where the action stands, and where it belongs.
+    Raises ScheduleError: the message says where the action stands, and where it belongs.
     """
     refuse_outside(schedule)
     position = strays_of(schedule).away

@@ -160,10 +160,7 @@ def excess(peak: NDArray[np.float64], limits: NDArray[np.float64] | None) -> flo
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
     """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
 
-    Raises
-    ------
-    ParameterError
-        When a limit is not a positive number, or there is not one for every rank.
+    Raises ParameterError when a limit is not a positive number, or there is not one for every rank.
     """
     if memory is None:
         return None
@@ -189,10 +186,7 @@ def beside_static(memory: Limit | None, costs: Costs, ranks: int) -> tuple[Limit
 
     Orders are made with these: as if there were activations only.
 
-    Raises
-    ------
-    ParameterError
-        When a rank has no memory left for activations.
+    Raises ParameterError when a rank has no memory left for activations.
     """
     if costs.static == 0:
         return memory, costs

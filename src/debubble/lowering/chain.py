@@ -197,10 +197,7 @@ LOWERINGS: list[Lowering] = [
 def values_of(given: Values) -> dict[str, Any]:
     """The values of all lowerings, None for those that are not given.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such lowering, or values do not go together.
+    Raises ParameterError when there is no such lowering, or values do not go together.
     """
     known = [lowering.name for lowering in LOWERINGS]
     for name in given:
@@ -216,10 +213,7 @@ def values_of(given: Values) -> dict[str, Any]:
 def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
     """The values in the texts of flags, by name.
 
-    Raises
-    ------
-    ParameterError
-        When a text is no value, or a parameter's own lowering is not there.
+    Raises ParameterError when a text is no value, or a parameter's own lowering is not there.
     """
     found: dict[str, Any] = {}
     rows = {lowering.name: lowering for lowering in LOWERINGS}

@@ -140,10 +140,7 @@ def add_recompute(
 def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
     """Check the position of recomputes; ``"just-in-time"`` unless given.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such place, or no stage to recompute.
+    Raises ParameterError when there is no such place, or no stage to recompute.
     """
     if at is None:
         return "just-in-time"
@@ -159,10 +156,7 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
 def check_cap(stages: Stages | None, cap: int | None) -> None:
     """Check a cap of whole activations.
 
-    Raises
-    ------
-    ParameterError
-        When it is no whole number from 1 on, or no stage recomputes.
+    Raises ParameterError when it is no whole number from 1 on, or no stage recomputes.
     """
     if cap is None:
         return
@@ -177,10 +171,7 @@ def check_cap(stages: Stages | None, cap: int | None) -> None:
 def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArray[np.bool_]:
     """Mask of the stages that the argument `name` selects, shape ``(stages,)``.
 
-    Raises
-    ------
-    ParameterError
-        When a stage does not exist.
+    Raises ParameterError when a stage does not exist.
     """
     if isinstance(stages, str):
         if stages != "full":

@@ -81,10 +81,7 @@ class Engine(Protocol):
 def cut(tree: Any, count: int, name: str) -> list[Any]:
     """A tree of tensors in `count` parts along dimension 0; what is no tensor is in all of them.
 
-    Raises
-    ------
-    ParameterError
-        When a tensor has fewer rows than there are microbatches.
+    Raises ParameterError when a tensor has fewer rows than there are microbatches.
     """
     leaves, spec = pytree.tree_flatten(tree)
     columns = []

@@ -82,11 +82,8 @@ class Feed:
     ) -> Batch:
         """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
 
-        Raises
-        ------
-        ParameterError
-            When it cannot be cut into the schedule's microbatches; on all ranks, when it `trains`
-            and there is no target where the last stage is.
+        Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
+        when it `trains` and there is no target where the last stage is.
         """
         schedule = self.schedule
         first = 0 in self.modules

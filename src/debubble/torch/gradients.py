@@ -50,10 +50,7 @@ class Gradients:
     def start(self) -> None:
         """Begin a step: what is there of earlier ones is neither summed nor averaged again.
 
-        Raises
-        ------
-        ParameterError
-            When a parameter that is summed or averaged is no longer the module's.
+        Raises ParameterError when a parameter that is summed or averaged is no longer the module's.
         """
         for stage, part, name, own in self._places:
             if getattr(part, name, None) is not own:

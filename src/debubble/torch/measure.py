@@ -83,10 +83,8 @@ def computations(schedule: Schedule) -> NDArray[np.int64]:
 def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Times:
     """How long every action lasts when the shortest takes `shortest` seconds.
 
-    Raises
-    ------
-    ParameterError
-        When all costs are zero, or transfers have costs: they take the time they really take.
+    Raises ParameterError when all costs are zero, or transfers have costs: they take the time they
+    really take.
     """
     if np.any(np.asarray(costs.p2p) > 0) or largest_message(costs) > 0:
         raise ParameterError(

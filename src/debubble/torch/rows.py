@@ -75,10 +75,7 @@ def take_rows(
 def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
     """The output layer of the last stage, and what that calls it.
 
-    Raises
-    ------
-    ParameterError
-        When there is none, or it has fewer rows than there are ranks.
+    Raises ParameterError when there is none, or it has fewer rows than there are ranks.
     """
     name = next((name for name in LAYERS if isinstance(getattr(stage, name, None), nn.Linear)), "")
     if not name:

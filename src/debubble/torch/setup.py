@@ -138,10 +138,7 @@ def compare_orders(schedule: Schedule, team: Team) -> None:
 def together(team: Team, work: Callable[[], Found]) -> Found:
     """Do something on all ranks; where one cannot, all say so, and none waits for it.
 
-    Raises
-    ------
-    ParameterError
-        On ranks that could, with what another one said.
+    Raises ParameterError on ranks that could, with what another one said.
     """
     try:
         found = work()
@@ -189,10 +186,7 @@ def find_modules(
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
     """The stages of a rank, and weights that are one and the same in several stages, by name.
 
-    Raises
-    ------
-    ParameterError
-        When stages are missing, or are not modules; with those that belong here.
+    Raises ParameterError when stages are missing, or are not modules; with those that belong here.
     """
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)
@@ -338,10 +332,8 @@ def fuses_of(
 def teller(split: str) -> Callable[[int, str], None]:
     """Warns once for each stage whose backward is not split, and why; ``"keep"`` refuses these.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such way to split; in its calls, when a backward is to stay split.
+    Raises ParameterError when there is no such way to split; in its calls, when a backward is to
+    stay split.
     """
     if split not in SPLITS:
         raise ParameterError(f"split is {split!r}; use 'auto', 'keep' or 'fuse'")

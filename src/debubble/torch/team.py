@@ -151,10 +151,7 @@ class Team:
     def of(cls, group: Any, device: Any, timeout: float) -> Team:
         """The ranks of a process group, the world's when it is None.
 
-        Raises
-        ------
-        ParameterError
-            When there is no process group.
+        Raises ParameterError when there is no process group.
         """
         if not dist.is_initialized():
             raise ParameterError(

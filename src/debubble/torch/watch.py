@@ -125,10 +125,7 @@ class Watch:
     def step(self) -> Iterator[None]:
         """Watch over a step: errors leave it told to all ranks.
 
-        Raises
-        ------
-        RunError
-            When another rank failed, or is not heard of.
+        Raises RunError when another rank failed, or is not heard of.
         """
         self._raise_failure()
         self.position, self.state = START, State.RUNNING

@@ -67,10 +67,7 @@ class Wire:
     def check(self, boundary: Boundary, spec: Spec) -> None:
         """Compare what a stage returned with what it returned before for such an input.
 
-        Raises
-        ------
-        RunError
-            When it differs, with both.
+        Raises RunError when it differs, with both.
         """
         known = self.specs.get(boundary) or self._new.get(boundary)
         if known is None:

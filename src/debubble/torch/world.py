@@ -64,10 +64,7 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 
     NCCL needs a GPU for every rank; where there are fewer, ranks share them and talk by gloo.
 
-    Raises
-    ------
-    RunError
-        When CUDA is asked for and not there.
+    Raises RunError when CUDA is asked for and not there.
     """
     # NVML counts devices without a CUDA context, which could not be used after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

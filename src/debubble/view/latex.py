@@ -68,10 +68,8 @@ def table(
 def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
     """Write :func:`table` into a file.
 
-    Raises
-    ------
-    ParameterError
-        When an option is unknown, no schedule could be compared, or the file cannot be written.
+    Raises ParameterError when an option is unknown, no schedule could be compared, or the file
+    cannot be written.
     """
     for name in options:
         if name not in ("cite", "title", "source"):

@@ -71,10 +71,7 @@ class Chart:
 
         What is not x, y or by chooses points by the value of an option.
 
-        Raises
-        ------
-        ParameterError
-            When the text names no column, nothing is left to draw, or too much.
+        Raises ParameterError when the text names no column, nothing is left to draw, or too much.
         """
         axes, chosen = _read(results, wanted)
         x, y, by = axes["x"], axes["y"], axes.get("by", "")
