@@ -23,22 +23,8 @@ from debubble.torch.tree import moved_to
 class Batches:
     """A model and its microbatches under a schedule; data is asked for once for each.
 
-    Parameters
-    ----------
-    model
-        What is run.
-    schedule
-        How.
-
-    Raises
-    ------
-    ParameterError
-        When data is no pair, stages cannot be sliced, or the output layer cannot be sharded.
-
-    Attributes
-    ----------
-    ties
-        Weights that are one object in several stages, by stage and name.
+    Raises ParameterError when data is no pair, stages cannot be sliced, or the output layer cannot
+    be sharded.
     """
 
     def __init__(self, model: Model, schedule: Schedule) -> None:
@@ -52,6 +38,7 @@ class Batches:
         count = schedule.microbatches * schedule.iterations
         self._data = [_pair(model.data(number), number) for number in range(count)]
         self.ties = ties_of(dict(enumerate(model.stages)))
+        """Weights that are one object in several stages, by stage and name."""
         if schedule.vocabulary:
             _check_output(self, schedule.ranks)
 

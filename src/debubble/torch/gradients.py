@@ -17,15 +17,7 @@ from debubble.torch.weights import Homes, add_gradient, in_a_row, local, taken_a
 
 
 class Gradients:
-    """The gradients of one rank's stages.
-
-    Parameters
-    ----------
-    modules
-        The stages.
-    homes
-        Weights that other ranks of the pipeline have, too.
-    """
+    """The gradients of one rank's stages, of weights with several `homes`, too."""
 
     def __init__(self, modules: Mapping[int, nn.Module], homes: Homes) -> None:
         self.modules, self.homes = modules, homes

@@ -72,18 +72,7 @@ class Job:
 
 
 class Stepping(Pipeline):
-    """A pipeline on copies of stages, with optimizer steps where the schedule has them.
-
-    Attributes
-    ----------
-    gradients
-        By (iteration, stage) and name, when the job wants them. A shard of the output layer counts
-        as the stage after the last.
-    shares
-        Share of this rank's microbatches or slices in the loss of the latest step.
-    whole
-        Why the backward of a stage is not split, by stage.
-    """
+    """A pipeline on copies of stages, with optimizer steps where the schedule has them."""
 
     def __init__(self, job: Job, world: World) -> None:
         self._job, self._world = job, world
@@ -91,8 +80,12 @@ class Stepping(Pipeline):
         self._stepped = False
         """Whether the latest step had optimizer steps of its own."""
         self.gradients: dict[tuple[int, int], dict[str, NDArray[np.float64]]] = {}
+        """By (iteration, stage) and name, when the job wants them. A shard of the output layer
+        counts as the stage after the last."""
         self.shares: dict[int, float] = {}
+        """Share of this rank's microbatches or slices in the loss of the latest step."""
         self.whole: dict[int, str] = {}
+        """Why the backward of a stage is not split, by stage."""
         schedule, model = job.plan.schedule, job.batches.model
         here = schedule.placement.stages_on(world.rank)
         own = {stage: model.stages[stage] for stage in here}

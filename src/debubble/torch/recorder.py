@@ -37,26 +37,17 @@ Times = NDArray[np.int64]
 class Recorder:
     """When the actions of one rank's program began and ended.
 
-    Parameters
-    ----------
-    count
-        How many actions the program has.
-    device
-        Where they run: on a GPU its own events are noted, which nobody waits for.
-
-    Attributes
-    ----------
-    start, end
-        Of the current step, in nanoseconds of this host's monotonic clock. A send starts and ends
-        when it is posted; a receive starts when somebody waits for it, and ends when it is there.
-    posted
-        When receives were posted, likewise.
+    On a GPU its own events are noted, which nobody waits for.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.start = [0] * count
         self.end = [0] * count
+        """As `start`, of the current step, in nanoseconds of this host's monotonic clock. A send
+        starts and ends when it is posted; a receive starts when somebody waits for it, and ends
+        when it is there."""
         self.posted = [0] * count
+        """When receives were posted, likewise."""
         self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
         self._events = _Events(count) if device.type == "cuda" else None

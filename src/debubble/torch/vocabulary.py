@@ -67,26 +67,14 @@ class Known:
 
 
 class Shard:
-    """One rank's rows of the output layer.
-
-    Parameters
-    ----------
-    team
-        The ranks.
-    rows
-        This rank's.
-
-    Attributes
-    ----------
-    losses
-        On the rank of the last stage, the loss of every microbatch.
-    """
+    """One rank's rows of the output layer."""
 
     def __init__(self, team: Team, rows: Rows) -> None:
         self.team, self.rows = team, rows
         self._ranks = range(team.size)
         self._others = [rank for rank in self._ranks if rank != team.rank]
         self.losses: dict[int, Tensor] = {}
+        """On the rank of the last stage, the loss of every microbatch."""
         self._sending: list[tuple[Any, Tensor]] = []
 
     def follow(self, plan: Plan) -> None:

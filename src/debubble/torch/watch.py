@@ -77,21 +77,8 @@ Text: TypeAlias = Callable[[int, int], str]
 class Watch:
     """Where this rank is, where the others are, and whether one has failed.
 
-    Parameters
-    ----------
-    rank, size
-        Which rank this is, of how many.
-    store
-        Where ranks write; nobody else uses its keys, and no other thread this connection.
-    timeout
-        Seconds that a rank waits for another.
-    text
-        What is at a position of a rank's program.
-
-    Attributes
-    ----------
-    position, state
-        Set by the engine as it goes.
+    Ranks write into the `store`; nobody else uses its keys, and no other thread this connection.
+    A rank waits `timeout` seconds for another; the engine sets `position` and `state` as it goes.
     """
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
