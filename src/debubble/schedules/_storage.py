@@ -122,14 +122,8 @@ def stored_less(
 ) -> Schedule:
     """A schedule with recomputes and copies, in an order that knows of them where it can.
 
-    Parameters
-    ----------
-    build
-        Makes the schedule of a case, without recomputes and copies.
-    entry, case
-        The schedule to make, and all its parameters.
-    recompute, recompute_at, recompute_cap, offload
-        As for :func:`debubble.make`.
+    `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
+    the others are as for :func:`debubble.make`.
     """
     at = place_of(recompute, recompute_at)
     check_cap(recompute, recompute_cap)

@@ -69,14 +69,8 @@ def searched(
 ) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
     """Make a description the schedule of a fixed order, or of a faster one for costs and memory.
 
-    Parameters
-    ----------
-    fixed
-        Function of ranks and microbatches: the order of all ranks.
-    most
-        Function of p: the most microbatches that a rank holds in it.
-    own
-        The block that it repeats, if there is one.
+    `fixed` gives the order of all ranks for ranks and microbatches, `most` the most microbatches
+    that one of p ranks holds in it; `own` is the block that it repeats, if there is one.
     """
 
     def order(

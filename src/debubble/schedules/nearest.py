@@ -53,14 +53,9 @@ def nearest_forms(
     """The closed forms that would hold for simpler costs.
 
     Left out are those of quantities that an exact form is known of, and those that are about other
-    sizes or options.
-
-    Parameters
-    ----------
-    schedule, costs, transfer
-        As for :func:`debubble.schedules.registry.closed_forms`.
-    in_the_way
-        Further properties that forms of times do not cover: reason, and words for a case without.
+    sizes or options. Schedule, costs and transfer are as for
+    :func:`debubble.schedules.registry.closed_forms`; what is `in_the_way` are further properties
+    that forms of times do not cover: reason, and words for a case without.
     """
     if schedule.name not in entries():
         return []

@@ -67,11 +67,8 @@ class Engine(Protocol):
     def step(self, batch: Batch) -> Mapping[int, Tensor]:
         """Forwards and backwards.
 
-        Returns
-        -------
-        mapping
-            The unit's loss times its weight, where the last stage is; elsewhere, and added to it,
-            that of auxiliary losses. Tensors are detached and have no dimensions.
+        Returns the unit's loss times its weight, where the last stage is; elsewhere, and added to
+        it, that of auxiliary losses. Tensors are detached and have no dimensions.
         """
 
     def forward(self, batch: Batch, outputs: bool) -> Forwarded:

@@ -74,10 +74,7 @@ class Batches:
     def loss(self, modules: Sequence[Any], number: int, dtype: torch.dtype) -> Tensor:
         """Loss of a microbatch without a pipeline, on the CPU, with auxiliary ones.
 
-        Parameters
-        ----------
-        modules
-            The stages, or functions that compute as they do.
+        Modules are the stages, or functions that compute as they do.
         """
         args, target = self.microbatch(number, "cpu", dtype)
         with added_losses() as added:

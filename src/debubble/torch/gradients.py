@@ -89,19 +89,10 @@ class Gradients:
         self.homes.sum(new)
 
     def clip(self, weights: Iterable[Tensor], largest: float, kind: float, team: Team) -> Tensor:
-        """Scale gradients so that their norm over all ranks is at most `largest`.
+        """Scale gradients so that their norm over all ranks is at most `largest`; the norm before.
 
-        Parameters
-        ----------
-        weights
-            All parameters of this rank; those that another rank counts, too, count there.
-        kind
-            2 for the Euclidean norm, infinity for the largest number.
-
-        Returns
-        -------
-        Tensor
-            The norm before.
+        The `weights` are all parameters of this rank; those that another rank counts, too, count
+        there. The `kind` is 2 for the Euclidean norm, infinity for the largest number.
         """
         elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
         there = {id(weight): weight.grad for weight in weights if weight.grad is not None}

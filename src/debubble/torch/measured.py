@@ -102,20 +102,9 @@ def costs_of(
 ) -> dict[str, Any]:
     """The data of a cost file, see :func:`debubble.interchange.cost_files.load_costs`.
 
-    Parameters
-    ----------
-    stages
-        In forward order.
-    ranks, chunks, microbatches
-        Sizes for commands that are not told any.
-    name, source
-        What was measured, and where.
-
-    Returns
-    -------
-    dict
-        Times in milliseconds and memory in bytes, one number per stage. What was not measured of
-        every stage is left out.
+    Times are in milliseconds and memory in bytes, one number per stage, in forward order. What was
+    not measured of every stage is left out. Sizes are for commands that are not told any; name and
+    source say what was measured, and where.
     """
     labels = {"name": name, "source": source, "ranks": ranks, "chunks": chunks,
               "microbatches": microbatches}  # fmt: skip

@@ -133,18 +133,9 @@ MODELS: dict[str, Callable[[int], Model]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
 def build(model: str | Callable[..., Any], stages: int) -> Model:
     """A model in stages; the same every time.
 
-    Parameters
-    ----------
-    model
-        ``"gpt-tiny"``, ``"mlp"``, or a function of the number of stages that returns a
-        :class:`Model` or its three parts.
-    stages
-        How many there are.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such model, or a function returns something else.
+    It is ``"gpt-tiny"``, ``"mlp"``, or a function of the number of stages that returns a
+    :class:`Model` or its three parts. Raises ParameterError when there is no such model, or a
+    function returns something else.
     """
     if isinstance(model, str):
         if model not in MODELS:

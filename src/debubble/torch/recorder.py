@@ -161,16 +161,10 @@ class Recorded(NamedTuple):
 
 
 def transfers_of(schedule: Schedule, times: Times, zero: int) -> list[Transfer]:
-    """The messages of one step that were timed.
+    """The messages of one step that were timed, of a schedule with transfers.
 
-    Parameters
-    ----------
-    schedule
-        With transfers.
-    times
-        Start, end and post of every action in nanoseconds, shape ``(3, actions)``.
-    zero
-        What the step begins at.
+    Given are start, end and post of every action in nanoseconds, shape ``(3, actions)``, and what
+    the step begins at.
     """
     ranks = schedule.ranks_of_actions.tolist()
     start, end, posted = ((row - zero) / 1e9 for row in times)

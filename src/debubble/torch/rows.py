@@ -38,19 +38,10 @@ def take_rows(
     team: Team,
     loss_fn: Callable[[Any, Any], Tensor],
 ) -> tuple[str, Rows]:
-    """Scatter the last stage's output layer; all ranks take part.
+    """Scatter the last stage's output layer: its name there, and this rank's rows of it.
 
-    The stage is left without: it returns what the layer would get.
-
-    Returns
-    -------
-    name, rows
-        What the stage calls the layer, and this rank's rows.
-
-    Raises
-    ------
-    ParameterError
-        On every rank, when there is no such layer or the loss is no cross-entropy.
+    All ranks take part. The stage is left without: it returns what the layer would get. Raises
+    ParameterError on every rank when there is no such layer or the loss is no cross-entropy.
     """
     last = schedule.stages - 1
     parts: list[Any] = [None] * team.size

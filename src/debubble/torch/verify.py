@@ -103,16 +103,8 @@ def verify(
 ) -> Verification:
     """Compare what ranks computed with the reference.
 
-    Parameters
-    ----------
-    schedule, batches
-        What was run.
-    gradients
-        Of every rank, by (iteration, stage) and name.
-    losses
-        Of every rank, the share of its microbatches or slices in their step's loss.
-    dtype
-        What they computed in.
+    Of every rank are given its gradients, by (iteration, stage) and name, and the share of its
+    microbatches or slices in their step's loss; `dtype` is what they computed in.
     """
     wanted = reference(schedule, batches, dtype)
     period = schedule.microbatches * schedule.slices

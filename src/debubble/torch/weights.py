@@ -51,17 +51,9 @@ def find_shared(
 ) -> list[Shared]:
     """Parameters with homes on several ranks; all ranks take part.
 
-    Parameters
-    ----------
-    shared
-        Tied weights that the user names.
-    same
-        Tied weights that were found, as one object in several stages.
-
-    Raises
-    ------
-    ParameterError
-        When a name is not known, shapes differ, or nobody can know what is tied.
+    The user names the tied weights in `shared`; those in `same` were found, as one object in
+    several stages. Raises ParameterError when a name is not known, shapes differ, or nobody can
+    know what is tied.
     """
     shared = list(shared)
     if any(isinstance(tie, str) for tie in shared):

@@ -86,12 +86,8 @@ class Wire:
     ) -> list[Arrival]:
         """Post a group of sends and receives.
 
-        Parameters
-        ----------
-        sends
-            Action, boundary, tensors, and whether they are gradients.
-        receives
-            Action, boundary, and whether gradients come.
+        A send is its action, boundary, tensors, and whether they are gradients; a receive its
+        action, boundary, and whether gradients come.
         """
         operations: list[tuple[bool, Tensor, int]] = []
         """Whether it is a send, the tensor, the peer."""

@@ -80,23 +80,11 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str) -> list[Any]:
     """Run `work` on forked processes of this machine and return what each rank returned.
 
-    Parameters
-    ----------
-    work
-        Gets the :class:`World` of its rank, with a process group that is ready.
-    ranks
-        How many processes.
-    text
-        What is at a position of a program, for messages.
-    timeout
-        Seconds without any rank moving after which the run is ended.
-    device
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    It gets the :class:`World` of its rank, with a process group that is ready; `text` says what is
+    at a position of a program. The device is ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
-    Raises
-    ------
-    RunError
-        When a rank dies, raises or nothing moves. No process is left then.
+    Raises RunError when a rank dies, raises, or no rank has moved for `timeout` seconds. No process
+    is left then.
     """
     names, backend, _ = devices(device, ranks)
     board = Board(ranks)

@@ -189,14 +189,8 @@ def _image(drawing: Figure, label: str) -> str:
 def inline_svg(drawing: Figure, label: str) -> str:
     """A figure as an ``<svg>`` element that fills its parent's width.
 
-    Its colours of text, lines and background are the variables of the page's style.
-
-    Parameters
-    ----------
-    drawing
-        A figure of :func:`debubble.view.figure.figure`.
-    label
-        Text for screen readers, escaped.
+    Its colours of text, lines and background are the variables of the page's style. The label is a
+    text for screen readers, escaped.
     """
     from debubble.view.figure import render
 

@@ -20,15 +20,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 
 
 def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """A self-contained page about the plans that a search has found.
-
-    Parameters
-    ----------
-    asked, found
-        The question and its answer, with at least one plan.
-    answers
-        Why not other plans.
-    """
+    """A self-contained page about what a search has found, at least one plan, and why not others."""
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))

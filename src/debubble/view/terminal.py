@@ -39,14 +39,7 @@ _PARTS, _LINES, _MOST_NAMED = 8, 100, 5000
 def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit: str = "") -> None:
     """Print a timeline, in colour when `file` is a terminal and NO_COLOR is not set.
 
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    file
-        Stream to print to; the default is standard output.
-    time_unit
-        Unit of times; the default is that of the costs.
+    The default is standard output, and for times the unit of the costs.
     """
     out = file or sys.stdout
     true_color = os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
