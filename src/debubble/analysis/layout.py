@@ -106,15 +106,10 @@ NAME_LEAST = 20
 
 
 def text_table(columns: Sequence[Column], width: int) -> tuple[list[list[str]], list[str]]:
-    """A table of at most `width` characters.
+    """A table of at most `width` characters, in blocks, and the titles of columns without room.
 
-    Returns
-    -------
-    blocks
-        The lines of the head, then those of every row: texts of the first column that are too long
-        go on below.
-    left_out
-        Titles of the columns that have no room.
+    Blocks are the lines of the head, then those of every row: texts of the first column that are
+    too long go on below.
     """
     shown = list(columns)
     left_out: list[str] = []

@@ -20,15 +20,9 @@ def result_columns(
 ) -> list[Column]:
     """Columns of a table of results, one row per timeline.
 
-    Parameters
-    ----------
-    names
-        Names of the timelines.
-    ratios
-        Makespans divided by that of the best, None where rows cannot be held against each other;
-        None for no such column.
-    limit
-        A memory limit, or one for each rank, for a column that says which of them keep it.
+    Ratios are makespans divided by that of the best, None where rows cannot be held against each
+    other; without them there is no such column. With a memory limit, or one for each rank, a column
+    says which of them keep it.
     """
     unit, memory = shared_units(timelines)
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]

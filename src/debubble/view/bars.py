@@ -137,18 +137,9 @@ class Bars:
     ) -> NDArray[np.float64]:
         """Share of each of `columns` equal time intervals that each style fills.
 
-        Parameters
-        ----------
-        rank, columns, span, begin
-            Row, number of parts, the time they cover, and its begin.
-        half
-            :data:`UPPER` or :data:`LOWER` for one half of the row; for the whole row each bar of
-            an overlapped pair counts for half of its time.
-
-        Returns
-        -------
-        NDArray[np.float64]
-            Shape ``(columns, styles)``; rows sum to at most 1, the rest is idle.
+        They cover the time `span` from `begin` on, in one row. With :data:`UPPER` or :data:`LOWER`
+        it is one half of the row; for the whole row each bar of an overlapped pair counts for half
+        of its time. The shape is ``(columns, styles)``; rows sum to at most 1, the rest is idle.
         """
         part = self.of(rank)
         style, count = self.style[part], len(self.styles)

@@ -20,7 +20,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 
 
 def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """A self-contained page about what a search has found, at least one plan, and why not others."""
+    """A self-contained page about at least one plan that a search has found, and why not others."""
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
