@@ -36,16 +36,24 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Command:
-    """A computation that a sweep repeats."""
+    """A computation that a sweep repeats.
+
+    Parameters
+    ----------
+    run
+        Rows of one point; raises :class:`~debubble.DebubbleError` where there are none.
+    parameters
+        Its parameters. ``"costs.*"`` is for all names that begin like this.
+    required
+        Parameters that must be given.
+    brief
+        Whether a point takes milliseconds, so that few points need no other processes.
+    """
 
     run: Callable[[Options], list[Row]]
-    """Rows of one point; raises :class:`~debubble.DebubbleError` where there are none."""
     parameters: Mapping[str, Parameter]
-    """Its parameters. ``"costs.*"`` is for all names that begin like this."""
     required: tuple[str, ...] = ()
-    """Parameters that must be given."""
     brief: bool = True
-    """Whether a point takes milliseconds, so that few points need no other processes."""
 
 
 def family(options: Options, prefix: str) -> dict[str, Any]:

@@ -17,29 +17,44 @@ MOST_POINTS = 10_000_000
 
 
 class Point(NamedTuple):
-    """One set of options."""
+    """One set of options.
+
+    Parameters
+    ----------
+    number
+        Place in the sweep, from 0.
+    key
+        Hash of everything that its results follow from.
+    options
+        Values by dotted name.
+    """
 
     number: int
-    """Place in the sweep, from 0."""
     key: str
-    """Hash of everything that its results follow from."""
     options: dict[str, Any]
-    """Values by dotted name."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers to draw from."""
+    """Numbers to draw from.
+
+    Parameters
+    ----------
+    first, last
+        The ends, both included.
+    log
+        Whether all ratios are equally likely, not all differences.
+    whole
+        Whether whole numbers are drawn.
+    step
+        Only multiples of it from `first` on; 0 for any number.
+    """
 
     first: float
     last: float
-    """Both ends are included."""
     log: bool = False
-    """Whether all ratios are equally likely, not all differences."""
     whole: bool = False
-    """Whether whole numbers are drawn."""
     step: float = 0.0
-    """Only multiples of it from `first` on; 0 for any number."""
 
     def at(self, place: float) -> float | int:
         """The number at a place from 0 up to, not including, 1."""

@@ -33,18 +33,25 @@ ALONE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is."""
+    """How far a sweep is.
+
+    Parameters
+    ----------
+    done, total
+        Points whose results are kept, and all.
+    failed
+        Points of this run with a row that has no results.
+    here
+        Points of this run that are done.
+    seconds
+        Time that this run has taken.
+    """
 
     done: int
-    """Points whose results are kept."""
     total: int
-    """All points."""
     failed: int
-    """Points of this run with a row that has no results."""
     here: int
-    """Points of this run that are done."""
     seconds: float
-    """Time that this run has taken."""
 
 
 def run(
