@@ -49,25 +49,18 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Bubbles:
-    """Every time a rank is idle.
-
-    Parameters
-    ----------
-    rank, start, end, cause
-        One entry per idle time, rank by rank in order of time; causes are indices into
-        :data:`CAUSES`.
-    before
-        Position in the schedule of the action the idle time ends with, −1 for drains.
-    totals
-        Idle time by rank and cause, shape ``(ranks, len(CAUSES))``.
-    """
+    """Every time a rank is idle."""
 
     rank: NDArray[np.int64]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     cause: NDArray[np.int64]
+    """Indices into :data:`CAUSES`; one entry per idle time, rank by rank in order of time, as in
+    all of these."""
     before: NDArray[np.int64]
+    """Position in the schedule of the action the idle time ends with, −1 for drains."""
     totals: NDArray[np.float64]
+    """Idle time by rank and cause, shape ``(ranks, len(CAUSES))``."""
 
 
 def bubbles(timeline: Timeline) -> Bubbles:

@@ -27,19 +27,15 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
-from debubble.engine.event_graph import EventGraph
 from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
 from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
-from debubble.engine.memory import Limit, MemoryUse, memory_limits
+from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
 from debubble.engine.modes import MODE, QUEUES
 from debubble.engine.timeline import memory_use
 from debubble.lowering.rendezvous import matched
 
 __all__ = ["Problem", "Report", "check"]
-
-TOLERANCE = 1e-9
-"""Share of a memory limit by which sums of activations may miss it through rounding."""
 
 _COSTS = Costs()
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
@@ -118,11 +114,11 @@ def check(
         inspect_steps(schedule, found)
     complete, error = False, None
     if plain and not found and p2p_mode != "blocking":
-        graph = _compiled(schedule, p2p_mode)
-        if isinstance(graph, ScheduleError):
-            error = graph
-        else:
+        try:
+            graph = compile_graph(schedule, p2p_mode)
             complete = graph.completed == schedule.stages * schedule.units
+        except ScheduleError as stops:
+            error = stops
     elif more and not found:
         complete = is_sound(schedule, bare, steps)
         # What it is without sharding decides, and is compiled faster.
@@ -163,23 +159,17 @@ def _has_room(schedule: Schedule) -> bool:
     return 2 * schedule.stages * schedule.units <= len(schedule) and not schedule.vocabulary
 
 
-def _compiled(
-    schedule: Schedule, mode: P2PMode, explain: bool = True
-) -> EventGraph | ScheduleError:
-    """The event graph of a schedule, or what stops it."""
+def _error(schedule: Schedule, mode: P2PMode, explain: bool = True) -> ScheduleError | None:
+    """What stops a schedule, None where it runs."""
     try:
-        return compile_graph(schedule, mode, explain=explain)
+        compile_graph(schedule, mode, explain=explain)
     except ScheduleError as error:
         return error
-
-
-def _error(schedule: Schedule, mode: P2PMode) -> ScheduleError | None:
-    found = _compiled(schedule, mode)
-    return found if isinstance(found, ScheduleError) else None
+    return None
 
 
 def _runs(schedule: Schedule, mode: P2PMode) -> bool:
-    return not isinstance(_compiled(schedule, mode, explain=False), ScheduleError)
+    return _error(schedule, mode, explain=False) is None
 
 
 def _transfers(schedule: Schedule, found: Findings) -> None:
@@ -237,7 +227,7 @@ def _memory(
     costs: Costs,
     found: Findings,
 ) -> None:
-    allowed = limits * (1 + TOLERANCE)
+    allowed = limits * (1 + ROUNDING)
 
     def describe(rank: int) -> Problem:
         excess = (

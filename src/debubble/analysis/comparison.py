@@ -113,12 +113,8 @@ class Row:
             "ratio": self.ratio,
             "fits": self.fits,
             **self.values,
-            **({} if self.spread is None else {"jitter": self._jitter()}),
+            **({"jitter": self.spread.to_dict() | {"wins": self.wins}} if self.spread else {}),
         }
-
-    def _jitter(self) -> dict[str, Any]:
-        assert self.spread is not None, "asked only where times vary"
-        return self.spread.to_dict() | {"wins": self.wins}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,7 +179,7 @@ class Comparison:
         )
 
     def _headline(self) -> str:
-        limit = self._limit()
+        limit = "" if self.memory is None else f"within {self._amount(self.memory)}"
         if not self.rows:
             return "no schedule could be compared"
         best = self._first
@@ -201,7 +197,7 @@ class Comparison:
             if other is not None:
                 head += f" against {percent(other.overhead)} of {other.name}"
             return head
-        head = f"{best.name} is fastest{within}: {self._time(best.makespan)}"
+        head = f"{best.name} is fastest{within}: {time(best.makespan, self.time_unit)}"
         if other is None:
             return head
         saved = 1 - best.makespan / other.makespan if other.makespan else 0.0
@@ -354,9 +350,6 @@ class Comparison:
                  "replicas")  # fmt: skip
         return lines + [f"{key.replace('_', ' ')}: {words[key]}" for key in shown if key in words]
 
-    def _limit(self) -> str:
-        return "" if self.memory is None else f"within {self._amount(self.memory)}"
-
     def _excess(self, row: Row) -> float:
         """By how much the rank that is most above its limit is."""
         limits = memory_limits(self.memory, row.schedule.ranks)
@@ -368,9 +361,6 @@ class Comparison:
 
     def _peak(self, row: Row) -> str:
         return amount(row.peak_activation, self.costs.activation_unit)
-
-    def _time(self, value: float) -> str:
-        return time(value, self.time_unit)
 
     def _reference(self, best: Row) -> Row | None:
         """The row to hold the best against: the first one asked for, or else the runner-up."""

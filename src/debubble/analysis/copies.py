@@ -48,12 +48,8 @@ def _positions(
     index = np.searchsorted(cells, cell[here])
     first[index[::-1]] = here[::-1]
     again = here[first[index] != here]
-
-    def describe(position: int) -> Problem:
-        return spot(columns.schedule, position).problem("duplicate", "runs twice", "remove one")
-
     if kind in COPY_KINDS:
-        found.add("duplicate", again, describe)
+        found.say("duplicate", columns.schedule, again, "runs twice", "remove one")
     return first
 
 

@@ -33,20 +33,10 @@ def without_sharding(schedule: Schedule) -> Schedule:
 def is_sound(schedule: Schedule, bare: Schedule, steps: bool) -> bool:
     """Whether actions are complete, on their ranks and in order, and transfers matched.
 
-    Parameters
-    ----------
-    schedule
-        With at least two actions for every cell, and without passes of a sharded output layer.
-    bare
-        The same without sharding actions.
-    steps
-        Whether it has optimizer steps.
-
-    Returns
-    -------
-    bool
-        Never True for a schedule with a problem. May be False for a correct one; then the full
-        check decides.
+    The schedule has at least two actions for every cell, and no passes of a sharded output layer;
+    `bare` is the same without sharding actions, and `steps` says whether it has optimizer steps.
+    Never True for a schedule with a problem. May be False for a correct one; then the full check
+    decides.
     """
     sharded = bare is not schedule or schedule.explicit_reduction
     return (

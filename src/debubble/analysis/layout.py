@@ -79,24 +79,16 @@ def table(rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[s
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table for terminals and for pages.
-
-    Parameters
-    ----------
-    head
-        Its title; in a terminal every part of it has a line.
-    cells
-        One text per row.
-    rank
-        The columns of the highest are left out first where a line has no room; 0 never is.
-    left
-        Whether it is aligned left.
-    """
+    """A column of a table for terminals and for pages."""
 
     head: tuple[str, ...]
+    """Its title; in a terminal every part of it has a line."""
     cells: tuple[str, ...]
+    """One text per row."""
     rank: int = 0
+    """The columns of the highest are left out first where a line has no room; 0 never is."""
     left: bool = False
+    """Whether it is aligned left."""
 
     @property
     def title(self) -> str:
@@ -114,15 +106,10 @@ NAME_LEAST = 20
 
 
 def text_table(columns: Sequence[Column], width: int) -> tuple[list[list[str]], list[str]]:
-    """A table of at most `width` characters.
+    """A table of at most `width` characters, in blocks, and the titles of columns without room.
 
-    Returns
-    -------
-    blocks
-        The lines of the head, then those of every row: texts of the first column that are too long
-        go on below.
-    left_out
-        Titles of the columns that have no room.
+    Blocks are the lines of the head, then those of every row: texts of the first column that are
+    too long go on below.
     """
     shown = list(columns)
     left_out: list[str] = []

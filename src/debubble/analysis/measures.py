@@ -28,36 +28,24 @@ Unit = Literal["time", "memory", "share", "number"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is said about a timeline, or one for every rank.
-
-    Parameters
-    ----------
-    key
-        Its name in JSON, and in a row of a comparison.
-    value
-        Value for a timeline: a number, a list with one for each rank, or a mapping of such.
-    words
-        Definition; empty where its name says it.
-    unit
-        Unit, which decides its format.
-    compared
-        Whether comparisons have it, in the order of this list; of numbers by rank, the largest.
-    head
-        Title of its column in tables, with ``|`` where terminals break it; empty for no column.
-    left_out
-        Rank among columns that are dropped where a line has no room: the highest first, 0 never.
-    reported
-        Whether a report of one simulation has a line for it.
-    """
+    """A number that is said about a timeline, or one for every rank."""
 
     key: str
+    """Its name in JSON, and in a row of a comparison."""
     value: Callable[[Timeline], Any]
+    """Value for a timeline: a number, a list with one for each rank, or a mapping of such."""
     words: str = ""
+    """Definition; empty where its name says it."""
     unit: Unit = "number"
+    """Unit, which decides its format."""
     compared: bool = False
+    """Whether comparisons have it, in the order of this list; of numbers by rank, the largest."""
     head: str = ""
+    """Title of its column in tables, with ``|`` where terminals break it; empty for no column."""
     left_out: int = 0
+    """Rank among columns that are dropped where a line has no room: the highest first, 0 never."""
     reported: bool = False
+    """Whether a report of one simulation has a line for it."""
 
     @property
     def title(self) -> str:

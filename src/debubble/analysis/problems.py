@@ -189,6 +189,12 @@ class Findings:
         self.problems += [describe(int(item)) for item in where[:room]]
         self.omit(code, len(where) - max(room, 0))
 
+    def say(
+        self, code: str, schedule: Schedule, where: NDArray[np.int64], what: str, fix: str
+    ) -> None:
+        """:meth:`add` the same of the actions at some positions."""
+        self.add(code, where, lambda position: spot(schedule, position).problem(code, what, fix))
+
     def omit(self, code: str, count: int) -> None:
         """Count problems that are not listed."""
         if count > 0:

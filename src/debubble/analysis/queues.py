@@ -24,23 +24,10 @@ def lost_in_queues(
 ) -> list[Problem]:
     """The time that transfers cost by waiting for others in front of them, as a warning.
 
-    Parameters
-    ----------
-    schedule
-        With explicit transfers, without deadlock in `mode`.
-    bare
-        The same without sharding actions, whose times are those of `schedule` as long as sharding
-        takes none.
-    costs
-        Costs of actions and transfers.
-    mode
-        One in which transfers are queued.
-
-    Returns
-    -------
-    list of Problem
-        One that names the first transfer that waits behind another whose data is not there yet,
-        with the time that the whole schedule loses; empty when it loses none.
+    The schedule has explicit transfers and no deadlock in `mode`, in which they are queued. `bare`
+    is the same without sharding actions, whose times are those of the schedule as long as sharding
+    takes none. The warning names the first transfer that waits behind another whose data is not
+    there yet, with the time that the whole schedule loses; there is none when it loses none.
     """
     if bare is not schedule and np.any(costs.table(schedule).collective):
         bare = schedule

@@ -20,22 +20,15 @@ DENSE = 4
 
 @dataclass(frozen=True, eq=False)
 class ReceiveSlots:
-    """Slots that pools of receive buffers need on every rank, by what shares a pool.
-
-    Parameters
-    ----------
-    by_stage
-        Activations and gradients in a pool of each stage, summed over the rank's stages; shape
-        ``(ranks, 2)``.
-    by_direction
-        One pool for all activations of a rank, and one for all gradients; shape ``(ranks, 2)``.
-    shared
-        One pool for both; shape ``(ranks,)``.
-    """
+    """Slots that pools of receive buffers need on every rank, by what shares a pool."""
 
     by_stage: NDArray[np.int64]
+    """Activations and gradients in a pool of each stage, summed over the rank's stages; shape
+    ``(ranks, 2)``."""
     by_direction: NDArray[np.int64]
+    """One pool for all activations of a rank, and one for all gradients; shape ``(ranks, 2)``."""
     shared: NDArray[np.int64]
+    """One pool for both; shape ``(ranks,)``."""
 
     def to_dict(self) -> dict[str, list[int]]:
         """Slots of every rank, activations and gradients together."""

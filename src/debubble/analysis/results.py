@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.analysis.check import TOLERANCE
 from debubble.analysis.layout import Column
 from debubble.analysis.measures import MEASURES, Measure
 from debubble.core.units import Scale, memory_scale
-from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 
@@ -21,15 +20,9 @@ def result_columns(
 ) -> list[Column]:
     """Columns of a table of results, one row per timeline.
 
-    Parameters
-    ----------
-    names
-        Names of the timelines.
-    ratios
-        Makespans divided by that of the best, None where rows cannot be held against each other;
-        None for no such column.
-    limit
-        A memory limit, or one for each rank, for a column that says which of them keep it.
+    Ratios are makespans divided by that of the best, None where rows cannot be held against each
+    other; without them there is no such column. With a memory limit, or one for each rank, a column
+    says which of them keep it.
     """
     unit, memory = shared_units(timelines)
     peaks = [float(timeline.peak_activation.max()) for timeline in timelines]
@@ -65,4 +58,4 @@ def shared_units(timelines: Sequence[Timeline]) -> tuple[str, str]:
 def keeps(timeline: Timeline, limit: Limit | None) -> bool:
     """Whether every rank stays within its memory."""
     limits = memory_limits(limit, timeline.schedule.ranks)
-    return limits is None or bool((timeline.peak_activation <= limits * (1 + TOLERANCE)).all())
+    return limits is None or bool((timeline.peak_activation <= limits * (1 + ROUNDING)).all())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,11 +46,8 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     last = made[::-1][from_behind]
     have = owner[reductions] * iterations + columns.unit[reductions]
     strange = (columns.unit[reductions] >= iterations) | ~np.isin(have, keys)
-    found.add(
-        "reduce-grad",
-        reductions[strange],
-        partial(_wrong, schedule, "reduces gradients that nobody computes", "remove it"),
-    )
+    what = "reduces gradients that nobody computes"
+    found.say("reduce-grad", schedule, reductions[strange], what, "remove it")
     reductions, have = reductions[~strange], have[~strange]
     reduced, first = np.unique(have, return_index=True)
 
@@ -73,11 +68,8 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
     found.add("reduce-grad", np.flatnonzero(~np.isin(keys, reduced)), absent)
     again = np.ones(len(reductions), dtype=bool)
     again[first] = False
-    found.add(
-        "reduce-grad",
-        reductions[again],
-        partial(_wrong, schedule, "reduces the same gradients again", "remove one of the two"),
-    )
+    what = "reduces the same gradients again"
+    found.say("reduce-grad", schedule, reductions[again], what, "remove one of the two")
     cell = np.searchsorted(keys, have)
     early = ~again & (reductions < last[cell])
 
@@ -88,10 +80,6 @@ def _reductions(columns: Columns, owner: Positions, reductions: Positions, found
         return here.problem("reduce-grad", what, f"move it behind {wanted}", wanted)
 
     found.add("reduce-grad", np.flatnonzero(early), hasty)
-
-
-def _wrong(schedule: Schedule, what: str, fix: str, position: int) -> Problem:
-    return spot(schedule, position).problem("reduce-grad", what, fix)
 
 
 def _weights(columns: Columns, owner: Positions, found: Findings) -> None:

@@ -285,9 +285,6 @@ def _shards(columns: Columns, found: Findings) -> None:
             fix = f"write stage {stage}"
         return here.problem("vocabulary", what, fix)
 
-    def duplicate(position: int) -> Problem:
-        return spot(schedule, position).problem("duplicate", "runs again", "remove one of them")
-
     def missing(cell: int, kind: Kind) -> Problem:
         number, unit = divmod(cell, units)
         return _absent(number, schedule.text(Action(int(first[number]), kind, unit)))
@@ -304,7 +301,8 @@ def _shards(columns: Columns, found: Findings) -> None:
     for kind in VOCABULARY_KINDS:
         these = here[columns.kind[here] == kind]
         cells, at = np.unique(rank[these] * units + columns.unit[these], return_index=True)
-        found.add("duplicate", np.delete(these, at), duplicate)
+        again = np.delete(these, at)
+        found.say("duplicate", schedule, again, "runs again", "remove one of them")
         gaps, absent = first_gaps(cells, schedule.ranks * units)
         found.add("missing", gaps, partial(missing, kind=kind))
         found.omit("missing", absent - len(gaps))

@@ -97,14 +97,8 @@ def report(
 ) -> str:
     """The summary for people: aligned text with formulas and simulation side by side.
 
-    Parameters
-    ----------
-    timeline
-        A simulated schedule.
-    time_unit
-        Unit of times, for instance ``"ms"``; the default is that of the costs.
-    width
-        Characters of a line; the default is the terminal's.
+    Times are in `time_unit`, ``"ms"`` for instance, by default in that of the costs; lines have
+    `width` characters, by default the terminal's.
     """
     data = summary(timeline)
     width = width or line_width()

@@ -13,7 +13,7 @@ from debubble.cli.options import AsJson, Inputs, Late, ScheduleName, Setup, Text
 from debubble.cli.output import note, print_json
 from debubble.cli.progress import phases
 from debubble.core.errors import FormatError
-from debubble.engine.memory import Limit, memory_limits
+from debubble.engine.memory import ROUNDING, Limit, memory_limits
 from debubble.engine.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -151,11 +151,9 @@ def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
 
 def _above(timeline: Timeline, limit: Limit) -> list[int]:
     """Ranks that hold more than a limit."""
-    from debubble.analysis.check import TOLERANCE
-
     limits = memory_limits(limit, timeline.schedule.ranks)
     assert limits is not None, "asked only when there is a limit"
-    above = np.flatnonzero(timeline.peak_activation > limits * (1 + TOLERANCE))
+    above = np.flatnonzero(timeline.peak_activation > limits * (1 + ROUNDING))
     found: list[int] = above.tolist()
     return found
 

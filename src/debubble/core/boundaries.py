@@ -19,23 +19,16 @@ class Boundaries(NamedTuple):
     """What every stage sends, by row 0 for the activation and row 1 for the gradient.
 
     Activations go to the next stage and gradients to the one before; columns are by (copy, stage).
-
-    Parameters
-    ----------
-    time
-        Time of the transfer of a slice of average length; 0 where nothing goes to another rank.
-    message
-        Part of it, for a whole microbatch of average length, that grows with what is sent.
-    size
-        Size of the message of such a microbatch; 0 where nothing goes to another rank.
-    sends
-        Whether anything goes to another rank.
     """
 
     time: NDArray[np.float64]
+    """Time of the transfer of a slice of average length; 0 where nothing goes to another rank."""
     message: NDArray[np.float64]
+    """Part of it, for a whole microbatch of average length, that grows with what is sent."""
     size: NDArray[np.float64]
+    """Size of the message of such a microbatch; 0 where nothing goes to another rank."""
     sends: NDArray[np.bool_]
+    """Whether anything goes to another rank."""
 
     def times(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], share: Spread, average: float

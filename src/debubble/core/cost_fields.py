@@ -45,33 +45,22 @@ SHAPES: dict[Shape, str] = {
 
 @dataclass(frozen=True)
 class CostField:
-    """One cost.
-
-    Parameters
-    ----------
-    name
-        Its name in :class:`debubble.Costs`, in cost files and in ``--times``.
-    shape
-        Shape of its value, see :data:`SHAPES`.
-    example
-        A value as YAML.
-    text
-        Description in one line.
-    section
-        Section of a cost file.
-    share
-        Whether it is a share, from 0 to 1.
-    timed
-        Whether it is a time, which changes with the unit of time.
-    """
+    """One cost."""
 
     name: str
+    """Its name in :class:`debubble.Costs`, in cost files and in ``--times``."""
     shape: Shape
+    """Shape of its value, see :data:`SHAPES`."""
     example: str
+    """A value as YAML."""
     text: str
+    """Description in one line."""
     section: Literal["times", "memory"] = "times"
+    """Section of a cost file."""
     share: bool = False
+    """Whether it is a share, from 0 to 1."""
     timed: bool = False
+    """Whether it is a time, which changes with the unit of time."""
 
     @property
     def in_forms(self) -> bool:

@@ -39,83 +39,61 @@ TIMED_KINDS = (Kind.F, Kind.I, Kind.W, Kind.B, Kind.R)
 
 @dataclass(frozen=True, eq=False)
 class CostTable:
-    """Costs spelled out for one placement and one way to cut sequences.
-
-    Parameters
-    ----------
-    duration
-        Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
-        ``place = (j * copies + c) * stages + s``.
-    activation, kept
-        Memory after the forward, and the part of it that stays until W ends; shape ``(places,)``.
-    offload
-        Share of what a forward leaves that an OFFLOAD moves; shape ``(places,)``.
-    checkpoint
-        The part of the activation that stays from the forward to a recompute; shape ``(places,)``.
-    kv
-        Memory of keys and values; shape ``(places,)``.
-    attention
-        Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``.
-    optimizer
-        Time of the optimizer step on each rank; shape ``(ranks,)``.
-    static
-        Memory that each rank holds all the time; shape ``(ranks,)``.
-    collective
-        Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``.
-    link
-        Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``,
-        zero on the diagonal. Where messages differ by boundary it is of the largest.
-    excess
-        Extra time of a slice's transfer over the average one's; shape ``(slices,)``.
-    part_duration
-        Part of `duration` that belongs to embedding, head and multi-token prediction; same shape.
-    shard
-        Memory of one microbatch in each shard of the head, from S to T; 0 where it is not sharded.
-    costs, placement, slicing
-        Costs that the table was made from.
-    pairs
-        Times of overlapped pairs by (stage of the forward, stage of the backward), where said.
-    overlap
-        Time of every other pair by the place of its forward, NaN where its parts say it; shape
-        ``(copies * stages,)``.
-    forwards
-        The same of pairs of two forwards, by the place of the first.
-    causal
-        Part of `duration` that is causal attention, of the same shape; None where the costs have no
-        lengths of microbatches.
-    lengths
-        Length of every microbatch, 1 for the average one; shape ``(microbatches,)``. None where all
-        are alike.
-    boundaries
-        Transfers by the stage that sends, where they differ by more than their ranks; else None.
-    frozen
-        What is frozen on every place; None where nothing is.
-    """
+    """Costs spelled out for one placement and one way to cut sequences."""
 
     duration: NDArray[np.float64]
+    """Time of an action of kind k on stage s of copy c for slice j: ``duration[k, place]`` with
+    ``place = (j * copies + c) * stages + s``."""
     activation: NDArray[np.float64]
+    """Memory after the forward; shape ``(places,)``."""
     kept: NDArray[np.float64]
+    """The part of it that stays until W ends."""
     offload: NDArray[np.float64]
+    """Share of what a forward leaves that an OFFLOAD moves; shape ``(places,)``."""
     checkpoint: NDArray[np.float64]
+    """The part of the activation that stays from the forward to a recompute; shape
+    ``(places,)``."""
     kv: NDArray[np.float64]
+    """Memory of keys and values; shape ``(places,)``."""
     attention: NDArray[np.float64]
+    """Share of F that is attention, of whole microbatches; shape ``(copies * stages,)``."""
     optimizer: NDArray[np.float64]
+    """Time of the optimizer step on each rank; shape ``(ranks,)``."""
     static: NDArray[np.float64]
+    """Memory that each rank holds all the time; shape ``(ranks,)``."""
     collective: NDArray[np.float64]
+    """Time of an UNSHARD and of a REDUCE_GRAD; shape ``(2, copies * stages)``."""
     link: NDArray[np.float64]
+    """Transfer time from rank to rank of a slice of average length; shape ``(ranks, ranks)``, zero
+    on the diagonal. Where messages differ by boundary it is of the largest."""
     excess: NDArray[np.float64]
+    """Extra time of a slice's transfer over the average one's; shape ``(slices,)``."""
     part_duration: NDArray[np.float64]
+    """Part of `duration` that belongs to embedding, head and multi-token prediction; same shape."""
     shard: float
+    """Memory of one microbatch in each shard of the head, from S to T; 0 where it is not
+    sharded."""
     costs: Costs
     placement: Placement
     slicing: Slicing
+    """As the two before, what the table was made from."""
     pairs: Mapping[tuple[int, int], float]
+    """Times of overlapped pairs by (stage of the forward, stage of the backward), where said."""
     overlap: NDArray[np.float64]
+    """Time of every other pair by the place of its forward, NaN where its parts say it; shape
+    ``(copies * stages,)``."""
     forwards: NDArray[np.float64]
+    """The same of pairs of two forwards, by the place of the first."""
     causal: NDArray[np.float64] | None = None
+    """Part of `duration` that is causal attention, of the same shape; None where the costs have no
+    lengths of microbatches."""
     lengths: NDArray[np.float64] | None = None
+    """Length of every microbatch, 1 for the average one; shape ``(microbatches,)``. None where all
+    are alike."""
     boundaries: Boundaries | None = None
+    """Transfers by the stage that sends, where they differ by more than their ranks; else None."""
     frozen: Freeze | None = None
+    """What is frozen on every place; None where nothing is."""
 
     @classmethod
     def of(

@@ -20,18 +20,12 @@ BACKWARD = (Kind.I, Kind.W, Kind.B, Kind.R)
 
 
 class Freeze(NamedTuple):
-    """What is frozen, by stage or by layer.
-
-    Parameters
-    ----------
-    share
-        Share of the weights that is frozen, shape ``(n,)``.
-    needed
-        Whether gradients get there: something up to there is trained; shape ``(n,)``.
-    """
+    """What is frozen, by stage or by layer."""
 
     share: NDArray[np.float64]
+    """Share of the weights that is frozen, shape ``(n,)``."""
     needed: NDArray[np.bool_]
+    """Whether gradients get there: something up to there is trained; shape ``(n,)``."""
 
     @classmethod
     def of(cls, share: NDArray[np.float64], stages: int) -> Freeze:

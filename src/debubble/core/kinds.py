@@ -137,75 +137,52 @@ def _sync(rule: str) -> Condition:
 
 @dataclass(frozen=True)
 class Need:
-    """Something that actions of a kind wait for.
-
-    Parameters
-    ----------
-    kinds
-        An action of one of these: a backward is either I or B.
-    of
-        The producers among actions of `kinds`.
-    stage, slice
-        Offset in stages and slices, for :attr:`Of.STAGE`. Where there is no such stage
-        or slice, there is nothing to wait for.
-    through
-        The receive it comes through where transfers are actions and it runs on another rank.
-    last_stage_only
-        Whether only actions of the last stage wait for it.
-    optional
-        Whether orders may do without it: R, RELOAD and what data-parallel replicas exchange.
-    when
-        The schedules in which this is needed.
-    """
+    """Something that actions of a kind wait for."""
 
     kinds: tuple[Kind, ...]
+    """An action of one of these: a backward is either I or B."""
     of: Of = Of.STAGE
+    """The producers among actions of `kinds`."""
     stage: int = 0
+    """Offset in stages, for :attr:`Of.STAGE`. Where there is no such stage, there is nothing to
+    wait for."""
     slice: int = 0
+    """Offset in slices, likewise."""
     through: Kind | None = None
+    """The receive it comes through where transfers are actions and it runs on another rank."""
     last_stage_only: bool = False
+    """Whether only actions of the last stage wait for it."""
     optional: bool = False
+    """Whether orders may do without it: R, RELOAD and what data-parallel replicas exchange."""
     when: Condition = always
+    """The schedules in which this is needed."""
 
 
 @dataclass(frozen=True)
 class KindSpec:
-    """A row of the table.
-
-    Parameters
-    ----------
-    kind, title
-        The kind, and what a legend calls it.
-    stream
-        Stream that it occupies.
-    per
-        The set of actions of this kind.
-    needs
-        Dependencies; the first is the result that it computes with.
-    time
-        Source of its time.
-    letter
-        Letter before the microbatch in narrow pictures; empty for kinds that none shows.
-    takes, frees
-        Quantities of memory that are taken when it starts and freed when it ends, by the names in
-        :data:`QUANTITIES`.
-    instead_of
-        Kinds that a (stage, microbatch) cannot have together with this one.
-    other_end
-        For one end of a transfer, the other.
-    """
+    """A row of the table."""
 
     kind: Kind
     title: str
+    """Its name in a legend."""
     stream: Stream
+    """Stream that it occupies."""
     per: Per
+    """The set of actions of this kind."""
     needs: tuple[Need, ...] = ()
+    """Dependencies; the first is the result that it computes with."""
     time: Time = Time.STAGE
+    """Source of its time."""
     letter: str = ""
+    """Letter before the microbatch in narrow pictures; empty for kinds that none shows."""
     takes: tuple[str, ...] = ()
+    """Quantities of memory that its start takes, by the names in :data:`QUANTITIES`."""
     frees: tuple[str, ...] = ()
+    """Quantities that its end frees."""
     instead_of: tuple[Kind, ...] = ()
+    """Kinds that a (stage, microbatch) cannot have together with this one."""
     other_end: Kind | None = None
+    """For one end of a transfer, the other."""
 
     @property
     def sends(self) -> bool:

@@ -40,34 +40,23 @@ Check = Callable[[str, Any, Sizes], Any]
 
 @dataclass(frozen=True)
 class Saved:
-    """A field that is part of a file.
-
-    Parameters
-    ----------
-    check
-        The one check of a value, in Python and in files.
-    in_file
-        Further check of a value in a file.
-    write
-        The value as plain data.
-    same
-        Value that equal schedules share, from the whole schedule; the
-        default is the value. Fields with ``compare=False`` have no part in equality.
-    required
-        Whether every file has it.
-    rare
-        Whether a file leaves it out where it is empty.
-    default
-        Value where a file leaves it out and the field itself has no default.
-    """
+    """A field that is part of a file."""
 
     check: Check
+    """The one check of a value, in Python and in files."""
     in_file: Check | None = None
+    """Further check of a value in a file."""
     write: Callable[[Any], Any] = lambda value: value
+    """The value as plain data."""
     same: Callable[[Any], Any] | None = None
+    """Value that equal schedules share, from the whole schedule; the default is the value. Fields
+    with ``compare=False`` have no part in equality."""
     required: bool = False
+    """Whether every file has it."""
     rare: bool = False
+    """Whether a file leaves it out where it is empty."""
     default: Any = None
+    """Value where a file leaves it out and the field itself has no default."""
 
 
 def saved(check: Check, **more: Any) -> dict[str, Any]:

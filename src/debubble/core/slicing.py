@@ -21,19 +21,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Slicing:
-    """The slices of a microbatch, as far as their costs depend on them.
-
-    Parameters
-    ----------
-    shares
-        Share of the tokens in each slice, in the order of the sequence.
-    exchange
-        Whether ranks even out attention among each other, so that a slice does a share of it that
-        is its share of the tokens.
-    """
+    """The slices of a microbatch, as far as their costs depend on them."""
 
     shares: tuple[float, ...] = (1.0,)
+    """Share of the tokens in each slice, in the order of the sequence."""
     exchange: bool = False
+    """Whether ranks even out attention among each other, so that a slice does a share of it that is
+    its share of the tokens."""
 
     @property
     def attention(self) -> NDArray[np.float64]:

@@ -28,23 +28,16 @@ DENSE = 4
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """Pairs of actions of which one waits for the other.
-
-    Parameters
-    ----------
-    consumer, producer
-        Positions in the schedule, sorted by consumer and, of one consumer, in the order of its
-        kind's needs; shape ``(pairs,)``.
-    need
-        Index among the needs of the consumer's kind.
-    offsets
-        The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``.
-    """
+    """Pairs of actions of which one waits for the other."""
 
     consumer: Positions
     producer: Positions
+    """As `consumer`, positions in the schedule, sorted by consumer and, of one consumer, in the
+    order of its kind's needs; shape ``(pairs,)``."""
     need: NDArray[np.int8]
+    """Index among the needs of the consumer's kind."""
     offsets: Positions
+    """The pairs of action i are ``offsets[i]`` to ``offsets[i + 1]``; shape ``(n + 1,)``."""
 
     def of(self, position: int) -> Positions:
         """Positions of what one action waits for."""

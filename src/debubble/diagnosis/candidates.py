@@ -23,56 +23,37 @@ Where = dict[str, int | list[int]]
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A cause, and every row of the run without it.
-
-    Parameters
-    ----------
-    cause, where
-        The cause, and the stage, rank, copy or link it is in.
-    without
-        Time of every row with only this fixed, shape ``(rows,)``.
-    alone
-        Time of every row with all causes but this one fixed.
-    size
-        How many times as long things take; NaN where that says nothing.
-    by_kind
-        The same for every kind of action.
-    count
-        How many actions it is in, where they are few; else 0.
-    mode
-        The p2p mode that costs it; None where that is not what costs it.
-    """
+    """A cause, and every row of the run without it."""
 
     cause: str
     where: Where
+    """The stage, rank, copy or link that the cause is in."""
     without: Times
+    """Time of every row with only this fixed, shape ``(rows,)``."""
     alone: Times
+    """Time of every row with all causes but this one fixed."""
     size: float
+    """How many times as long things take; NaN where that says nothing."""
     by_kind: dict[str, float] = field(default_factory=dict)
+    """The same for every kind of action."""
     count: int = 0
+    """How many actions it is in, where they are few; else 0."""
     mode: P2PMode | None = None
+    """The p2p mode that costs it; None where that is not what costs it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Causes:
-    """The causes of a run.
-
-    Parameters
-    ----------
-    candidates
-        All that were found, whatever they gain.
-    clean
-        Time of every row with all of them fixed.
-    excess
-        By cause what actions take longer for it, shape ``(rows, actions)``, nothing negative.
-    slow_link
-        Time that messages take longer because their link is slow.
-    """
+    """The causes of a run."""
 
     candidates: tuple[Candidate, ...]
+    """All that were found, whatever they gain."""
     clean: Times
+    """Time of every row with all of them fixed."""
     excess: dict[str, Times]
+    """By cause what actions take longer for it, shape ``(rows, actions)``, nothing negative."""
     slow_link: Times
+    """Time that messages take longer because their link is slow."""
 
 
 def find_causes(replay: Replay, nearest: Schedule | None) -> Causes:

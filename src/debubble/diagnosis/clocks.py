@@ -28,22 +28,15 @@ ROUNDING = 2e-6
 
 @dataclass(frozen=True)
 class Interval:
-    """What clock b shows more than clock a, in seconds.
-
-    Parameters
-    ----------
-    ranks
-        Both ranks; those of later data-parallel copies are numbered on.
-    low, high
-        Bounds; ±∞ where messages go one way only.
-    step
-        Number of the step.
-    """
+    """What clock b shows more than clock a, in seconds."""
 
     ranks: tuple[int, int]
+    """Both ranks; those of later data-parallel copies are numbered on."""
     low: float
     high: float
+    """Both bounds are ±∞ where messages go one way only."""
     step: int
+    """Number of the step."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +54,18 @@ class Clocks:
     """What is known of the clocks of a run.
 
     Intervals are those at the begin of a step, where clocks run apart so fast that one step shows.
-
-    Parameters
-    ----------
-    intervals
-        Of every pair of ranks that exchange messages, in every step.
-    drifts
-        Of the pairs on different hosts through all of whose messages a line goes.
-    offsets, rates
-        What to subtract from every rank's times, shape ``(rows, ranks)``, and in every second of a
-        step, both of shape ``(rows, ranks)``.
-    warnings
-        Contradictions, and pairs of which messages go one way only.
     """
 
     intervals: tuple[Interval, ...]
+    """Of every pair of ranks that exchange messages, in every step."""
     drifts: tuple[Drift, ...]
+    """Of the pairs on different hosts through all of whose messages a line goes."""
     offsets: Times
+    """What to subtract from every rank's times, shape ``(rows, ranks)``."""
     rates: Times
+    """What to subtract in every second of a step, likewise."""
     warnings: tuple[str, ...]
+    """Contradictions, and pairs of which messages go one way only."""
 
     @property
     def half_width(self) -> float:

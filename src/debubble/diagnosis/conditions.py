@@ -33,21 +33,14 @@ def _gain(data: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a condition can be about.
-
-    Parameters
-    ----------
-    unit
-        Of its values.
-    read
-        Its value in the data of a diagnosis.
-    plan
-        Its value in the plan.
-    """
+    """What a condition can be about."""
 
     unit: str
+    """Of its values."""
     read: Callable[[Mapping[str, Any]], float]
+    """Its value in the data of a diagnosis."""
     plan: Callable[[Mapping[str, Any]], float]
+    """Its value in the plan."""
 
 
 MEASURES = {
@@ -68,27 +61,18 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Condition:
-    """That a measure is above a limit.
-
-    Parameters
-    ----------
-    text
-        As it was written.
-    measure
-        A key of :data:`MEASURES`.
-    limit
-        In the measure's unit, or in percent of the base where `relative`.
-    more
-        Whether the limit counts from a base on.
-    relative
-        Whether it is a share of the base.
-    """
+    """That a measure is above a limit."""
 
     text: str
+    """As it was written."""
     measure: str
+    """A key of :data:`MEASURES`."""
     limit: float
+    """In the measure's unit, or in percent of the base where `relative`."""
     more: bool
+    """Whether the limit counts from a base on."""
     relative: bool
+    """Whether it is a share of the base."""
 
     @classmethod
     def parse(cls, text: str) -> Condition:

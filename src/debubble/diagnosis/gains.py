@@ -30,25 +30,18 @@ NOTHING = 1e-2
 
 @dataclass(frozen=True, eq=False)
 class Slowdown:
-    """The slowdowns of a run; see the module.
-
-    Parameters
-    ----------
-    actual, ideal
-        Time of every step as replayed, and with ideal times.
-    without_last
-        Time of every step with an ideal last stage, all else as it was.
-    without_slowest
-        The same with ideal times of the slowest workers.
-    stage, rank, copy, kind
-        Slowdown with only one stage, rank, copy or kind as it was.
-    """
+    """The slowdowns of a run; see the module."""
 
     actual: Times
+    """Time of every step as replayed."""
     ideal: Times
+    """The same with ideal times."""
     without_last: Times
+    """Time of every step with an ideal last stage, all else as it was."""
     without_slowest: Times
+    """The same with ideal times of the slowest workers."""
     stage: tuple[float, ...]
+    """Slowdown with only one stage as it was; the next three likewise."""
     rank: tuple[float, ...]
     copy: tuple[float, ...]
     kind: dict[str, float]

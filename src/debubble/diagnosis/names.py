@@ -27,24 +27,16 @@ NO_PAIR = ~(PAIR_MASK << PAIR_SHIFT)
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """What an order is called.
-
-    Parameters
-    ----------
-    text
-        Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none.
-    differences
-        Where it differs from that schedule, a line for each rank that does; empty where it is it.
-    nearest
-        The schedule of that name, where the order differs from it.
-    options
-        Options of the schedule with which it is that order.
-    """
+    """What an order is called."""
 
     text: str
+    """Name of the schedule that it is, or is nearest to; ``"custom"`` where there is none."""
     differences: tuple[str, ...] = ()
+    """Where it differs from that schedule, a line for each rank that does; empty where it is it."""
     nearest: Schedule | None = None
+    """The schedule of that name, where the order differs from it."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the schedule with which it is that order."""
 
 
 def named(schedule: Schedule, *, torch: bool = False) -> Name:

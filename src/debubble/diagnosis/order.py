@@ -25,32 +25,23 @@ FIRST, BETWEEN, LAST = 1, 3, 2
 
 @dataclass(frozen=True, eq=False)
 class Orders:
-    """The orders in which the steps of a run went through its actions.
-
-    Parameters
-    ----------
-    schedules
-        Every order that occurs, the most frequent one first.
-    step, copy
-        Step and copy of every row: one for each complete step of each copy.
-    order
-        Which of `schedules` a row ran.
-    rows
-        The observed actions of every row, in the order of its schedule; −1 where a rank has no
-        file. Shape of each ``(actions,)``.
-    name
-        What the most frequent order is called.
-    left_out
-        Why how many steps of how many copies were not used.
-    """
+    """The orders in which the steps of a run went through its actions."""
 
     schedules: tuple[Schedule, ...]
+    """Every order that occurs, the most frequent one first."""
     step: NDArray[np.int64]
+    """Step of every row: one for each complete step of each copy."""
     copy: NDArray[np.int64]
+    """Copy of every row."""
     order: NDArray[np.int64]
+    """Which of `schedules` a row ran."""
     rows: tuple[NDArray[np.int64], ...]
+    """The observed actions of every row, in the order of its schedule; −1 where a rank has no file.
+    Shape of each ``(actions,)``."""
     name: Name
+    """What the most frequent order is called."""
     left_out: dict[str, int]
+    """Why how many steps of how many copies were not used."""
 
 
 @dataclass(frozen=True, eq=False)

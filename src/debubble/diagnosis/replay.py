@@ -33,16 +33,12 @@ MOST_ROWS = 8
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """The steps of a run as graphs, to be evaluated with other times.
-
-    Parameters
-    ----------
-    run, transfers
-        The run, on one clock, and its messages.
-    """
+    """The steps of a run as graphs, to be evaluated with other times."""
 
     run: Run
+    """The run, on one clock."""
     transfers: Transfers
+    """Its messages."""
 
     @cached_property
     def _graphs(self) -> list[tuple[EventGraph, Times, Indices, Indices]]:

@@ -34,44 +34,35 @@ PAIR = len(Kind)
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The complete steps of a run.
-
-    Parameters
-    ----------
-    orders
-        The schedules that were run, the most frequent first; columns are its actions.
-    step, copy, order
-        Step (index), copy and order of every row, shape ``(rows,)``.
-    steps
-        Numbers of the steps.
-    hosts
-        Host of every rank of every copy, as observed; all alike where ranks share a clock.
-    start, end, issued, waited, busy
-        As in :class:`debubble.diagnosis.observed.Actions`, shape ``(rows, actions)``; NaN where
-        nobody knows. Members of an overlapped group have the group's.
-    sent, posted, began, arrived
-        The message that an action receives, as in :class:`debubble.diagnosis.observed.Messages`;
-        `began` is when the target began to wait.
-    pauses
-        When hosts stood still.
-    """
+    """The complete steps of a run."""
 
     orders: tuple[Schedule, ...]
+    """The schedules that were run, the most frequent first; columns are its actions."""
     step: Indices
+    """Index of the step of every row, shape ``(rows,)``."""
     copy: Indices
+    """Its copy of the model."""
     order: Indices
+    """Its order."""
     steps: tuple[int, ...]
+    """Numbers of the steps."""
     hosts: tuple[str, ...]
+    """Host of every rank of every copy, as observed; all alike where ranks share a clock."""
     start: Times
     end: Times
     issued: Times
     waited: Times
     busy: Times
+    """As the four before, what :class:`debubble.diagnosis.observed.Actions` has of that name, shape
+    ``(rows, actions)``; NaN where nobody knows. Members of an overlapped group have the group's."""
     sent: Times
     posted: Times
     began: Times
     arrived: Times
+    """As the three before, of the message that an action receives, as in
+    :class:`debubble.diagnosis.observed.Messages`; `began` is when the target began to wait."""
     pauses: Pauses
+    """When hosts stood still."""
 
     @property
     def schedule(self) -> Schedule:

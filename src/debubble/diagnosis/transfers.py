@@ -31,35 +31,24 @@ LATE = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """The messages of a run.
-
-    Parameters
-    ----------
-    delay
-        From when what an action receives was computed to when it was there, shape
-        ``(rows, actions)``; 0 for actions that receive nothing.
-    seen
-        Whether that was measured.
-    told
-        Whether the trace says when a message was there, seen or not.
-    typical
-        Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
-        nothing goes over.
-    by_copy
-        The same of every copy, shape ``(copies, ranks * ranks)``.
-    quickest
-        What the quickest messages of every directed link take, in the same way.
-    behind
-        Part of `delay` in which it was queued behind another message.
-    """
+    """The messages of a run."""
 
     delay: Times
+    """From when what an action receives was computed to when it was there, shape ``(rows,
+    actions)``; 0 for actions that receive nothing."""
     seen: NDArray[np.bool_]
+    """Whether that was measured."""
     told: NDArray[np.bool_]
+    """Whether the trace says when a message was there, seen or not."""
     typical: Times
+    """Median of every directed link, ``typical[source * ranks + target]``; NaN for links that
+    nothing goes over."""
     by_copy: Times
+    """The same of every copy, shape ``(copies, ranks * ranks)``."""
     quickest: Times
+    """What the quickest messages of every directed link take, in the same way."""
     behind: Times
+    """Part of `delay` in which it was queued behind another message."""
 
     def usual(self, run: Run) -> Times:
         """What the link of every action typically takes, 0 where it receives nothing."""

@@ -161,10 +161,7 @@ class Spread:
 def spread_of(timeline: Timeline, jitter: Jitter) -> Spread:
     """Step times of a timeline whose times vary.
 
-    Raises
-    ------
-    ParameterError
-        When something is slow that the schedule does not have.
+    Raises ParameterError when something is slow that the schedule does not have.
     """
     everywhere = [item for item in jitter.slowed if not item.one_copy]
     in_one = [item for item in jitter.slowed if item.one_copy]
@@ -178,27 +175,20 @@ def spread_of(timeline: Timeline, jitter: Jitter) -> Spread:
 
 @dataclass(frozen=True, eq=False)
 class Varied:
-    """A graph with the part of its nodes' times that varies.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    delays, fixed
-        By node, the delay of what it receives, and the part of its time that does not vary.
-    begin
-        The first varying part of every node, and behind the last one the number of them all.
-    parts, ids
-        Mean time of every varying part, and what it belongs to: rank, phase and microbatch, shape
-        ``(parts, 3)``.
-    """
+    """A graph with the part of its nodes' times that varies."""
 
     graph: EventGraph
+    """The graph."""
     delays: Floats
+    """By node, the delay of what it receives."""
     fixed: Floats
+    """By node, the part of its time that does not vary."""
     begin: NDArray[np.int64]
+    """The first varying part of every node, and behind the last one the number of them all."""
     parts: Floats
+    """Mean time of every varying part."""
     ids: NDArray[np.int64]
+    """What it belongs to: rank, phase and microbatch, shape ``(parts, 3)``."""
 
     @classmethod
     def of(cls, timeline: Timeline, slow: Sequence[Slow] = ()) -> Varied:

@@ -47,17 +47,13 @@ _COPIES = kind_bits(COPY_KINDS)
 
 
 class Work(NamedTuple):
-    """How often every rank pays which cost for computing: an entry for each of the two.
-
-    Parameters
-    ----------
-    rank, cost, times
-        The rank, the index of the cost, and how often it is paid.
-    """
+    """How often every rank pays which cost for computing: an entry for each of the two."""
 
     rank: NDArray[np.int64]
     cost: NDArray[np.int64]
+    """Index of the cost."""
     times: NDArray[np.int64]
+    """How often the rank pays it."""
 
     def total(self, costs: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
         """The time that every rank computes, shape ``(ranks,)``."""
@@ -67,54 +63,41 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EventGraph:
-    """A schedule as a graph that can be evaluated for any costs.
-
-    Parameters
-    ----------
-    schedule, mode
-        The compiled schedule, and its p2p mode.
-    first, second, lag, cost
-        Arrays of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign no index is
-        negative, which compiled code would test for at every access. `lag` and `cost` are
-        ``uint16`` where all costs have such an index, else they are ``uint32`` like the others.
-    node
-        Node of every action, shape ``(n,)``; the two halves of a pair share one.
-    sent
-        Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
-        when transfers occupy nobody.
-    dynamic_kind, dynamic_a, dynamic_b
-        Meaning of the last cost indices: a link from rank a to rank b, for slice j from
-        a + j · ranks where slices differ in length; a pair of a forward on place a and a backward
-        of that kind on place b; the costs a and b added, of a larger group; a copy, or a pass of
-        the output layer's shard, of place a on rank b; or a collective of stage a % stages of
-        copy a // stages.
-    completed
-        Number of (stage, microbatch) with all of their backward.
-    overtaken
-        Whether a rank receives a transfer before another that was sent to it earlier over the same
-        link.
-    shared
-        Number of ranks that share one link to the host.
-    base
-        Where actions have times of their own, the graph in which those of a kind and stage share a
-        cost, see :mod:`debubble.engine.own_times`; else None.
-    """
+    """A schedule as a graph that can be evaluated for any costs."""
 
     schedule: Schedule
     mode: P2PMode
+    """The p2p mode."""
     first: NDArray[np.uint32]
     second: NDArray[np.uint32]
     lag: NDArray[np.uint16] | NDArray[np.uint32]
     cost: NDArray[np.uint16] | NDArray[np.uint32]
+    """As the three before, of shape ``(nodes + 1,)``; entry 0 is the common start. Without a sign
+    no index is negative, which compiled code would test for at every access. `lag` and `cost` are
+    ``uint16`` where all costs have such an index, else they are ``uint32`` like the others."""
     node: NDArray[np.int32]
+    """Node of every action, shape ``(n,)``; the two halves of a pair share one."""
     sent: NDArray[np.int32]
+    """Node of the transfer an action's result goes through, 0 where none; shape ``(n,)``. Empty
+    when transfers occupy nobody."""
     dynamic_kind: NDArray[np.int32]
     dynamic_a: NDArray[np.int32]
     dynamic_b: NDArray[np.int32]
+    """Meaning of the last cost indices, with the two before: a link from rank a to rank b, for
+    slice j from a + j · ranks where slices differ in length; a pair of a forward on place a and a
+    backward of that kind on place b; the costs a and b added, of a larger group; a copy, or a pass
+    of the output layer's shard, of place a on rank b; or a collective of stage a % stages of copy a
+    // stages."""
     completed: int
+    """Number of (stage, microbatch) with all of their backward."""
     overtaken: bool = False
+    """Whether a rank receives a transfer before another that was sent to it earlier over the same
+    link."""
     shared: int = 1
+    """Number of ranks that share one link to the host."""
     base: EventGraph | None = None
+    """Where actions have times of their own, the graph in which those of a kind and stage share a
+    cost, see :mod:`debubble.engine.own_times`; else None."""
 
     def __len__(self) -> int:
         return len(self.first) - 1

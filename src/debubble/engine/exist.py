@@ -27,36 +27,23 @@ assert len(Kind) == exist.KINDS
 
 
 class Strays(NamedTuple):
-    """Positions of the first strays of a schedule, None where there are none.
-
-    Parameters
-    ----------
-    outside
-        An action of a kind, stage, microbatch or iteration that does not exist.
-    away
-        One before that on a rank on which its stage does not live.
-    """
+    """Positions of the first strays of a schedule, None where there are none."""
 
     outside: int | None
+    """An action of a kind, stage, microbatch or iteration that does not exist."""
     away: int | None
+    """One before that on a rank on which its stage does not live."""
 
 
 class Survey(NamedTuple):
-    """What one look at every action of a schedule tells.
-
-    Parameters
-    ----------
-    kinds
-        Bit k stands for actions of kind k.
-    grouped
-        Whether any actions are overlapped.
-    strays
-        Actions that do not exist or are misplaced.
-    """
+    """What one look at every action of a schedule tells."""
 
     kinds: int
+    """Bit k stands for actions of kind k."""
     grouped: bool
+    """Whether any actions are overlapped."""
     strays: Strays
+    """Actions that do not exist or are misplaced."""
 
 
 def survey_of(schedule: Schedule) -> Survey:
@@ -97,10 +84,7 @@ def strays_of(schedule: Schedule) -> Strays:
 def refuse_outside(schedule: Schedule) -> None:
     """Raise for the first action of a kind, stage, microbatch or iteration that does not exist.
 
-    Raises
-    ------
-    ScheduleError
-        The message says where it stands, and how far the numbers go.
+    Raises ScheduleError: the message says where it stands, and how far the numbers go.
     """
     position = strays_of(schedule).outside
     if position is not None:
@@ -110,10 +94,7 @@ def refuse_outside(schedule: Schedule) -> None:
 def refuse_strays(schedule: Schedule) -> None:
     """The same, and for the first action on a rank on which its stage does not live.
 
-    Raises
-    ------
-    ScheduleError
-        The message says where the action stands, and where it belongs.
+    Raises ScheduleError: the message says where the action stands, and where it belongs.
     """
     refuse_outside(schedule)
     position = strays_of(schedule).away

@@ -59,21 +59,14 @@ def _gamma(deviation: float) -> Floats:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution of times around their mean.
-
-    Parameters
-    ----------
-    quantiles
-        From the standard deviation, quantiles of a distribution with mean 1.
-    most
-        Largest standard deviation.
-    advice
-        What to give in place of a larger one.
-    """
+    """A distribution of times around their mean."""
 
     quantiles: Callable[[float], Floats]
+    """From the standard deviation, quantiles of a distribution with mean 1."""
     most: float
+    """Largest standard deviation."""
     advice: str
+    """What to give in place of a larger one."""
 
 
 DISTRIBUTIONS = {
@@ -89,24 +82,16 @@ _WHERE = re.compile(r"(copy\.)?(?:(rank|stage)([0-9]{1,9})|(link)([0-9]{1,9})-([
 
 @dataclass(frozen=True)
 class Slow:
-    """Something that takes `factor` times as long in every step.
-
-    Parameters
-    ----------
-    what
-        ``"rank"``, ``"stage"``, ``"link"``, or ``"copy"`` for all that a copy computes.
-    numbers
-        Number of the rank or stage, or both ranks of the link.
-    factor
-        Its time in normal times.
-    one_copy
-        Whether it is slow in one data-parallel copy only.
-    """
+    """Something that takes `factor` times as long in every step."""
 
     what: str
+    """``"rank"``, ``"stage"``, ``"link"``, or ``"copy"`` for all that a copy computes."""
     numbers: tuple[int, ...]
+    """Number of the rank or stage, or both ranks of the link."""
     factor: float
+    """Its time in normal times."""
     one_copy: bool
+    """Whether it is slow in one data-parallel copy only."""
 
 
 @dataclass(frozen=True)

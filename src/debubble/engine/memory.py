@@ -33,31 +33,23 @@ _RECOMPUTES = kind_bits(RECOMPUTE_KINDS)
 
 @dataclass(frozen=True, eq=False)
 class MemoryUse:
-    """Memory of a schedule.
-
-    Parameters
-    ----------
-    peak
-        Largest memory of every rank, the static one included; shape ``(ranks,)``.
-    left
-        Memory of activations still held when every rank is done; zero for a complete schedule.
-    static
-        Memory that every rank holds all the time, shape ``(ranks,)``.
-    at_start, at_end
-        Memory that an action of kind k on place c adds, shape ``(kinds + 1, places)``.
-    actions
-        The schedule's actions, with the kinds that these tables mean.
-    lengths
-        Length of every microbatch, by which what it adds is multiplied; None where all are alike.
-    """
+    """Memory of a schedule."""
 
     peak: NDArray[np.float64]
+    """Largest memory of every rank, the static one included; shape ``(ranks,)``."""
     left: NDArray[np.float64]
+    """Memory of activations still held when every rank is done; zero for a complete schedule."""
     static: NDArray[np.float64]
+    """Memory that every rank holds all the time, shape ``(ranks,)``."""
     at_start: NDArray[np.float64]
+    """Memory that the start of an action of kind k on place c adds, shape ``(kinds + 1,
+    places)``."""
     at_end: NDArray[np.float64]
+    """Memory that its end adds, likewise."""
     actions: Program
+    """The schedule's actions, with the kinds that these tables mean."""
     lengths: NDArray[np.float64] | None = None
+    """Length of every microbatch, by which what it adds is multiplied; None where all are alike."""
 
     def deltas(
         self, schedule: Schedule, rank: int
@@ -155,13 +147,20 @@ def measure_memory(schedule: Schedule, table: CostTable) -> MemoryUse:
     )
 
 
+ROUNDING = 1e-9
+"""Share of a limit by which sums of floats may exceed it."""
+
+
+def excess(peak: NDArray[np.float64], limits: NDArray[np.float64] | None) -> float:
+    """The largest peak as a share of its limit, 0 where none is above its own or there are none."""
+    over = 0.0 if limits is None else float(np.max(peak / limits))
+    return over if over > 1 + ROUNDING else 0.0
+
+
 def memory_limits(memory: Limit | None, ranks: int) -> NDArray[np.float64] | None:
     """One memory limit per rank, shape ``(ranks,)``, or None for no limit.
 
-    Raises
-    ------
-    ParameterError
-        When a limit is not a positive number, or there is not one for every rank.
+    Raises ParameterError when a limit is not a positive number, or there is not one for every rank.
     """
     if memory is None:
         return None
@@ -187,10 +186,7 @@ def beside_static(memory: Limit | None, costs: Costs, ranks: int) -> tuple[Limit
 
     Orders are made with these: as if there were activations only.
 
-    Raises
-    ------
-    ParameterError
-        When a rank has no memory left for activations.
+    Raises ParameterError when a rank has no memory left for activations.
     """
     if costs.static == 0:
         return memory, costs

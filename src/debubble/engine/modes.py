@@ -32,40 +32,29 @@ RECEIVE_POLICIES = ("eager", "just-in-time", "queued")
 
 @dataclass(frozen=True)
 class ModeSpec:
-    """A row of the table of p2p modes.
-
-    Parameters
-    ----------
-    name
-        Name of the mode.
-    title
-        Description, as outputs show it.
-    receives
-        Policy that places receives in a schedule without transfers; None where it does not matter.
-    one_by_one
-        Whether a link carries one transfer at a time, in the order of the sends.
-    blocks
-        Whether a rank waits until its transfers are over.
-    queued
-        Whether ranks queue the ends of their transfers.
-    by_peer, by_direction
-        Whether a rank has a queue for each other rank, and for each direction.
-    queue
-        Its queues, in a few words; empty where there are none.
-    meeting
-        Words for waits between ranks in deadlock messages; empty where there are none.
-    """
+    """A row of the table of p2p modes."""
 
     name: P2PMode
+    """Name of the mode."""
     title: str
+    """Description, as outputs show it."""
     receives: ReceivePolicy | None = None
+    """Policy that places receives in a schedule without transfers; None where it does not
+    matter."""
     one_by_one: bool = False
+    """Whether a link carries one transfer at a time, in the order of the sends."""
     blocks: bool = False
+    """Whether a rank waits until its transfers are over."""
     queued: bool = False
+    """Whether ranks queue the ends of their transfers."""
     by_peer: bool = False
+    """Whether a rank has a queue for each other rank."""
     by_direction: bool = False
+    """Whether it has one for each direction."""
     queue: str = ""
+    """Its queues, in a few words; empty where there are none."""
     meeting: str = ""
+    """Words for waits between ranks in deadlock messages; empty where there are none."""
 
 
 MODES: tuple[ModeSpec, ...] = (

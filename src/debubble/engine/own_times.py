@@ -108,10 +108,7 @@ def with_times(
 def checked(durations: ArrayLike, count: int) -> Floats:
     """The times of `count` actions that somebody gave.
 
-    Raises
-    ------
-    CostError
-        When there is not a time for each.
+    Raises CostError when there is not a time for each.
     """
     try:
         times = np.asarray(durations, dtype=np.float64)

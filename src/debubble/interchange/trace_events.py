@@ -47,29 +47,22 @@ COPIES = PAIRED + Stream.COPY
 
 @dataclass(frozen=True, eq=False)
 class Tracks:
-    """Actions of a schedule at some times, in a group of processes.
-
-    Parameters
-    ----------
-    schedule
-        Whose actions.
-    start, duration
-        Start and end of every action in microseconds, shape ``(n,)``.
-    group
-        Prefix of the names of processes; empty for a trace of one group.
-    first_process, first_arrow
-        Numbers of the process of rank 0 and of the first arrow.
-    shown
-        Mask of the actions to show, shape ``(n,)``; None for all.
-    """
+    """Actions of a schedule at some times, in a group of processes."""
 
     schedule: Schedule
+    """Whose actions."""
     start: NDArray[np.float64]
+    """Start of every action in microseconds, shape ``(n,)``."""
     duration: NDArray[np.float64]
+    """Duration of every action, likewise."""
     group: str = ""
+    """Prefix of the names of processes; empty for a trace of one group."""
     first_process: int = 0
+    """Number of the process of rank 0."""
     first_arrow: int = 0
+    """Number of the first arrow."""
     shown: NDArray[np.bool_] | None = None
+    """Mask of the actions to show, shape ``(n,)``; None for all."""
 
     @cached_property
     def process(self) -> NDArray[np.int64]:

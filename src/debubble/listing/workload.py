@@ -19,27 +19,18 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One copy of a model on ranks, and the microbatches that go through it.
-
-    Parameters
-    ----------
-    placement
-        One copy of the model.
-    table
-        Times and activations of every stage.
-    microbatches
-        Microbatches m.
-    limits
-        Memory limit of every rank, shape ``(ranks,)``; infinite where there is none.
-    recompute
-        Whether each stage recomputes its forwards; empty for none.
-    """
+    """One copy of a model on ranks, and the microbatches that go through it."""
 
     placement: Placement
+    """One copy of the model."""
     table: CostTable
+    """Times and activations of every stage."""
     microbatches: int
+    """Microbatches m."""
     limits: NDArray[np.float64]
+    """Memory limit of every rank, shape ``(ranks,)``; infinite where there is none."""
     recompute: tuple[bool, ...] = ()
+    """Whether each stage recomputes its forwards; empty for none."""
 
     @property
     def stages(self) -> int:

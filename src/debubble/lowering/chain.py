@@ -38,64 +38,43 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """The control of a lowering in the playground: a list of values.
-
-    Parameters
-    ----------
-    label
-        Label of the control.
-    values
-        Label of every value.
-    none
-        Label of no such actions; unused for a parameter of another lowering, which always has a
-        value.
-    hint
-        Further explanation.
-    """
+    """The control of a lowering in the playground: a list of values."""
 
     label: str
+    """Label of the control."""
     values: Mapping[str, str]
+    """Label of every value."""
     none: str = "none"
+    """Label of no such actions; unused for a parameter of another lowering, which always has a
+    value."""
     hint: str = ""
+    """Further explanation."""
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A pass that adds actions to a schedule, or a parameter of one.
-
-    Parameters
-    ----------
-    name
-        Keyword of :func:`lower` and of :func:`debubble.compare`; with hyphens, the flag.
-    metavar, help
-        Texts of ``--help``.
-    read
-        The value in the text of a flag; gets the flag, for messages, and the text.
-    apply
-        The schedule with it; gets the schedule, all values, and the setting. None for a parameter
-        of another lowering.
-    part_of
-        The lowering whose parameter this is.
-    example
-        A value as text, for messages.
-    in_order
-        Whether orders may depend on it, so that :func:`debubble.make` takes it, too.
-    on_page
-        Control in the playground; None for none.
-    check
-        Refuses values that do not go together, where that can be said before there is a schedule.
-    """
+    """A pass that adds actions to a schedule, or a parameter of one."""
 
     name: str
+    """Keyword of :func:`lower` and of :func:`debubble.compare`; with hyphens, the flag."""
     metavar: str
     help: str
+    """As `metavar`, a text of ``--help``."""
     read: Callable[[str, str], Any]
+    """The value in the text of a flag; gets the flag, for messages, and the text."""
     apply: Callable[[Schedule, Values, Setting], Schedule] | None = None
+    """The schedule with it; gets the schedule, all values, and the setting. None for a parameter of
+    another lowering."""
     part_of: str = ""
+    """The lowering whose parameter this is."""
     example: str = ""
+    """A value as text, for messages."""
     in_order: bool = False
+    """Whether orders may depend on it, so that :func:`debubble.make` takes it, too."""
     on_page: Choice | None = None
+    """Control in the playground; None for none."""
     check: Callable[[Values], object] | None = None
+    """Refuses values that do not go together, where that can be said before there is a schedule."""
 
     @property
     def flag(self) -> str:
@@ -218,10 +197,7 @@ LOWERINGS: list[Lowering] = [
 def values_of(given: Values) -> dict[str, Any]:
     """The values of all lowerings, None for those that are not given.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such lowering, or values do not go together.
+    Raises ParameterError when there is no such lowering, or values do not go together.
     """
     known = [lowering.name for lowering in LOWERINGS]
     for name in given:
@@ -237,10 +213,7 @@ def values_of(given: Values) -> dict[str, Any]:
 def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
     """The values in the texts of flags, by name.
 
-    Raises
-    ------
-    ParameterError
-        When a text is no value, or a parameter's own lowering is not there.
+    Raises ParameterError when a text is no value, or a parameter's own lowering is not there.
     """
     found: dict[str, Any] = {}
     rows = {lowering.name: lowering for lowering in LOWERINGS}

@@ -22,7 +22,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
 from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import excess, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.engine.timeline import simulate
 from debubble.lowering.recompute import Stages, chosen_stages
@@ -32,9 +32,6 @@ LEADS = (0, 1, 2, 3, 4, 6, 8)
 
 COPIES = (0, 1, 2, 3)
 """For how many copies under way a search leaves room on every rank."""
-
-ROUNDING = 1e-9
-"""Share of a limit by which sums of floats may exceed it."""
 
 
 def add_offload(
@@ -91,10 +88,7 @@ def add_offload(
         ]
         made = schedule.with_programs(programs, options={**schedule.options, "offload": names})
         timeline = simulate(made, costs, p2p_mode)
-        over = 0.0
-        if limits is not None:
-            over = float(np.max(timeline.peak_activation / limits))
-            over = 0.0 if over <= 1 + ROUNDING else over
+        over = excess(timeline.peak_activation, limits)
         # Who sets no limit wants copies all the same.
         idle = limits is None and len(made) == len(schedule)
         key = (idle, over, timeline.makespan, float(timeline.peak_activation.max()), lead)
@@ -103,13 +97,7 @@ def add_offload(
 
 
 def check_host(costs: Costs) -> None:
-    """Refuse copies that would be free.
-
-    Raises
-    ------
-    ParameterError
-        When the costs do not say how long copies take.
-    """
+    """Refuse copies that would be free: a ParameterError where costs do not say what they take."""
     if not np.isfinite(costs.host_bandwidth):
         raise ParameterError(
             "offload needs host_bandwidth in the costs, the memory one copy moves per unit of "

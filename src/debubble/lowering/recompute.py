@@ -40,7 +40,7 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, simulate
 from debubble.engine.transfers import first_transfer
@@ -56,9 +56,6 @@ ROUNDS = 8
 
 PART = 0.5
 """Share of a recompute that has to fit into a wait when none has room for all of it."""
-
-ROUNDING = 1e-9
-"""Share of a limit by which sums of floats may exceed it."""
 
 
 def add_recompute(
@@ -143,10 +140,7 @@ def add_recompute(
 def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
     """Check the position of recomputes; ``"just-in-time"`` unless given.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such place, or no stage to recompute.
+    Raises ParameterError when there is no such place, or no stage to recompute.
     """
     if at is None:
         return "just-in-time"
@@ -162,10 +156,7 @@ def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
 def check_cap(stages: Stages | None, cap: int | None) -> None:
     """Check a cap of whole activations.
 
-    Raises
-    ------
-    ParameterError
-        When it is no whole number from 1 on, or no stage recomputes.
+    Raises ParameterError when it is no whole number from 1 on, or no stage recomputes.
     """
     if cap is None:
         return
@@ -180,10 +171,7 @@ def check_cap(stages: Stages | None, cap: int | None) -> None:
 def chosen_stages(stages: Stages, count: int, name: str = "recompute") -> NDArray[np.bool_]:
     """Mask of the stages that the argument `name` selects, shape ``(stages,)``.
 
-    Raises
-    ------
-    ParameterError
-        When a stage does not exist.
+    Raises ParameterError when a stage does not exist.
     """
     if isinstance(stages, str):
         if stages != "full":

@@ -139,10 +139,7 @@ def add_sharding(
 def lookahead_of(lookahead: Lookahead, ranks: int, max_active: int) -> NDArray[np.int64]:
     """How many stages ahead every rank gathers, shape ``(ranks,)``.
 
-    Raises
-    ------
-    ParameterError
-        When that is no such policy, or numbers do not fit.
+    Raises ParameterError when that is no such policy, or numbers do not fit.
     """
     if isinstance(lookahead, str):
         if lookahead not in LOOKAHEADS:

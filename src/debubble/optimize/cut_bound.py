@@ -80,42 +80,32 @@ def bound_of_cuts(cutting: Cutting, ways: Ways | None = None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What the bound needs of layers, ends and ranks.
-
-    Parameters
-    ----------
-    root, ends
-        The problem, and the stages without layers; in both every stage keeps what it stores.
-    forward, back, work
-        f, i and t of every layer, shape ``(layers,)``.
-    again
-        R of every layer, shape ``(layers,)``.
-    held
-        What the forward of every layer leaves at least, shape ``(layers,)``.
-    held_ends
-        The same of the first and last stage without their layers.
-    must
-        Whether every stage of each rank has to recompute, shape ``(ranks,)``.
-    before
-        Fewest layers before every stage, shape ``(stages,)``.
-    filled
-        Whether the last stage has a layer under every cut.
-    equal
-        Whether all layers are.
-    """
+    """What the bound needs of layers, ends and ranks."""
 
     root: Problem
+    """The problem; here and in `ends` every stage keeps what it stores."""
     ends: Problem
+    """The problem of the stages without layers."""
     forward: NDArray[np.float64]
+    """f of every layer, shape ``(layers,)``."""
     back: NDArray[np.float64]
+    """i of every layer."""
     work: NDArray[np.float64]
+    """t of every layer."""
     again: NDArray[np.float64]
+    """R of every layer, shape ``(layers,)``."""
     held: NDArray[np.float64]
+    """What the forward of every layer leaves at least, shape ``(layers,)``."""
     held_ends: tuple[float, float]
+    """The same of the first and last stage without their layers."""
     must: NDArray[np.bool_]
+    """Whether every stage of each rank has to recompute, shape ``(ranks,)``."""
     before: NDArray[np.int64]
+    """Fewest layers before every stage, shape ``(stages,)``."""
     filled: bool
+    """Whether the last stage has a layer under every cut."""
     equal: bool
+    """Whether all layers are."""
 
     @classmethod
     def of(cls, cutting: Cutting, ways: Ways) -> _Bound:

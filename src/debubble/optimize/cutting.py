@@ -51,15 +51,10 @@ def smallest_limit(problem: Problem) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Cutting:
-    """All cuts of a model over one placement, whose stages do what those of `root` do.
-
-    Parameters
-    ----------
-    root
-        The problem with its layers, and with the costs of an even cut.
-    """
+    """All cuts of a model over one placement, whose stages do what those of `root` do."""
 
     root: Problem
+    """The problem with its layers, and with the costs of an even cut."""
 
     @property
     def count(self) -> int:

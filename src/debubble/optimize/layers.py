@@ -42,21 +42,14 @@ BACKWARD = ("I", "W", "B")
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """The layers of a model that is cut into stages.
-
-    Parameters
-    ----------
-    count
-        How many there are.
-    costs
-        Costs of an even cut, and of all that no layer is part of.
-    each
-        Costs of every layer by name; empty where layers are equal.
-    """
+    """The layers of a model that is cut into stages."""
 
     count: int
+    """How many there are."""
     costs: Costs
+    """Costs of an even cut, and of all that no layer is part of."""
     each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Costs of every layer by name; empty where layers are equal."""
 
     def cut(self, placement: Placement, cut: Sequence[int]) -> Costs:
         """Costs per stage where stages have so many layers."""

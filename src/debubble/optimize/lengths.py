@@ -59,18 +59,12 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Arranged:
-    """An order with a microbatch for each of its places.
-
-    Parameters
-    ----------
-    makespan
-        Of the order, where place i has microbatch ``microbatches[i]``.
-    microbatches
-        The microbatch of every place.
-    """
+    """An order with a microbatch for each of its places."""
 
     makespan: float
+    """Of the order, where place i has microbatch ``microbatches[i]``."""
     microbatches: Order
+    """The microbatch of every place."""
 
 
 def without_equal_lengths(costs: Costs, microbatches: int) -> Costs:

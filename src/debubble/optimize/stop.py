@@ -15,21 +15,14 @@ PATIENCE = 0.2
 
 @dataclass(frozen=True)
 class Work:
-    """Effort, seed and threads of a search.
-
-    Parameters
-    ----------
-    effort
-        Multiplies the fixed amount of work; infinite to use all the time there is.
-    seed
-        Of everything random.
-    workers
-        Threads.
-    """
+    """Effort, seed and threads of a search."""
 
     effort: float = 1.0
+    """Multiplies the fixed amount of work; infinite to use all the time there is."""
     seed: int = 0
+    """Of everything random."""
     workers: int = 1
+    """Threads."""
 
     def share(self, part: float) -> Work:
         """A part of the effort."""

@@ -41,61 +41,43 @@ def recomputed_layers(recompute: str) -> int | None:
 
 @dataclass(frozen=True)
 class Training:
-    """What a step computes and in which precision; the same for every candidate.
-
-    Parameters
-    ----------
-    batch
-        Sequences per optimizer step, over all replicas.
-    sequence
-        Tokens per sequence.
-    precision
-        ``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
-        ``"mxfp8"``, ``"nvfp4"``.
-    gradient_bytes
-        Bytes per parameter of the gradient buffer: 4, or 2.
-    moment_bytes
-        Bytes of each of Adam's two moments: 4, or 2.
-    flash
-        Whether attention stores no scores.
-    sequence_parallel
-        Whether tensor-parallel groups also split norms and residual stream over the sequence.
-    runtime
-        Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
-        FSDP2) or ``"debubble"``.
-    master_bytes
-        Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at once.
-    fused
-        Whether elementwise operations are fused into their neighbours. Where they run one by one,
-        gated parts store their activation function's output beside the product, and experts'
-        outputs are stored before they are weighed.
-    fused_loss
-        Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does.
-    imbalance
-        Tokens of the busiest expert group over their mean, 1 for balanced experts.
-    overlap_tp
-        Whether tensor-parallel communication runs in pieces beside the products next to it.
-    overlap_dp
-        Whether gradients are reduced and weights gathered beside other work.
-    overlap_p2p
-        Whether activations are sent to the next stage beside other work.
-    """
+    """What a step computes and in which precision; the same for every candidate."""
 
     batch: int
+    """Sequences per optimizer step, over all replicas."""
     sequence: int
+    """Tokens per sequence."""
     precision: str = "bf16"
+    """``"bf16"`` or ``"fp16"``; or what the layers' products take as inputs instead: ``"fp8"``,
+    ``"mxfp8"``, ``"nvfp4"``."""
     gradient_bytes: int = 4
+    """Bytes per parameter of the gradient buffer: 4, or 2."""
     moment_bytes: int = 4
+    """Bytes of each of Adam's two moments: 4, or 2."""
     flash: bool = True
+    """Whether attention stores no scores."""
     sequence_parallel: bool = True
+    """Whether tensor-parallel groups also split norms and residual stream over the sequence."""
     runtime: str = "megatron"
+    """Who keeps buffers: ``"megatron"``, ``"deepspeed"``, ``"torch"`` (PyTorch's pipelining and
+    FSDP2) or ``"debubble"``."""
     master_bytes: int = 4
+    """Bytes of the optimizer's own copy of a weight: 4, or 0 where it updates the weights at
+    once."""
     fused: bool = True
+    """Whether elementwise operations are fused into their neighbours. Where they run one by one,
+    gated parts store their activation function's output beside the product, and experts' outputs
+    are stored before they are weighed."""
     fused_loss: bool = False
+    """Whether one kernel computes the loss, from logits in 16 bits, as FlashAttention's does."""
     imbalance: float = 1.0
+    """Tokens of the busiest expert group over their mean, 1 for balanced experts."""
     overlap_tp: bool = True
+    """Whether tensor-parallel communication runs in pieces beside the products next to it."""
     overlap_dp: bool = True
+    """Whether gradients are reduced and weights gathered beside other work."""
     overlap_p2p: bool = True
+    """Whether activations are sent to the next stage beside other work."""
 
     @property
     def tokens(self) -> int:
@@ -136,39 +118,27 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a training on a number of GPUs.
-
-    Parameters
-    ----------
-    degrees
-        Sizes of the groups.
-    microbatch_size
-        Sequences per microbatch.
-    microbatches
-        Microbatches per replica and optimizer step.
-    schedule
-        A registered schedule's name; ``"1f1b"`` with one rank is plain gradient accumulation.
-    layers
-        Decoder layers of every stage, in stage order; 0 is allowed. The embedding is on the first
-        stage, head and multi-token prediction on the last.
-    recompute
-        ``"none"``, ``"selective"`` or ``"full"``, of every layer; or ``"full:N"``, of the first N
-        layers of every stage.
-    zero
-        0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas.
-    modules
-        What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
-        :func:`debubble.planner.activations.recompute_modules`.
-    """
+    """One way to run a training on a number of GPUs."""
 
     degrees: Degrees
+    """Sizes of the groups."""
     microbatch_size: int
+    """Sequences per microbatch."""
     microbatches: int
+    """Microbatches per replica and optimizer step."""
     schedule: str
+    """A registered schedule's name; ``"1f1b"`` with one rank is plain gradient accumulation."""
     layers: tuple[int, ...]
+    """Decoder layers of every stage, in stage order; 0 is allowed. The embedding is on the first
+    stage, head and multi-token prediction on the last."""
     recompute: str = "none"
+    """``"none"``, ``"selective"`` or ``"full"``, of every layer; or ``"full:N"``, of the first N
+    layers of every stage."""
     zero: int = 1
+    """0 nothing, 1 optimizer states, 2 gradients, 3 also weights split over replicas."""
     modules: tuple[str, ...] = ()
+    """What ``"selective"`` computes again, by Megatron-LM's names; empty for the usual ones, see
+    :func:`debubble.planner.activations.recompute_modules`."""
 
     def __post_init__(self) -> None:
         if len(self.layers) != self.degrees.stages:

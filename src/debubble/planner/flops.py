@@ -24,21 +24,14 @@ FLASH_BACKWARD = 2.5
 
 @dataclass(frozen=True)
 class LayerFlops:
-    """Forward FLOPs per token.
-
-    Parameters
-    ----------
-    linear
-        Of weights that every token meets: projections, dense parts, shared experts.
-    experts
-        Of the routed experts that one token goes to.
-    core
-        Of core attention, the causal half.
-    """
+    """Forward FLOPs per token."""
 
     linear: float
+    """Of weights that every token meets: projections, dense parts, shared experts."""
     experts: float
+    """Of the routed experts that one token goes to."""
     core: float
+    """Of core attention, the causal half."""
 
     @property
     def F(self) -> float:

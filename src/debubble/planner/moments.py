@@ -23,24 +23,18 @@ class Moments:
 
     Overlapped actions start and end together: they are one group. Moment ``2g`` is the start of
     group g, moment ``2g + 1`` its end.
-
-    Parameters
-    ----------
-    program
-        Actions that occupy the compute stream; shape ``(n,)``.
-    positions
-        Their positions in the schedule.
-    groups
-        Group of each.
-    begins, ends
-        Start and end of each group; shape ``(groups,)``.
     """
 
     program: Program
+    """Actions that occupy the compute stream; shape ``(n,)``."""
     positions: Integers
+    """Their positions in the schedule."""
     groups: Integers
+    """Group of each."""
     begins: Floats
+    """Start of each group; shape ``(groups,)``."""
     ends: Floats
+    """End of each group."""
 
     @classmethod
     def of(cls, timeline: Timeline, rank: int) -> Moments:

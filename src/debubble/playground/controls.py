@@ -11,32 +11,23 @@ from debubble.lowering.chain import LOWERINGS
 
 @dataclass(frozen=True)
 class CostControl:
-    """A field for a cost, with a slider; its hint is the cost's own description.
-
-    Parameters
-    ----------
-    name
-        The cost.
-    label
-        Label of the field; empty for the name.
-    value
-        Text at the start; empty for the cost's default.
-    placeholder
-        Text for the cost's default.
-    most, tick
-        Largest value of the slider, and the distance of its values.
-    needs
-        Field of the page without which the cost is not paid, and its values that count; an empty
-        tuple for any value.
-    """
+    """A field for a cost, with a slider; its hint is the cost's own description."""
 
     name: str
+    """The cost."""
     label: str = ""
+    """Label of the field; empty for the name."""
     value: str = ""
+    """Text at the start; empty for the cost's default."""
     placeholder: str = ""
+    """Text for the cost's default."""
     most: float = 4
+    """Largest value of the slider."""
     tick: float = 0.05
+    """Distance of its values."""
     needs: tuple[str, tuple[str, ...]] | None = None
+    """Field of the page without which the cost is not paid, and its values that count; an empty
+    tuple for any value."""
 
 
 COSTS = (

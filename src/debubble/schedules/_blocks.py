@@ -51,21 +51,10 @@ MOST_KEPT = 50_000
 def repeat_block(
     placement: Placement, block: NDArray[np.int64], microbatches: int
 ) -> list[Program]:
-    """The order of all ranks that a block leads to, the same for all costs.
+    """The order of all ranks that a block leads to, the same for all costs: F, I and W actions.
 
-    Parameters
-    ----------
-    placement
-        One copy of the model, equally many stages on every rank.
-    block
-        Slots of the passes of microbatch 0, shape ``(2 * stages,)``.
-    microbatches
-        Any number.
-
-    Returns
-    -------
-    list of Program
-        F, I and W actions of every rank.
+    The placement has one copy of the model, equally many stages on every rank; the block is the
+    slots of the passes of microbatch 0, shape ``(2 * stages,)``.
     """
     # Both ends are about a round trip long, and no longer than this in any block that is used.
     few = min(microbatches, 3 * placement.ranks + 4)

@@ -120,19 +120,13 @@ class ClosedForm:
 
 @dataclass(frozen=True)
 class FormValue:
-    """A closed form, evaluated.
-
-    Parameters
-    ----------
-    form, value
-        The formula, and what it gives.
-    terms
-        The terms of the sum that it is, each with its value; empty where it is none.
-    """
+    """A closed form, evaluated."""
 
     form: ClosedForm
     value: float | list[float]
+    """What the formula gives."""
     terms: tuple[tuple[str, float], ...] = ()
+    """The terms of the sum that it is, each with its value; empty where it is none."""
 
     @classmethod
     def of(cls, form: ClosedForm, case: SimpleNamespace) -> FormValue:
@@ -151,20 +145,14 @@ def _numbers(case: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Option:
-    """A parameter that only some schedules have.
-
-    Parameters
-    ----------
-    name, type, default
-        As in the function's signature.
-    text
-        Description, from the function's docstring; empty where that has none.
-    """
+    """A parameter that only some schedules have."""
 
     name: str
     type: str
     default: Any
+    """Name, type and default are as in the function's signature."""
     text: str = ""
+    """Description, from the function's docstring; empty where that has none."""
 
     @property
     def choices(self) -> tuple[str, ...]:

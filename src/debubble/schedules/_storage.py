@@ -15,7 +15,7 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
-from debubble.engine.memory import measure_memory, memory_limits
+from debubble.engine.memory import excess, measure_memory, memory_limits
 from debubble.engine.timeline import simulate
 from debubble.lowering.offload import COPIES, add_offload, check_host, eased
 from debubble.lowering.recompute import (
@@ -28,45 +28,29 @@ from debubble.lowering.recompute import (
 )
 from debubble.schedules._entry import Entry
 
-ROUNDING = 1e-9
-"""Share of a limit by which sums of floats may exceed it."""
-
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Stages that do not keep their activations until the backward.
-
-    Parameters
-    ----------
-    recompute, offload
-        Whether each stage recomputes its forward, or keeps its activation on the host; shape
-        ``(stages,)``.
-    late
-        Whether recomputes wait for the gradient.
-    """
+    """Stages that do not keep their activations until the backward."""
 
     recompute: NDArray[np.bool_]
+    """Whether each stage recomputes its forward; shape ``(stages,)``."""
     offload: NDArray[np.bool_]
+    """Whether each stage keeps its activation on the host; shape ``(stages,)``."""
     late: bool = False
+    """Whether recomputes wait for the gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Costs and memory as list scheduling takes them.
-
-    Parameters
-    ----------
-    table
-        Costs of every stage and link; of what is offloaded, as if it was recomputed in no time.
-    recompute
-        Stages that recompute in this sense, None for none.
-    late
-        Whether recomputes wait for the gradient.
-    """
+    """Costs and memory as list scheduling takes them."""
 
     table: CostTable
+    """Costs of every stage and link; of what is offloaded, as if it was recomputed in no time."""
     recompute: NDArray[np.bool_] | None
+    """Stages that recompute in this sense, None for none."""
     late: bool
+    """Whether recomputes wait for the gradient."""
 
     @classmethod
     def of(cls, placement: Placement, costs: Costs | None, storage: Storage | None) -> Terms:
@@ -118,6 +102,14 @@ class Terms:
         )  # fmt: skip
 
 
+def named_by(
+    description: Callable[[], None], order: Callable[..., list[Program]]
+) -> Callable[..., list[Program]]:
+    """The same order under the name and with the docstring of a function that does nothing."""
+    order.__name__, order.__doc__ = description.__name__, description.__doc__
+    return order
+
+
 def stored_less(
     build: Callable[[SimpleNamespace], Schedule],
     entry: Entry,
@@ -130,14 +122,8 @@ def stored_less(
 ) -> Schedule:
     """A schedule with recomputes and copies, in an order that knows of them where it can.
 
-    Parameters
-    ----------
-    build
-        Makes the schedule of a case, without recomputes and copies.
-    entry, case
-        The schedule to make, and all its parameters.
-    recompute, recompute_at, recompute_cap, offload
-        As for :func:`debubble.make`.
+    `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
+    the others are as for :func:`debubble.make`.
     """
     at = place_of(recompute, recompute_at)
     check_cap(recompute, recompute_cap)
@@ -185,8 +171,8 @@ def stored_less(
             refused.append(error)
             continue
         timeline = simulate(made, costs)
-        over = float(np.max(timeline.peak_activation / limits))
-        found.append(((over if over > 1 + ROUNDING else 0.0, timeline.makespan, number), made))
+        over = excess(timeline.peak_activation, limits)
+        found.append(((over, timeline.makespan, number), made))
     if not found:
         raise refused[0]
     best = min(found, key=lambda candidate: candidate[0])[1]

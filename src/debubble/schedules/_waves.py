@@ -26,16 +26,10 @@ from debubble.schedules.registry import ClosedForm
 def waves(placement: Placement, microbatches: int, batch: int = 1) -> Iterator[Program]:
     """Order of every rank: units of waves, one after the other, a short one last.
 
-    Parameters
-    ----------
-    placement
-        One copy placed as a wave, or two in opposite directions.
-    microbatches
-        Microbatches m of all copies together.
-    batch
-        Microbatches that go forward together. Backwards go one by one, so that a unit has `batch`
-        times as many microbatches, and lasts S·(1 + batch) slots; needs one stage per rank and
-        copy.
+    One copy is placed as a wave, or two in opposite directions; microbatches are those of all
+    copies together. `batch` of them go forward together, and backwards one by one, so that a unit
+    has `batch` times as many microbatches, and lasts S·(1 + batch) slots; that needs one stage per
+    rank and copy.
     """
     stages, copies = placement.stages, placement.copies
     homes = placement.ranks_of_stages.reshape(copies, stages)

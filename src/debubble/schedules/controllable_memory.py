@@ -12,29 +12,24 @@ from numpy.typing import ArrayLike, NDArray
 from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
-from debubble.schedules._storage import Storage, Terms
+from debubble.engine.memory import ROUNDING
+from debubble.schedules._storage import Storage, Terms, named_by
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
 @dataclass(frozen=True)
 class VBlock:
-    """A block whose passes go down the V, up, down and up again at two paces.
-
-    Parameters
-    ----------
-    down, up
-        Slots from one rank to the next, away from rank 0 and back to it.
-    pauses
-        Function of p: slots without a pass at the three turns. They keep the passes of a rank in
-        different slots modulo 6.
-    memory
-        Function of p: the most microbatches a rank holds.
-    """
+    """A block whose passes go down the V, up, down and up again at two paces."""
 
     down: int
+    """Slots from one rank to the next, away from rank 0."""
     up: int
+    """The same on the way back to it."""
     pauses: Callable[[int], tuple[int, int, int]]
+    """Function of p: slots without a pass at the three turns. They keep the passes of a rank in
+    different slots modulo 6."""
     memory: Callable[[int], int]
+    """Function of p: the most microbatches a rank holds."""
 
     def slots(self, ranks: int) -> NDArray[np.int64]:
         """Slots of the 4p passes of one microbatch."""
@@ -61,14 +56,22 @@ MOST_RANKS = 512
 def largest_block(terms: Terms, memory: ArrayLike) -> VBlock | None:
     """The block that makes the most of a memory limit; None when none fits."""
     ranks = terms.table.placement.ranks
-    limit = np.min(memory) * (1 + 1e-9)
+    limit = np.min(memory) * (1 + ROUNDING)
     blocks = (V_ZB, V_TWO_THIRDS, V_HALF, V_MIN)
     fitting = (block for block in blocks if terms.limit(2 * block.memory(ranks)) <= limit)
     return next(fitting, None) if ranks <= MOST_RANKS else None
 
 
-def searched(block: VBlock) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
-    """Make a description the schedule of a block, or of one for costs and memory that is faster."""
+def searched(
+    fixed: Callable[[int, int], list[Program]],
+    most: Callable[[int], int],
+    own: VBlock | None = None,
+) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
+    """Make a description the schedule of a fixed order, or of a faster one for costs and memory.
+
+    `fixed` gives the order of all ranks for ranks and microbatches, `most` the most microbatches
+    that one of p ranks holds in it; `own` is the block that it repeats, if there is one.
+    """
 
     def order(
         *,
@@ -80,21 +83,20 @@ def searched(block: VBlock) -> Callable[[Callable[[], None]], Callable[..., list
         objective: str = "makespan",
         published: bool = False,
     ) -> list[Program]:
-        programs = block.programs(ranks, microbatches)
+        orders = [fixed(ranks, microbatches)]
         if published:
-            return programs
+            return orders[0]
         terms = Terms.of(Placement.v(ranks), costs, storage)
+        # What is no block is no slower than one in its own memory once the pipeline is full.
+        full = own is None and memory is None and microbatches >= 2 * ranks
         if memory is None:
-            memory = terms.limit_of(2 * block.memory(ranks), programs, microbatches)
-        other = largest_block(terms, memory)
-        more = [] if other in (block, None) else [other.programs(ranks, microbatches)]
-        return terms.schedule(microbatches, memory, objective, [programs, *more])
+            memory = terms.limit_of(2 * most(ranks), orders[0], microbatches)
+        block = None if full else largest_block(terms, memory)
+        if block is not None and block != own:
+            orders.append(block.programs(ranks, microbatches))
+        return terms.schedule(microbatches, memory, objective, orders)
 
-    def named(description: Callable[[], None]) -> Callable[..., list[Program]]:
-        order.__name__, order.__doc__ = description.__name__, description.__doc__
-        return order
-
-    return named
+    return lambda description: named_by(description, order)
 
 
 SOURCE = "@qi2024controllable"
@@ -181,7 +183,7 @@ def _forms(
         "(3p − 7)F, or (3p − 4)F for odd p",
     ),
 )
-@searched(V_HALF)
+@searched(V_HALF.programs, V_HALF.memory, V_HALF)
 def v_half() -> None:
     """A microbatch takes two slots from rank to rank on the way down the V, one on the way up.
 
@@ -252,7 +254,7 @@ def v_half() -> None:
         "(4p − 5)F, or (4p − 7)F when 3 divides p",
     ),
 )
-@searched(V_MIN)
+@searched(V_MIN.programs, V_MIN.memory, V_MIN)
 def v_min() -> None:
     """A microbatch goes down and up the V as fast as it can, one slot from rank to rank.
 
@@ -287,7 +289,7 @@ def v_min() -> None:
     constraints=(RANKS,),
     forms=_forms(V_ZB, "p", lambda p: p - 1, "(p − 1)F", inside=False),
 )
-@searched(V_ZB)
+@searched(V_ZB.programs, V_ZB.memory, V_ZB)
 def v_zb() -> None:
     """A microbatch takes four slots from rank to rank on the way down the V, two on the way up.
 

@@ -30,23 +30,12 @@ def meeting(
 ) -> Program:
     """The order of one rank that serves a near and a far stage.
 
-    Parameters
-    ----------
-    depth
-        Ranks from the end where microbatches enter to the turn, both included (H).
-    distance
-        Distance of this rank from that end (h).
-    near, far
-        Forwards and full backwards of the near and of the far stage, in microbatch order.
-    split_drain
-        Whether the last phases run I and W apart.
+    Of both are given the forwards and full backwards, in microbatch order. From the end where
+    microbatches enter, `depth` ranks lead to the turn, both included (H), and this rank is at a
+    `distance` (h). With `split_drain` the last phases run I and W apart.
 
-    Returns
-    -------
-    Program
-        In eight phases: near forwards; both forwards; far I, W, forward; pairs (near F; far B),
-        (far F; near B); far B with pairs; both backwards, the second half without W; W with near
-        I; W.
+    In eight phases: near forwards; both forwards; far I, W, forward; pairs (near F; far B), (far F;
+    near B); far B with pairs; both backwards, the second half without W; W with near I; W.
     """
     F0, B0 = near
     F1, B1 = far

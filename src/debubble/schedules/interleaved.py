@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import backward, forward, interleaved_table, moved
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.core.sequence import backward, forward, interleaved_table
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 Table: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -37,15 +37,23 @@ def forwards_and_backwards(
     )
 
 
+def in_two_sizes(microbatches: int, chunks: int, split: int, first: int, then: int) -> Table:
+    """Chunk and microbatch at every position: up to `split` groups of one size, then of another."""
+    chunk, number = (
+        np.concatenate(parts)
+        for parts in zip(
+            interleaved_table(split, chunks, first),
+            interleaved_table(microbatches - split, chunks, then),
+            strict=True,
+        )
+    )
+    number[split * chunks :] += split
+    return chunk, number
+
+
 def group(case: Any) -> int:
     """The group size of a case, as many microbatches as ranks when not given."""
     return int(case.group_size or case.ranks)
-
-
-def in_flight(case: Any, rank: int, extra: int = 0) -> float:
-    """Peak activation of a rank: its warm-up and one more, never more than there are chunks."""
-    warm_up = (case.v - 1) * group(case) + 2 * (case.p - 1 - rank) + extra
-    return float(min(warm_up + 1, case.m * case.v) * case.unit)
 
 
 def _whole_groups(case: Any) -> bool:
@@ -129,7 +137,7 @@ RELAXED = (
         ClosedForm(
             "peak_activation",
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v",
-            lambda k: [in_flight(k, rank) for rank in range(k.p)],
+            lambda k: ramp_peaks(k, (k.v - 1) * group(k), pace=2),
         ),
     ),
 )
@@ -176,9 +184,7 @@ def _groups(
     """The order in groups of a size; overlapped pairs take one more forward of warm-up."""
     table = interleaved_table(microbatches, chunks, size)
     first, last = forwards_and_backwards(table, ranks, chunks)
-    for rank in range(ranks):
-        warm_up = 2 * (ranks - 1 - rank) + (chunks - 1) * size + together
-        yield moved(warm_alternate_drain(first, last, warm_up, together), rank)
+    return ramp(ranks, first, last, (chunks - 1) * size + together, pace=2, together=together)
 
 
 def _overlapped_time(k: Any) -> float:
@@ -206,7 +212,7 @@ def _overlapped_time(k: Any) -> float:
         ClosedForm(
             "peak_activation",
             "min((v − 1)g + 2(p − r), m·v)/v",
-            lambda k: [in_flight(k, rank, extra=1) for rank in range(k.p)],
+            lambda k: ramp_peaks(k, (k.v - 1) * group(k) + 1, pace=2),
         ),
     ),
 )

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import alternate, as_kind, interleaved_table, moved, sequence
+from debubble.core.sequence import interleaved_table, moved
 from debubble.schedules.interleaved import forwards_and_backwards
 from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.zero_bubble import split
 
 
 def in_rounds(microbatches: int, ranks: int) -> int:
     """Microbatches of a round: as many rounds as there are p microbatches for, of equal size."""
     return microbatches // max(1, microbatches // ranks)
-
-
-def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
-    """Warm-up forwards, then F and I in turn with W trailing by `lag`, then I and W, then W."""
-    I, W = as_kind(backwards, Kind.I), as_kind(backwards, Kind.W)
-    warm_up = min(warm_up, len(forwards))
-    steady = len(forwards) - warm_up
-    trailing = min(lag, steady)
-    weights = max(steady - lag, 0)
-    # What is left of the lag when forwards run out goes on in the drain.
-    late = min(lag - trailing, warm_up)
-    drained = weights + warm_up - late
-    return sequence(
-        forwards[:warm_up],
-        alternate(forwards[warm_up : warm_up + trailing], I[:trailing]),
-        alternate(forwards[warm_up + trailing :], I[trailing:steady], W[:weights]),
-        I[steady : steady + late],
-        alternate(I[steady + late :], W[weights:drained]),
-        W[drained:],
-    )
 
 
 def trailing_weights(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import backward, forward, interleaved_table, moved, sequence
-from debubble.schedules.interleaved import FILL_AND_WORK, Table, forwards_and_backwards
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.core.sequence import backward, forward, moved, sequence
+from debubble.schedules.interleaved import (
+    FILL_AND_WORK,
+    Table,
+    forwards_and_backwards,
+    in_two_sizes,
+)
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 TIME = ClosedForm(
@@ -70,21 +74,12 @@ def group_sizes(microbatches: int, wanted: int) -> tuple[int, int]:
 def grouped_table(microbatches: int, chunks: int, wanted: int) -> Table:
     """Chunk and microbatch at every position, in the groups of :func:`group_sizes`."""
     size, larger = group_sizes(microbatches, wanted)
-    split = larger * (size + 1)
-    chunk, number = (
-        np.concatenate(parts)
-        for parts in zip(
-            interleaved_table(split, chunks, size + 1),
-            interleaved_table(microbatches - split, chunks, size),
-            strict=True,
-        )
-    )
-    number[split * chunks :] += split
-    return chunk, number
+    return in_two_sizes(microbatches, chunks, larger * (size + 1), size + 1, size)
 
 
-def _first_group(k: Any) -> int:
-    size, larger = group_sizes(k.m, k.group_size or k.p)
+def largest_group(microbatches: int, wanted: int) -> int:
+    """Microbatches of the first group, which no other has more of."""
+    size, larger = group_sizes(microbatches, wanted)
     return size + (larger > 0)
 
 
@@ -108,10 +103,7 @@ def _first_group(k: Any) -> int:
         ClosedForm(
             "peak_activation",
             "min((v − 1)g + 2(p − 1 − r) + 1, m·v)/v with g the largest group",
-            lambda k: [
-                min((k.v - 1) * _first_group(k) + 2 * (k.p - 1 - rank) + 1, k.m * k.v) * k.unit
-                for rank in range(k.p)
-            ],
+            lambda k: ramp_peaks(k, (k.v - 1) * largest_group(k.m, k.group_size or k.p), pace=2),
             holds=lambda k: k.m >= k.p,
             condition="m ≥ p",
         ),
@@ -134,9 +126,7 @@ def flexible_interleaved(
         r0 | F0 F1 F2 f0 f1 f2 .  b0--- .  b1--- .  b2--- B0--- B1--- B2---
         r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
-    table = grouped_table(microbatches, chunks, group_size or ranks)
-    size, larger = group_sizes(microbatches, group_size or ranks)
+    wanted = group_size or ranks
+    table = grouped_table(microbatches, chunks, wanted)
     first, last = forwards_and_backwards(table, ranks, chunks)
-    ahead = (chunks - 1) * (size + (larger > 0))
-    for rank in range(ranks):
-        yield moved(warm_alternate_drain(first, last, 2 * (ranks - 1 - rank) + ahead), rank)
+    return ramp(ranks, first, last, (chunks - 1) * largest_group(microbatches, wanted), pace=2)

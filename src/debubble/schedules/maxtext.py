@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.schedules.interleaved import FILL_AND_WORK
 from debubble.schedules.looped import looped_bfs
 from debubble.schedules.registry import ClosedForm, Constraint, register
-
-
-def iterations_apart(case: Any) -> int:
-    """Iterations from a rank to the next, d: an activation that is sent during one skips it."""
-    return 2 if case.delay else 1
 
 
 @register(
@@ -29,7 +23,7 @@ def iterations_apart(case: Any) -> int:
         Constraint(
             "microbatches",
             "with several chunks at least as many microbatches as ranks, with delay twice as many",
-            lambda k: k.chunks == 1 or k.microbatches >= iterations_apart(k) * k.ranks,
+            lambda k: k.chunks == 1 or k.microbatches >= (2 if k.delay else 1) * k.ranks,
         ),
     ),
     forms=(

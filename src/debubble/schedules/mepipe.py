@@ -10,15 +10,14 @@ from debubble.core.placement import Placement
 from debubble.core.sequence import moved
 from debubble.schedules._slices import alike
 from debubble.schedules.interleaved import forwards_and_backwards
-from debubble.schedules.interleaved_zb import split
-from debubble.schedules.looped import group_sizes, grouped_table
+from debubble.schedules.looped import grouped_table, largest_group
 from debubble.schedules.registry import ClosedForm, Constraint, register
+from debubble.schedules.zero_bubble import split
 
 
 def _before_turn(microbatches: int, ranks: int, chunks: int, slices: int) -> int:
     """Forwards of the last rank up to the first slice that can come back, that one included."""
-    size, larger = group_sizes(microbatches, -(-ranks // slices))
-    return (chunks - 1) * (size + (larger > 0)) * slices + slices
+    return (chunks - 1) * largest_group(microbatches, -(-ranks // slices)) * slices + slices
 
 
 def _least(k: Any) -> int:

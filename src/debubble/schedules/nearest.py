@@ -30,21 +30,14 @@ from debubble.schedules.registry import (
 
 @dataclass(frozen=True)
 class NearestForm:
-    """A closed form that does not hold.
-
-    Parameters
-    ----------
-    found
-        The formula, and its value for the nearest costs for which it holds.
-    reason
-        Why it does not hold, in words.
-    nearest
-        The simpler case that the value is for, in words that follow it: ``"without latency"``.
-    """
+    """A closed form that does not hold."""
 
     found: FormValue
+    """The formula, and its value for the nearest costs for which it holds."""
     reason: str
+    """Why it does not hold, in words."""
     nearest: str
+    """The simpler case that the value is for, in words that follow it: ``"without latency"``."""
 
 
 class _Obstacle(NamedTuple):
@@ -60,14 +53,9 @@ def nearest_forms(
     """The closed forms that would hold for simpler costs.
 
     Left out are those of quantities that an exact form is known of, and those that are about other
-    sizes or options.
-
-    Parameters
-    ----------
-    schedule, costs, transfer
-        As for :func:`debubble.schedules.registry.closed_forms`.
-    in_the_way
-        Further properties that forms of times do not cover: reason, and words for a case without.
+    sizes or options. Schedule, costs and transfer are as for
+    :func:`debubble.schedules.registry.closed_forms`; what is `in_the_way` are further properties
+    that forms of times do not cover: reason, and words for a case without.
     """
     if schedule.name not in entries():
         return []

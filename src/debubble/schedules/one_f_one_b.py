@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +36,35 @@ def warm_alternate_drain(
     return program
 
 
-def one_stage_per_rank(
-    microbatches: int, warm_ups: Iterable[int], together: bool = False
+def ramp(
+    ranks: int,
+    forwards: Program,
+    backwards: Program,
+    least: int,
+    pace: int,
+    together: bool = False,
 ) -> Iterator[Program]:
-    """1F1B with a warm-up of its own on every rank."""
-    forwards, backwards = forward(0, range(microbatches)), backward(0, range(microbatches))
-    for rank, warm_up in enumerate(warm_ups):
+    """Rank 0's forwards and backwards on every rank, with warm-ups that shrink from rank to rank.
+
+    The last rank has `least` forwards of warm-up, every rank `pace` more than the next.
+    """
+    for rank in range(ranks):
+        warm_up = least + pace * (ranks - 1 - rank)
         yield moved(warm_alternate_drain(forwards, backwards, warm_up, together), rank)
+
+
+def ramp_peaks(k: Any, least: int, pace: int) -> list[float]:
+    """Activations on every rank under :func:`ramp`: its warm-up and one more, at most all."""
+    counts = (least + pace * (k.p - 1 - rank) + 1 for rank in range(k.p))
+    return [min(count, k.m * k.v * k.s) * k.unit for count in counts]
+
+
+def one_stage_per_rank(
+    ranks: int, microbatches: int, least: int, pace: int, together: bool = False
+) -> Iterator[Program]:
+    """:func:`ramp` with one stage on every rank."""
+    numbers = range(microbatches)
+    return ramp(ranks, forward(0, numbers), backward(0, numbers), least, pace, together)
 
 
 @register(
@@ -81,7 +104,7 @@ def one_f_one_b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1 .  .  B0--- F2 B1--- F3 B2--- F4 B3--- F5 B4--- .  B5--- .  .  .  .
         r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
-    return one_stage_per_rank(microbatches, (ranks - 1 - rank for rank in range(ranks)))
+    return one_stage_per_rank(ranks, microbatches, least=0, pace=1)
 
 
 @register(
@@ -117,4 +140,4 @@ def eager_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1 F2 .  B0--- F3 B1--- F4 B2--- F5 B3--- .  B4--- .  B5--- .  .  .  .
         r3 | .  .  .  F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4--- F5 B5--- .  .  .  .  .  .
     """
-    return one_stage_per_rank(microbatches, (2 * (ranks - 1 - rank) for rank in range(ranks)))
+    return one_stage_per_rank(ranks, microbatches, least=0, pace=2)

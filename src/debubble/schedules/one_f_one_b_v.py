@@ -39,11 +39,7 @@ def squeezed(ranks: int, microbatches: int) -> NDArray[np.int64]:
 
     A forward moves only as far as its rank, until the old slot, holds fewer activations than the
     fullest rank does without any move. So the fill and the drain become shorter, at the same peak.
-
-    Returns
-    -------
-    ndarray
-        Shape ``(2S, microbatches)``, rows in the order of :func:`building_block`.
+    Shape ``(2S, microbatches)``, rows in the order of :func:`building_block`.
     """
     start = building_block(ranks)
     stages = 2 * ranks

@@ -46,5 +46,4 @@ def overlapped_1f1b(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1------ F2------ F3------ F4------ F5------ B5--- .  .  .  .
            |          B0------ B1------ B2------ B3------ B4------
     """
-    warm_ups = (2 * (ranks - 1 - rank) + 1 for rank in range(ranks))
-    return one_stage_per_rank(microbatches, warm_ups, together=True)
+    return one_stage_per_rank(ranks, microbatches, least=1, pace=2, together=True)

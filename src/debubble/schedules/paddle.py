@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import interleaved_table, moved
-from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.interleaved import FILL_AND_WORK, forwards_and_backwards, in_two_sizes
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 GROUPS = ("paddle", "one", "larger-first")
@@ -30,8 +27,7 @@ def _first_group(ranks: int, microbatches: int, groups: str) -> tuple[int, int]:
 
 def _peak(k: Any) -> list[float]:
     size, pace = _first_group(k.ranks, k.microbatches, k.groups)
-    held = ((k.v - 1) * size + pace * (k.p - 1 - rank) + 1 for rank in range(k.p))
-    return [min(count, k.m * k.v) * k.unit for count in held]
+    return ramp_peaks(k, (k.v - 1) * size, pace)
 
 
 def _chosen(k: Any) -> bool:
@@ -108,16 +104,6 @@ def paddle_interleaved(
         r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
     size, pace = _first_group(ranks, microbatches, groups)
-    chunk, number = (
-        np.concatenate(parts)
-        for parts in zip(
-            interleaved_table(size, chunks, size),
-            interleaved_table(microbatches - size, chunks, ranks),
-            strict=True,
-        )
-    )
-    number[size * chunks :] += size
-    first, last = forwards_and_backwards((chunk, number), ranks, chunks)
-    for rank in range(ranks):
-        warm_up = (chunks - 1) * size + pace * (ranks - 1 - rank)
-        yield moved(warm_alternate_drain(first, last, warm_up), rank)
+    table = in_two_sizes(microbatches, chunks, split=size, first=size, then=ranks)
+    first, last = forwards_and_backwards(table, ranks, chunks)
+    return ramp(ranks, first, last, (chunks - 1) * size, pace)

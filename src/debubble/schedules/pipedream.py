@@ -7,6 +7,7 @@ from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
+from debubble.schedules.one_f_one_b import ramp_peaks
 from debubble.schedules.pipedream_2bw import STEADY, never_drained
 from debubble.schedules.registry import ClosedForm, register
 
@@ -27,10 +28,9 @@ def stashed(k: Any) -> list[int]:
     sync="local",
     forms=(
         STEADY,
-        ClosedForm("peak_activation", "p − r",
-                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+        ClosedForm("peak_activation", "p − r", lambda k: ramp_peaks(k, least=0, pace=1)),
     ),
-)  # fmt: skip
+)
 def pipedream(*, ranks: int, microbatches: int, iterations: int | None = None) -> Iterator[Program]:
     """One 1F1B over all iterations that steps after every m microbatches; m = 1 in the paper.
 

@@ -9,7 +9,7 @@ import numpy as np
 from debubble.core.actions import Program
 from debubble.core.placement import Placement
 from debubble.core.sequence import backward, forward
-from debubble.schedules.one_f_one_b import FILL_AND_WORK, warm_alternate_drain
+from debubble.schedules.one_f_one_b import FILL_AND_WORK, ramp_peaks, warm_alternate_drain
 from debubble.schedules.registry import ClosedForm, Constraint, optimizer_step, register
 
 
@@ -54,10 +54,9 @@ STEADY = ClosedForm(
     ),
     forms=(
         STEADY,
-        ClosedForm("peak_activation", "p − r",
-                   lambda k: [min(k.p - r, k.m) * k.unit for r in range(k.p)]),
+        ClosedForm("peak_activation", "p − r", lambda k: ramp_peaks(k, least=0, pace=1)),
     ),
-)  # fmt: skip
+)
 def pipedream_2bw(
     *, ranks: int, microbatches: int, iterations: int | None = None
 ) -> Iterator[Program]:

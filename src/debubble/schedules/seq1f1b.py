@@ -6,15 +6,8 @@ from collections.abc import Iterator
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import moved
-from debubble.schedules._slices import (
-    CUT,
-    alike,
-    cut_of,
-    microbatch_by_microbatch,
-    same_size,
-)
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules._slices import CUT, alike, cut_of, microbatch_by_microbatch, same_size
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -38,7 +31,7 @@ from debubble.schedules.registry import ClosedForm, register
         ClosedForm(
             "peak_activation",
             "min(s + p − 1 − r, m·s)/s",
-            lambda k: [min(k.s + k.p - 1 - r, k.m * k.s) * k.unit for r in range(k.p)],
+            lambda k: ramp_peaks(k, k.s - 1, pace=1),
             holds=same_size,
             condition="slices of the same length",
         ),
@@ -73,6 +66,4 @@ def seq1f1b(
         r1 | .    F0.0 F0.1 B0.1----- F1.0 B0.0----- F1.1 B1.1----- B1.0----- .    .
     """
     forwards, backwards = microbatch_by_microbatch(ranks, microbatches, 1, slices)
-    for rank in range(ranks):
-        warm_up = slices + ranks - 2 - rank
-        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)
+    return ramp(ranks, forwards, backwards, least=slices - 1, pace=1)

@@ -7,11 +7,10 @@ from typing import Any
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import moved
 from debubble.schedules._slices import CUT, alike, cut_of, same_size
 from debubble.schedules.interleaved import forwards_and_backwards
-from debubble.schedules.looped import group_sizes, grouped_table
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.looped import grouped_table, largest_group
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 MINDSPORE = "@mindspore"
@@ -22,21 +21,14 @@ def least_group(case: Any) -> int:
     return -int(-case.ranks // case.slices)
 
 
-def _first_group(microbatches: int, wanted: int) -> int:
-    size, larger = group_sizes(microbatches, wanted)
-    return size + (larger > 0)
-
-
 def _orders(
     ranks: int, microbatches: int, chunks: int, slices: int, wanted: int, pace: int
 ) -> Iterator[Program]:
     """Groups of at least `wanted` microbatches; rank r warms up `pace` slices more than r + 1."""
     table = grouped_table(microbatches, chunks, wanted)
     forwards, backwards = forwards_and_backwards(table, ranks, chunks, slices)
-    least = (chunks - 1) * _first_group(microbatches, wanted) * slices + slices - 1
-    for rank in range(ranks):
-        warm_up = least + pace * (ranks - 1 - rank)
-        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)
+    least = (chunks - 1) * largest_group(microbatches, wanted) * slices + slices - 1
+    return ramp(ranks, forwards, backwards, least, pace)
 
 
 def _forms(
@@ -44,9 +36,9 @@ def _forms(
 ) -> tuple[ClosedForm, ...]:
     """Closed forms for groups of at least `wanted` microbatches and a `pace` of warm-up."""
 
-    def held(k: Any, rank: int) -> float:
-        most = (k.v - 1) * _first_group(k.m, wanted(k)) * k.s + pace(k) * (k.p - 1 - rank) + k.s
-        return float(min(most, k.m * k.v * k.s) * k.unit)
+    def held(k: Any) -> list[float]:
+        least = (k.v - 1) * largest_group(k.m, wanted(k)) * k.s + k.s - 1
+        return ramp_peaks(k, least, pace(k))
 
     return (
         ClosedForm(
@@ -59,7 +51,7 @@ def _forms(
         ClosedForm(
             "peak_activation",
             f"min((v − 1)g·s + {steps} + s, m·v·s)/(v·s) with g the largest group",
-            lambda k: [held(k, rank) for rank in range(k.p)],
+            held,
             holds=same_size,
             condition="slices of the same length",
         ),

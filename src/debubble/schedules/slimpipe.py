@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import moved
 from debubble.schedules._slices import alike, microbatch_by_microbatch
-from debubble.schedules.one_f_one_b import warm_alternate_drain
+from debubble.schedules.one_f_one_b import ramp, ramp_peaks
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
@@ -38,9 +37,7 @@ from debubble.schedules.registry import ClosedForm, Constraint, register
         ClosedForm(
             "peak_activation",
             "1 + 2(p − 1 − r)/(v·s), capped by m",
-            lambda k: [
-                min(k.v * k.s + 2 * (k.p - 1 - r), k.m * k.v * k.s) * k.unit for r in range(k.p)
-            ],
+            lambda k: ramp_peaks(k, k.v * k.s - 1, pace=2),
         ),
     ),
 )
@@ -77,6 +74,4 @@ def slimpipe(
         r1 | .    F0.0 F0.1 B0.1----- F1.0 B0.0----- F1.1 B1.1----- B1.0----- .    .
     """
     forwards, backwards = microbatch_by_microbatch(ranks, microbatches, chunks, slices)
-    for rank in range(ranks):
-        warm_up = chunks * slices - 1 + 2 * (ranks - 1 - rank)
-        yield moved(warm_alternate_drain(forwards, backwards, warm_up), rank)
+    return ramp(ranks, forwards, backwards, least=chunks * slices - 1, pace=2)

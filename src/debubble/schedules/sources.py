@@ -12,29 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """A publication, or a program.
-
-    Parameters
-    ----------
-    title, year
-        Title as printed, and the year of its venue, else of its first version; 0 for programs that
-        change all the time.
-    authors
-        Their names; that of an organisation in braces, and ``"others"`` for many more.
-    venue
-        Conference or journal as BibTeX shows it; empty for a preprint or program.
-    arxiv
-        Number on arXiv, if it is there.
-    place
-        Repository and what to look at in it, for programs and pages.
-    """
+    """A publication, or a program."""
 
     title: str
+    """As printed."""
     year: int
+    """That of its venue, else of its first version; 0 for programs that change all the time."""
     authors: tuple[str, ...]
+    """Their names; that of an organisation in braces, and ``"others"`` for many more."""
     venue: str = ""
+    """Conference or journal as BibTeX shows it; empty for a preprint or program."""
     arxiv: str = ""
+    """Number on arXiv, if it is there."""
     place: str = ""
+    """Repository and what to look at in it, for programs and pages."""
 
     @property
     def text(self) -> str:

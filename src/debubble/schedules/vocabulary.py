@@ -79,10 +79,8 @@ def _nominal(base: Schedule, costs: Costs | None) -> Timeline:
 def _delayed_1f1b(
     ranks: int, microbatches: int, vocabulary: int, costs: Costs | None
 ) -> Iterator[Program]:
-    placement = Placement.loop(ranks, 1)
-    warm_up = ranks - 1 + DELAY[vocabulary]
-    programs = one_stage_per_rank(microbatches, (warm_up - rank for rank in range(ranks)))
-    base = Schedule.from_programs("base", placement, microbatches, programs)
+    programs = one_stage_per_rank(ranks, microbatches, least=DELAY[vocabulary], pace=1)
+    base = Schedule.from_programs("base", Placement.loop(ranks, 1), microbatches, programs)
     return with_shards(base, vocabulary, costs)
 
 

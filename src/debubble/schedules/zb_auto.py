@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from debubble.core.actions import Program
 from debubble.core.costs import Costs
 from debubble.core.placement import Placement
-from debubble.schedules._storage import Storage, Terms
+from debubble.schedules._storage import Storage, Terms, named_by
 from debubble.schedules.registry import ClosedForm, register
 from debubble.schedules.zero_bubble import zb_h1, zb_h2
 
 SOURCE = "@qi2024zero; search: debubble"
 
 
-def scheduled(
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None,
-    memory: float | Sequence[float] | None,
-    storage: Storage | None,
-    objective: str,
-    default: int,
-) -> list[Program]:
-    """The best order found; the default limit is `default` microbatches."""
-    terms = Terms.of(Placement.linear(ranks), costs, storage)
-    handcrafted = [list(zb_h1(ranks=ranks, microbatches=microbatches))]
-    if microbatches >= 2 * ranks - 1:
-        handcrafted.append(list(zb_h2(ranks=ranks, microbatches=microbatches)))
-    if memory is None:
-        own = handcrafted[-1 if default > ranks else 0]
-        memory = terms.limit_of(default, own, microbatches)
-    return terms.schedule(microbatches, memory, objective, handcrafted)
+def scheduled(times: int) -> Callable[[Callable[[], None]], Callable[..., list[Program]]]:
+    """Make a description the schedule of the best order found.
+
+    Its default limit is `times` p microbatches.
+    """
+
+    def order(
+        *,
+        ranks: int,
+        microbatches: int,
+        costs: Costs | None = None,
+        memory: float | Sequence[float] | None = None,
+        storage: Storage | None = None,
+        objective: str = "makespan",
+    ) -> list[Program]:
+        terms = Terms.of(Placement.linear(ranks), costs, storage)
+        handcrafted = [list(zb_h1(ranks=ranks, microbatches=microbatches))]
+        if microbatches >= 2 * ranks - 1:
+            handcrafted.append(list(zb_h2(ranks=ranks, microbatches=microbatches)))
+        if memory is None:
+            own = handcrafted[0 if times == 1 else -1]
+            memory = terms.limit_of(times * ranks, own, microbatches)
+        return terms.schedule(microbatches, memory, objective, handcrafted)
+
+    return lambda description: named_by(description, order)
 
 
 def _plain(k: Any) -> bool:
@@ -53,6 +60,33 @@ REACHED = ClosedForm(
 )
 
 
+def _forms(times: int) -> tuple[ClosedForm, ...]:
+    """Closed forms for a default limit of `times` p microbatches."""
+    limit, enough = ("p", "m ≥ p") if times == 1 else ("2p", "m ≥ 2p − 1")
+    return (
+        BOUND,
+        REACHED,
+        ClosedForm(
+            "stage_time",
+            f"m(F + I + W) + (p − 1)(F + I − {'W' if times == 1 else '2W'})",
+            accuracy="upper bound",
+            holds=lambda k: (
+                _plain(k)
+                and k.m >= times * (k.p - 1) + 1
+                and min(k.F, k.I) >= k.W
+                and k.objective == "stage-time"
+            ),
+            condition=f"no latency, {enough}, W ≤ F and I, default memory, objective stage-time",
+        ),
+        ClosedForm(
+            "peak_activation",
+            f"min({limit}, m), or the memory limit",
+            lambda k: min(times * k.p, k.m) * k.unit if k.memory is None else k.memory,
+            accuracy="upper bound",
+        ),
+    )
+
+
 @register(
     "zb-auto",
     title="Split backward, ordered for the costs in the memory of 1F1B or any other",
@@ -60,33 +94,10 @@ REACHED = ClosedForm(
     source=SOURCE,
     placement=Placement.loop,
     chunks=1,
-    forms=(
-        BOUND,
-        REACHED,
-        ClosedForm(
-            "stage_time",
-            "m(F + I + W) + (p − 1)(F + I − W)",
-            accuracy="upper bound",
-            holds=lambda k: _plain(k) and min(k.F, k.I) >= k.W and k.objective == "stage-time",
-            condition="no latency, m ≥ p, W ≤ F and I, default memory, objective stage-time",
-        ),
-        ClosedForm(
-            "peak_activation",
-            "min(p, m), or the memory limit",
-            lambda k: min(k.p, k.m) * k.unit if k.memory is None else k.memory,
-            accuracy="upper bound",
-        ),
-    ),
+    forms=_forms(1),
 )
-def zb_auto(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-) -> list[Program]:
+@scheduled(times=1)
+def zb_auto() -> None:
     """ZB-1p of the paper, and with other memory all that is between one microbatch and ZB-2p.
 
     As many forwards as memory holds fill the time until the first gradient is back; then forwards
@@ -129,7 +140,6 @@ def zb_auto(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    return scheduled(ranks, microbatches, costs, memory, storage, objective, ranks)
 
 
 @register(
@@ -140,38 +150,10 @@ def zb_auto(
     placement=Placement.loop,
     chunks=1,
     aliases=("zb2p",),
-    forms=(
-        BOUND,
-        REACHED,
-        ClosedForm(
-            "stage_time",
-            "m(F + I + W) + (p − 1)(F + I − 2W)",
-            accuracy="upper bound",
-            holds=lambda k: (
-                _plain(k)
-                and k.m >= 2 * k.p - 1
-                and min(k.F, k.I) >= k.W
-                and k.objective == "stage-time"
-            ),
-            condition="no latency, m ≥ 2p − 1, W ≤ F and I, default memory, objective stage-time",
-        ),
-        ClosedForm(
-            "peak_activation",
-            "min(2p, m), or the memory limit",
-            lambda k: min(2 * k.p, k.m) * k.unit if k.memory is None else k.memory,
-            accuracy="upper bound",
-        ),
-    ),
+    forms=_forms(2),
 )
-def zb_2p(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-) -> list[Program]:
+@scheduled(times=2)
+def zb_2p() -> None:
     """ZB-Auto in twice the memory, enough to bridge most round trips.
 
     More memory seldom helps: rank 0 needs [(p − 1)(F + I + 2c) + pF]/F microbatches to work on
@@ -189,4 +171,3 @@ def zb_2p(
         r1 | .  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 .
         r2 | .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
     """
-    return scheduled(ranks, microbatches, costs, memory, storage, objective, 2 * ranks)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from debubble.core.actions import Program, microbatches_of
-from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
-from debubble.schedules._storage import Storage, Terms
-from debubble.schedules.controllable_memory import largest_block
+from debubble.schedules.controllable_memory import searched
 from debubble.schedules.registry import ClosedForm, register
 
 
@@ -98,16 +96,8 @@ def _as_published(case: Any) -> bool:
         ),
     ),
 )
-def zb_v(
-    *,
-    ranks: int,
-    microbatches: int,
-    costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
-    storage: Storage | None = None,
-    objective: str = "makespan",
-    published: bool = False,
-) -> list[Program]:
+@searched(lambda ranks, microbatches: list(published_order(ranks, microbatches)), lambda p: p)
+def zb_v() -> None:
     """Stage s and stage 2p − 1 − s share a rank, so that the last stage is next to the first.
 
     Rank 0 runs 2p − 1 forwards of its first chunk until the first microbatch is back at its second;
@@ -151,13 +141,3 @@ def zb_v(
     ParameterError
         When the memory is too small, or the objective unknown.
     """
-    if published:
-        return list(published_order(ranks, microbatches))
-    terms = Terms.of(Placement.v(ranks), costs, storage)
-    orders = [list(published_order(ranks, microbatches))]
-    limit = terms.limit_of(2 * ranks, orders[0], microbatches) if memory is None else memory
-    # In the published memory the block is no faster once the pipeline is full.
-    published_memory = memory is None and microbatches >= 2 * ranks
-    if not published_memory and (block := largest_block(terms, limit)):
-        orders.append(block.programs(ranks, microbatches))
-    return terms.schedule(microbatches, limit, objective, orders)

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.core.actions import Program
+from debubble.core.actions import Kind, Program
 from debubble.core.placement import Placement
-from debubble.core.sequence import alternate, backward_input, backward_weight, forward, sequence
+from debubble.core.sequence import alternate, as_kind, backward, forward, moved, sequence
 from debubble.schedules.registry import ClosedForm, Constraint, register
 
 
-def split_1f1b(stage: int, microbatches: int, warm_up: int, lag: int) -> Program:
-    """1F1B with split backward: W trails I by `lag` microbatches and fills the drain."""
-    numbers = range(microbatches)
-    warm_up = min(warm_up, microbatches)
-    steady = microbatches - warm_up
+def split(forwards: Program, backwards: Program, warm_up: int, lag: int) -> Program:
+    """Warm-up forwards, then F and I in turn with W trailing by `lag`, then I and W, then W."""
+    I, W = as_kind(backwards, Kind.I), as_kind(backwards, Kind.W)
+    warm_up = min(warm_up, len(forwards))
+    steady = len(forwards) - warm_up
     trailing = min(lag, steady)
-    F, I, W = (
-        forward(stage, numbers),
-        backward_input(stage, numbers),
-        backward_weight(stage, numbers),
-    )
-    steady_weights = steady - trailing
-    drained = steady_weights + warm_up
+    weights = max(steady - lag, 0)
+    # What is left of the lag when forwards run out goes on in the drain.
+    late = min(lag - trailing, warm_up)
+    drained = weights + warm_up - late
     return sequence(
-        F[:warm_up],
-        alternate(F[warm_up : warm_up + trailing], I[:trailing]),
-        alternate(F[warm_up + trailing :], I[trailing:steady], W[:steady_weights]),
-        alternate(I[steady:], W[steady_weights:drained]),
+        forwards[:warm_up],
+        alternate(forwards[warm_up : warm_up + trailing], I[:trailing]),
+        alternate(forwards[warm_up + trailing :], I[trailing:steady], W[:weights]),
+        I[steady : steady + late],
+        alternate(I[steady + late :], W[weights:drained]),
         W[drained:],
     )
+
+
+def _one_stage_per_rank(ranks: int, microbatches: int, pace: int) -> Iterator[Program]:
+    """Warm-ups that shrink by `pace` from rank to rank, while the lag of W grows by it."""
+    forwards, backwards = forward(0, range(microbatches)), backward(0, range(microbatches))
+    for rank in range(ranks):
+        warm_up = pace * (ranks - 1 - rank)
+        # Where forwards run out first, W makes up for the rest of the lag in the drain.
+        lag = min(pace * rank, max(microbatches - warm_up, 0))
+        yield moved(split(forwards, backwards, warm_up, lag), rank)
 
 
 @register(
@@ -81,8 +89,7 @@ def zb_h1(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r2 | .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 F4 I3 W1 I4 W2 W3 W4
         r3 | .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 W2 W3 W4
     """
-    for rank in range(ranks):
-        yield split_1f1b(rank, microbatches, ranks - 1 - rank, rank)
+    return _one_stage_per_rank(ranks, microbatches, pace=1)
 
 
 @register(
@@ -133,5 +140,4 @@ def zb_h2(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r1 | .  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 .
         r2 | .  .  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
     """
-    for rank in range(ranks):
-        yield split_1f1b(rank, microbatches, 2 * (ranks - 1 - rank), 2 * rank)
+    return _one_stage_per_rank(ranks, microbatches, pace=2)

@@ -23,51 +23,34 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The data of one step by unit: microbatch, or slice of one.
-
-    Parameters
-    ----------
-    args
-        Positional arguments of the first stage; empty on ranks that do not hold it.
-    kwargs
-        Keyword arguments of every stage of this rank.
-    targets
-        What the loss compares the last stage's output with; empty on ranks that do not hold it.
-    weights
-        Share of each unit's loss in the loss of the step.
-    scale
-        A backward computes the gradient of `scale` times the loss of the step.
-    signatures
-        Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
-        same shape and type for units of the same number. They begin anew with every copy of the
-        model.
-    anew
-        Whether other weights want gradients than before: then stages hand on other forms.
-    """
+    """The data of one step by unit: microbatch, or slice of one."""
 
     args: Mapping[int, tuple[Any, ...]] = field(default_factory=dict)
+    """Positional arguments of the first stage; empty on ranks that do not hold it."""
     kwargs: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    """Keyword arguments of every stage of this rank."""
     targets: Mapping[int, Any] = field(default_factory=dict)
+    """What the loss compares the last stage's output with; empty on ranks that do not hold it."""
     weights: Sequence[float] = ()
+    """Share of each unit's loss in the loss of the step."""
     scale: float = 1.0
+    """A backward computes the gradient of `scale` times the loss of the step."""
     signatures: Sequence[int] = ()
+    """Numbers that stand for the shapes and types of a unit's input: what stages hand on has the
+    same shape and type for units of the same number. They begin anew with every copy of the
+    model."""
     anew: bool = False
+    """Whether other weights want gradients than before: then stages hand on other forms."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forwarded:
-    """What forwards without backwards give.
-
-    Parameters
-    ----------
-    losses
-        By unit, on ranks with the last stage, when there were targets; auxiliary losses, too.
-    outputs
-        By unit, of the last stage.
-    """
+    """What forwards without backwards give."""
 
     losses: Mapping[int, Tensor]
+    """By unit, on ranks with the last stage, when there were targets; auxiliary losses, too."""
     outputs: Mapping[int, Any]
+    """By unit, of the last stage."""
 
 
 class Engine(Protocol):
@@ -84,11 +67,8 @@ class Engine(Protocol):
     def step(self, batch: Batch) -> Mapping[int, Tensor]:
         """Forwards and backwards.
 
-        Returns
-        -------
-        mapping
-            The unit's loss times its weight, where the last stage is; elsewhere, and added to it,
-            that of auxiliary losses. Tensors are detached and have no dimensions.
+        Returns the unit's loss times its weight, where the last stage is; elsewhere, and added to
+        it, that of auxiliary losses. Tensors are detached and have no dimensions.
         """
 
     def forward(self, batch: Batch, outputs: bool) -> Forwarded:
@@ -98,10 +78,7 @@ class Engine(Protocol):
 def cut(tree: Any, count: int, name: str) -> list[Any]:
     """A tree of tensors in `count` parts along dimension 0; what is no tensor is in all of them.
 
-    Raises
-    ------
-    ParameterError
-        When a tensor has fewer rows than there are microbatches.
+    Raises ParameterError when a tensor has fewer rows than there are microbatches.
     """
     leaves, spec = pytree.tree_flatten(tree)
     columns = []

@@ -15,28 +15,16 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.torch.losses import added_losses, single
 from debubble.torch.models import Model
+from debubble.torch.modules import ties_of
 from debubble.torch.rows import output_layer
+from debubble.torch.tree import moved_to
 
 
 class Batches:
     """A model and its microbatches under a schedule; data is asked for once for each.
 
-    Parameters
-    ----------
-    model
-        What is run.
-    schedule
-        How.
-
-    Raises
-    ------
-    ParameterError
-        When data is no pair, stages cannot be sliced, or the output layer cannot be sharded.
-
-    Attributes
-    ----------
-    ties
-        Weights that are one object in several stages, by stage and name.
+    Raises ParameterError when data is no pair, stages cannot be sliced, or the output layer cannot
+    be sharded.
     """
 
     def __init__(self, model: Model, schedule: Schedule) -> None:
@@ -49,7 +37,8 @@ class Batches:
             )
         count = schedule.microbatches * schedule.iterations
         self._data = [_pair(model.data(number), number) for number in range(count)]
-        self.ties = _ties(model.stages)
+        self.ties = ties_of(dict(enumerate(model.stages)))
+        """Weights that are one object in several stages, by stage and name."""
         if schedule.vocabulary:
             _check_output(self, schedule.ranks)
 
@@ -85,10 +74,7 @@ class Batches:
     def loss(self, modules: Sequence[Any], number: int, dtype: torch.dtype) -> Tensor:
         """Loss of a microbatch without a pipeline, on the CPU, with auxiliary ones.
 
-        Parameters
-        ----------
-        modules
-            The stages, or functions that compute as they do.
+        Modules are the stages, or functions that compute as they do.
         """
         args, target = self.microbatch(number, "cpu", dtype)
         with added_losses() as added:
@@ -107,13 +93,6 @@ def forward(modules: Sequence[Any], args: tuple[Any, ...]) -> Any:
     return value
 
 
-def moved_to(tree: Any, device: torch.device | str, dtype: torch.dtype) -> Any:
-    """A tree of tensors on another device, with another type of floating-point numbers."""
-    return pytree.tree_map_only(
-        Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), tree
-    )
-
-
 def copied(modules: Mapping[int, nn.Module], device: Any, dtype: torch.dtype) -> Any:
     """Copies of some stages by number; a weight that several of them have stays one."""
     copies = copy.deepcopy(dict(modules))
@@ -130,14 +109,6 @@ def _pair(found: Any, number: int) -> tuple[Any, Any]:
     if target is None:
         raise ParameterError(f"data({number}) returned no target; return (input, target)")
     return x, target
-
-
-def _ties(stages: Sequence[nn.Module]) -> list[list[str]]:
-    names: dict[int, list[str]] = {}
-    for number, stage in enumerate(stages):
-        for name, weight in stage.named_parameters():
-            names.setdefault(id(weight), []).append(f"{number}.{name}")
-    return [same for same in names.values() if len(same) > 1]
 
 
 def _check_output(batches: Batches, ranks: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,59 +41,40 @@ from debubble.torch.watch import State, Watch
 from debubble.torch.wire import Arrival, Boundary, Wire
 
 
+@dataclass(eq=False)
 class OwnEngine:
-    """One rank of a schedule.
+    """One rank of a schedule."""
 
-    Parameters
-    ----------
-    setup
-        What to run, on what.
-    gradients
-        Takes part where data-parallel replicas exchange gradients.
-    watch
-        Is told where this rank is.
-    wire
-        Transfers, with the forms that were learned already.
-    shard
-        This rank's rows of the output layer, where that is sharded.
-    pace
-        Seconds that each action of the schedule is made to last at least, to imitate other
-        hardware; empty for as long as it takes.
-    steps
-        Takes an optimizer step; gets the number of the iteration. None where the training loop
-        does, which is after every walk.
+    setup: Setup
+    """What to run, on what."""
+    gradients: Gradients
+    """Takes part where data-parallel replicas exchange gradients."""
+    watch: Watch
+    """Is told where this rank is."""
+    wire: Wire
+    """Transfers, with the forms that were learned already."""
+    shard: Shard | None = None
+    """This rank's rows of the output layer, where that is sharded."""
+    pace: Sequence[float] = ()
+    """Seconds that each action of the schedule is made to last at least, to imitate other hardware;
+    empty for as long as it takes."""
+    steps: Callable[[int], None] | None = None
+    """Takes an optimizer step; gets the number of the iteration. None where the training loop does,
+    which is after every walk."""
 
-    Attributes
-    ----------
-    plan
-        The schedule with its transfers.
-    stages
-        This rank's.
-    """
-
-    def __init__(
-        self,
-        setup: Setup,
-        gradients: Gradients,
-        watch: Watch,
-        wire: Wire,
-        shard: Shard | None = None,
-        pace: Sequence[float] = (),
-        steps: Callable[[int], None] | None = None,
-    ) -> None:
-        self.setup, self.team = setup, setup.team
-        self._gradients, self._watch, self._wire = gradients, watch, wire
-        self._steps, self._shard = steps, shard
+    def __post_init__(self) -> None:
+        setup = self.setup
+        self.team = setup.team
         schedule = setup.schedule
         # A batch is one piece of work, which is over when all its receives are.
         late = self.team.batched
-        self.plan = plan = Plan.of(schedule, pace, "just-in-time" if late else "eager")
+        self.plan = plan = Plan.of(schedule, self.pace, "just-in-time" if late else "eager")
         self.schedule = plan.lowered
         self.program = plan.programs[self.team.rank]
         self.recorder = Recorder(len(self.program), self.team.device)
         self._last = schedule.stages - 1
-        if shard is not None:
-            shard.follow(plan)
+        if self.shard is not None:
+            self.shard.follow(plan)
         self._copies = Copies(self.team, plan)
         self._ready: dict[Key, Handed | Arrival | list[Tensor]] = {}
         self._recomputed = {(s.stage, s.unit) for s in self.program if s.kind == Kind.R}
@@ -132,11 +114,11 @@ class OwnEngine:
                 self._compute(part[0])
             else:
                 self._compute_group(part)
-        self._watch.state = State.WAITING
-        self._wire.finish(self._wait)
+        self.watch.state = State.WAITING
+        self.wire.finish(self._wait)
         self._copies.finish()
-        if self._shard is not None:
-            self._shard.finish()
+        if self.shard is not None:
+            self.shard.finish()
         for versions in self._versions:
             versions.collect()
         self.recorder.close()
@@ -148,7 +130,7 @@ class OwnEngine:
         last = self.stages.get(self._last)
         kept: dict[int, Any] = {}
         if last is not None:
-            last.outputs = kept if outputs or self._shard is not None else None
+            last.outputs = kept if outputs or self.shard is not None else None
         with torch.no_grad():
             for indices in self._forwards:
                 if indices and self.program[indices[0]].kind != Kind.F:
@@ -158,15 +140,15 @@ class OwnEngine:
                     step, operand = self.program[index], None
                     if step.stage > 0:
                         operand = self._take((FORWARD, step.stage, step.unit), index)
-                    self._watch.position, self._watch.state = index, State.RUNNING
+                    self.watch.position, self.watch.state = index, State.RUNNING
                     self._forward(step, operand)
-        self._watch.state = State.WAITING
-        self._wire.finish(self._wait)
+        self.watch.state = State.WAITING
+        self.wire.finish(self._wait)
         if last is not None:
             last.outputs = None
         losses = self._losses()
-        if self._shard is not None:
-            losses, kept = self._shard.evaluate(kept, batch)
+        if self.shard is not None:
+            losses, kept = self.shard.evaluate(kept, batch)
         return Forwarded(losses, kept)
 
     def _start(self, batch: Batch, training: bool) -> None:
@@ -177,18 +159,18 @@ class OwnEngine:
         self._casting = autocast_of(self.team.device)
         for stage in self.stages.values():
             stage.start()
-        if self._shard is not None:
-            self._shard.start(batch, training)
+        if self.shard is not None:
+            self.shard.start(batch, training)
 
     def _losses(self) -> dict[int, Tensor]:
         parts = [stage.losses for stage in self.stages.values()]
-        if self._shard is not None:
-            parts.append({unit: [loss] for unit, loss in self._shard.losses.items()})
+        if self.shard is not None:
+            parts.append({unit: [loss] for unit, loss in self.shard.losses.items()})
         return weighted(parts, self._batch.weights)
 
     def _transfer(self, indices: Sequence[int]) -> None:
         """Post a group of sends and receives."""
-        self._watch.position = indices[0]
+        self.watch.position = indices[0]
         sends: list[tuple[Step, Boundary, Sequence[Tensor], bool]] = []
         receives, keys, sent = [], [], []
         for index in indices:
@@ -206,7 +188,7 @@ class OwnEngine:
                 receives.append((step, boundary, back))
                 keys.append((index, key))
         now = time.perf_counter_ns()
-        arrivals = self._wire.post(indices[0], sends, receives)
+        arrivals = self.wire.post(indices[0], sends, receives)
         for (index, key), arrival in zip(keys, arrivals, strict=True):
             arrival.position = index
             self.recorder.posted[index] = now
@@ -217,7 +199,7 @@ class OwnEngine:
     def _compute(self, task: Task) -> None:
         """Run one action."""
         operand = self._wait_for(task)
-        watch, recorder, index = self._watch, self.recorder, task.place
+        watch, recorder, index = self.watch, self.recorder, task.place
         watch.position, watch.state = index, State.RUNNING
         recorder.begin(index)
         end = time.perf_counter() + task.pace
@@ -229,7 +211,7 @@ class OwnEngine:
     def _compute_group(self, tasks: Sequence[Task]) -> None:
         """Run the actions of an overlapped group."""
         operands = [self._wait_for(task) for task in tasks]
-        watch, recorder = self._watch, self.recorder
+        watch, recorder = self.watch, self.recorder
         watch.position, watch.state = tasks[0].place, State.RUNNING
         for task in tasks:
             recorder.begin(task.place)
@@ -264,10 +246,10 @@ class OwnEngine:
             )  # fmt: skip
         if step.stage < self._last:
             assert handed is not None, "only the last stage hands nothing on"
-            self._wire.check(self._boundary(step, step.stage + 1), handed.spec)
+            self.wire.check(self._boundary(step, step.stage + 1), handed.spec)
             self._ready[FORWARD, step.stage + 1, unit] = handed
-        elif self._shard is not None and handed is not None and training:
-            self._shard.given(unit, handed.tensors[0])
+        elif self.shard is not None and handed is not None and training:
+            self.shard.given(unit, handed.tensors[0])
 
     def _recompute(self, step: Step, operand: Any) -> None:
         if operand is not None:
@@ -293,19 +275,19 @@ class OwnEngine:
         self.stages[step.stage].backward_weight(step.unit)
 
     def _shard_pass(self, step: Step, _: Any) -> None:
-        assert self._shard is not None, "other schedules have no such passes"
+        assert self.shard is not None, "other schedules have no such passes"
         if step.kind == Kind.S:
-            self._shard.first_pass(step.unit)
+            self.shard.first_pass(step.unit)
         else:
-            self._shard.second_pass(step.unit)
+            self.shard.second_pass(step.unit)
 
     def _optimizer_step(self, step: Step, _: Any) -> None:
-        assert self._steps is not None, "without somebody to take them there are no such actions"
+        assert self.steps is not None, "without somebody to take them there are no such actions"
         for versions in self._versions:
             versions.collect()
-        self._gradients.finish()
-        self._steps(step.unit)
-        self._gradients.start()
+        self.gradients.finish()
+        self.steps(step.unit)
+        self.gradients.start()
         for versions in self._versions:
             versions.refresh()
 
@@ -318,7 +300,7 @@ class OwnEngine:
         self._copies.fetch((step.stage, step.unit), size)
 
     def _reduce(self, step: Step, _: Any) -> None:
-        self._gradients.reduce(step.stage)
+        self.gradients.reduce(step.stage)
 
     def _gather(self, step: Step, _: Any) -> None:
         if step.stage in self._sharded:
@@ -347,7 +329,7 @@ class OwnEngine:
         if need.last_stage_only and key in self._ready:
             return self._take(key, task.place)
         self._wait(task.place)
-        shard = self._shard
+        shard = self.shard
         assert shard is not None, "other schedules have no such needs"
         shard.wait_for(need, step.unit)
         return [shard.gradient(step.unit)] if need.last_stage_only else None
@@ -369,17 +351,17 @@ class OwnEngine:
             place = found.position
             self._wait(place)
             self.recorder.begin(place)
-            tensors = self._wire.receive(found)
+            tensors = self.wire.receive(found)
             self.recorder.finish(place)
             if self._training and place in self._answers:
-                self._wire.answered(*self._answers[place])
+                self.wire.answered(*self._answers[place])
             spec = found.spec
             assert spec is not None, "a form comes with the first tensors at the latest"
             return tensors if key[0] else Handed(tensors, spec)
         return found
 
     def _wait(self, index: int) -> None:
-        self._watch.position, self._watch.state = index, State.WAITING
+        self.watch.position, self.watch.state = index, State.WAITING
 
 
 HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {

@@ -2,55 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.torch.batch import Batch, cut, in_units, weights_of
-from debubble.torch.signatures import Signatures
 from debubble.torch.team import Team
 from debubble.torch.watch import Watch
 from debubble.torch.wire import Wire
 
 
+class Signatures:
+    """Counts the inputs of different form that the first stage has seen."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._trains: tuple[bool, ...] = ()
+
+    def number(self, given: Any, device: torch.device) -> int:
+        """The number of an input: equal for equal shapes, types and plain values."""
+        leaves, spec = pytree.tree_flatten(given)
+        cast = torch.is_autocast_enabled(device.type)
+        key = (
+            spec.__repr__() if len(leaves) > 3 else len(leaves),
+            cast and torch.get_autocast_dtype(device.type),
+            *(
+                (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf)
+                for leaf in leaves
+            ),
+        )
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def changed(self, modules: Mapping[int, nn.Module]) -> bool:
+        """Whether other weights want gradients than before."""
+        now = tuple(
+            any(weight.requires_grad for weight in module.parameters())
+            for module in modules.values()
+        )
+        changed = now != self._trains and bool(self._trains)
+        self._trains = now
+        return changed
+
+
+@dataclass(eq=False)
 class Feed:
-    """Makes batches of what the training loop gives.
+    """Makes batches of what the training loop gives."""
 
-    Parameters
-    ----------
-    team
-        The ranks.
-    modules
-        This rank's stages.
-    wire
-        Forgets the forms of what stages hand on where they change.
-    watch
-        Is told when this rank waits.
-    scale
-        What gradients are of: ``"mean"``, ``"sum"`` or ``"tokens"``.
-
-    Attributes
-    ----------
-    schedule
-        What is run.
-    scaler
-        What the loss is scaled with, see :class:`debubble.torch.GradScaler`.
-    """
-
-    schedule: Schedule
+    team: Team
+    modules: Mapping[int, nn.Module]
+    """This rank's stages."""
+    wire: Wire
+    """Forgets the forms of what stages hand on where they change."""
+    watch: Watch
+    """Is told when this rank waits."""
+    scale: str
+    """What gradients are of: ``"mean"``, ``"sum"`` or ``"tokens"``."""
+    signatures: Signatures = field(default_factory=Signatures)
+    schedule: Schedule = field(init=False)
+    """What is run."""
     scaler: torch.amp.GradScaler | None = None
-
-    def __init__(
-        self, team: Team, modules: Mapping[int, nn.Module], wire: Wire, watch: Watch, scale: str
-    ) -> None:
-        self._team, self._modules, self._wire, self._watch = team, modules, wire, watch
-        self._scale = scale
-        self._signatures = Signatures()
+    """What the loss is scaled with, see :class:`debubble.torch.GradScaler`."""
 
     def batch(
         self,
@@ -64,15 +82,12 @@ class Feed:
     ) -> Batch:
         """What a step gets, see :meth:`debubble.torch.Pipeline.step`; all ranks take part.
 
-        Raises
-        ------
-        ParameterError
-            When it cannot be cut into the schedule's microbatches; on all ranks, when it `trains`
-            and there is no target where the last stage is.
+        Raises ParameterError when it cannot be cut into the schedule's microbatches; on all ranks,
+        when it `trains` and there is no target where the last stage is.
         """
         schedule = self.schedule
-        first = 0 in self._modules
-        last = schedule.stages - 1 in self._modules
+        first = 0 in self.modules
+        last = schedule.stages - 1 in self.modules
         count = schedule.microbatches * schedule.iterations
         if first and not (args or kwargs) and arg_mbs is None and kwarg_mbs is None:
             raise ParameterError(
@@ -118,27 +133,27 @@ class Feed:
         """
         schedule, units = self.schedule, self.schedule.units
         copies = schedule.copies_of(np.arange(units)).tolist()
-        table, rank = schedule.placement.table, self._team.rank
+        table, rank = schedule.placement.table, self.team.rank
         # Signatures, weights, whether there are targets, what the loss is scaled by, and whether a
         # stage begins to train, or ceases to: then it hands on other forms.
         factor = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         row = [0.0] * (2 * units + 3)
         for unit, args in given.items():
             if table[copies[unit]][0] == rank:
-                key = (args, kwargs.get(unit), self._modules[0].training)
-                row[unit] = float(self._signatures.number(key, self._team.device))
-        if self._scale == "tokens" or schedule.slices > 1:
-            own = weights_of(targets, schedule, by_tokens=self._scale == "tokens").tolist()
+                key = (args, kwargs.get(unit), self.modules[0].training)
+                row[unit] = float(self.signatures.number(key, self.team.device))
+        if self.scale == "tokens" or schedule.slices > 1:
+            own = weights_of(targets, schedule, by_tokens=self.scale == "tokens").tolist()
             for unit in targets:
                 if table[copies[unit]][schedule.stages - 1] == rank:
                     row[units + unit] = own[unit]
         row[-3], row[-2] = float(bool(targets)), factor
-        row[-1] = float(self._signatures.changed(self._modules))
-        self._watch.waits()
-        row = self._team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
+        row[-1] = float(self.signatures.changed(self.modules))
+        self.watch.waits()
+        row = self.team.link.sum(torch.tensor(row, dtype=torch.float64)).tolist()
         if row[-1]:
-            self._wire.forget()
-        if row[-2] != factor * self._team.size:
+            self.wire.forget()
+        if row[-2] != factor * self.team.size:
             raise ParameterError(
                 f"rank {rank} scales losses by {factor:g}, and others by another number; make a "
                 "GradScaler on all ranks, and load the same state"
@@ -146,7 +161,7 @@ class Feed:
         weights = row[units:-3]
         if not any(weights):
             weights = [schedule.iterations / units] * units
-        scale = factor * (schedule.microbatches if self._scale == "sum" else 1)
+        scale = factor * (schedule.microbatches if self.scale == "sum" else 1)
         signatures = [int(number) for number in row[:units]]
         batch = Batch(given, kwargs, targets, weights, scale, signatures, bool(row[-1]))
         return batch, row[-3] > 0

@@ -13,19 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
 from debubble.torch.team import Team
-from debubble.torch.weights import Homes, add_gradient, local
+from debubble.torch.weights import Homes, add_gradient, in_a_row, local, taken_apart
 
 
 class Gradients:
-    """The gradients of one rank's stages.
-
-    Parameters
-    ----------
-    modules
-        The stages.
-    homes
-        Weights that other ranks of the pipeline have, too.
-    """
+    """The gradients of one rank's stages, of weights with several `homes`, too."""
 
     def __init__(self, modules: Mapping[int, nn.Module], homes: Homes) -> None:
         self.modules, self.homes = modules, homes
@@ -50,10 +42,7 @@ class Gradients:
     def start(self) -> None:
         """Begin a step: what is there of earlier ones is neither summed nor averaged again.
 
-        Raises
-        ------
-        ParameterError
-            When a parameter that is summed or averaged is no longer the module's.
+        Raises ParameterError when a parameter that is summed or averaged is no longer the module's.
         """
         for stage, part, name, own in self._places:
             if getattr(part, name, None) is not own:
@@ -77,19 +66,10 @@ class Gradients:
         weights = [weight for weight in module.parameters() if weight.requires_grad]
         for dtype in sorted({weight.dtype for weight in weights}, key=str):
             some = [weight for weight in weights if weight.dtype == dtype]
-            row = [
-                torch.zeros_like(weight).flatten() if weight.grad is None
-                else weight.grad.flatten()
-                for weight in some
-            ]  # fmt: skip
-            there = [float(weight.grad is not None) for weight in some]
-            row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
-            flat = torch.cat(row)
-            dist.all_reduce(flat, group=group)
-            *sums, present = flat.split([len(part) for part in row])
-            for weight, total, has in zip(some, sums, present.tolist(), strict=True):
-                if has:
-                    weight.grad = (total / size).view_as(weight)
+            row = in_a_row(some, [weight.grad for weight in some])
+            dist.all_reduce(row, group=group)
+            for weight, total in taken_apart(row, some):
+                weight.grad = total / size
 
     def finish(self) -> None:
         """End a step."""
@@ -109,19 +89,10 @@ class Gradients:
         self.homes.sum(new)
 
     def clip(self, weights: Iterable[Tensor], largest: float, kind: float, team: Team) -> Tensor:
-        """Scale gradients so that their norm over all ranks is at most `largest`.
+        """Scale gradients so that their norm over all ranks is at most `largest`; the norm before.
 
-        Parameters
-        ----------
-        weights
-            All parameters of this rank; those that another rank counts, too, count there.
-        kind
-            2 for the Euclidean norm, infinity for the largest number.
-
-        Returns
-        -------
-        Tensor
-            The norm before.
+        The `weights` are all parameters of this rank; those that another rank counts, too, count
+        there. The `kind` is 2 for the Euclidean norm, infinity for the largest number.
         """
         elsewhere = {id(one.parameter) for one in self.homes.shared if one.source != team.rank}
         there = {id(weight): weight.grad for weight in weights if weight.grad is not None}

@@ -27,31 +27,20 @@ WARM_UP = 1
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One schedule that all ranks execute some times.
-
-    Parameters
-    ----------
-    plan, batches
-        What is executed.
-    theirs
-        Whether PyTorch's runtime does it.
-    dtype
-        What is computed in.
-    verifies
-        Whether gradients and losses of one step are wanted, or times.
-    steps
-        How many steps are timed, after one to warm up.
-    timeout
-        Seconds that a rank waits for another; who watches the world is to be faster.
-    """
+    """One schedule that all ranks execute some times."""
 
     plan: Plan
     batches: Batches
     theirs: bool
+    """Whether PyTorch's runtime does it."""
     dtype: torch.dtype
+    """What is computed in."""
     verifies: bool
+    """Whether gradients and losses of one step are wanted, or times."""
     steps: int = 1
+    """How many steps are timed, after one to warm up."""
     timeout: float = 600.0
+    """Seconds that a rank waits for another; who watches the world is to be faster."""
 
     def work(self, world: World, number: int) -> dict[str, Any]:
         """What one rank does; returns its times, and when it verifies gradients and losses."""
@@ -83,18 +72,7 @@ class Job:
 
 
 class Stepping(Pipeline):
-    """A pipeline on copies of stages, with optimizer steps where the schedule has them.
-
-    Attributes
-    ----------
-    gradients
-        By (iteration, stage) and name, when the job wants them. A shard of the output layer counts
-        as the stage after the last.
-    shares
-        Share of this rank's microbatches or slices in the loss of the latest step.
-    whole
-        Why the backward of a stage is not split, by stage.
-    """
+    """A pipeline on copies of stages, with optimizer steps where the schedule has them."""
 
     def __init__(self, job: Job, world: World) -> None:
         self._job, self._world = job, world
@@ -102,8 +80,12 @@ class Stepping(Pipeline):
         self._stepped = False
         """Whether the latest step had optimizer steps of its own."""
         self.gradients: dict[tuple[int, int], dict[str, NDArray[np.float64]]] = {}
+        """By (iteration, stage) and name, when the job wants them. A shard of the output layer
+        counts as the stage after the last."""
         self.shares: dict[int, float] = {}
+        """Share of this rank's microbatches or slices in the loss of the latest step."""
         self.whole: dict[int, str] = {}
+        """Why the backward of a stage is not split, by stage."""
         schedule, model = job.plan.schedule, job.batches.model
         here = schedule.placement.stages_on(world.rank)
         own = {stage: model.stages[stage] for stage in here}

@@ -1,13 +1,29 @@
-"""The layers of a stage that is a list of layers."""
+"""The layers of a stage that is a list of layers, and what stands for those of other stages."""
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
-from debubble.torch.absent import Absent
+from torch import Tensor, nn
 
 NAMES = ("layers", "h", "blocks")
 """Attributes under which models keep their layers."""
+
+
+class Absent(nn.Module):
+    """Stands for a module of another stage: returns its first argument."""
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        """What came."""
+        return x
+
+
+class NoPositions(nn.Module):
+    """Stands for position embeddings on all stages but the first: what is added there is zero."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Zero."""
+        return position_ids.new_zeros(())
 
 
 def layers_of(stage: nn.Module) -> list[nn.Module]:

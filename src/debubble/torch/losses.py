@@ -51,10 +51,8 @@ class Loss:
     def take(self, kwargs: Mapping[str, Any] | None, sharded: bool) -> None:
         """Take the keyword arguments of a step.
 
-        Raises
-        ------
-        ParameterError
-            When there are some and the loss is not called, as of a sharded output layer.
+        Raises ParameterError when there are some and the loss is not called, as of a sharded output
+        layer.
         """
         if kwargs and sharded:
             raise ParameterError(

@@ -29,26 +29,19 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What some steps of a schedule took, in seconds.
-
-    Parameters
-    ----------
-    starts, ends
-        Of every action of the schedule as given, from the first start of the step on; shape
-        ``(steps, n)``.
-    makespans
-        Last end minus first start of computations, shape ``(steps,)``.
-    transfers
-        The messages of the typical step.
-    hosts
-        Where each rank ran.
-    """
+    """What some steps of a schedule took, in seconds."""
 
     starts: Times
+    """When every action of the schedule as given began, from the first start of the step on; shape
+    ``(steps, n)``."""
     ends: Times
+    """When it ended, likewise."""
     makespans: Times
+    """Last end minus first start of computations, shape ``(steps,)``."""
     transfers: Sequence[Transfer] = ()
+    """The messages of the typical step."""
     hosts: Sequence[str] = ()
+    """Where each rank ran."""
 
     @classmethod
     def of(
@@ -90,10 +83,8 @@ def computations(schedule: Schedule) -> NDArray[np.int64]:
 def sleeping_times(schedule: Schedule, costs: Costs, shortest: float) -> Times:
     """How long every action lasts when the shortest takes `shortest` seconds.
 
-    Raises
-    ------
-    ParameterError
-        When all costs are zero, or transfers have costs: they take the time they really take.
+    Raises ParameterError when all costs are zero, or transfers have costs: they take the time they
+    really take.
     """
     if np.any(np.asarray(costs.p2p) > 0) or largest_message(costs) > 0:
         raise ParameterError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import quantiles
 from typing import Any
 
+from debubble.analysis import layout
 from debubble.core.units import amount
 
 WIDE = 0.25
@@ -39,44 +40,31 @@ class Spread:
 
 @dataclass(frozen=True)
 class StageMeasures:
-    """What one stage, or one layer of it, takes for one microbatch.
-
-    Parameters
-    ----------
-    times
-        Of F, I, W and B, as far as measured, in milliseconds.
-    saved
-        Bytes that stay from F to B: what autograd saves, and the inputs.
-    kept_for_weight
-        Those that stay from I to W.
-    inputs
-        Those of the inputs, all that stays where the stage is recomputed.
-    message
-        Those that go to the next stage.
-    weights, gradients
-        Those of the parameters, and of their gradients.
-    peak
-        Most bytes above the weights during F and B by the allocator's count, on CUDA.
-    fused
-        Why I and W are no actions of their own: I then is the whole backward and W is nothing.
-        Empty where they are.
-    split
-        Whether splitting the backward pays, in words.
-    layers
-        The same of every layer, where the stage is a list of layers.
-    """
+    """What one stage, or one layer of it, takes for one microbatch."""
 
     times: Mapping[str, Spread]
+    """Of F, I, W and B, as far as measured, in milliseconds."""
     saved: int | None = None
+    """Bytes that stay from F to B: what autograd saves, and the inputs."""
     kept_for_weight: int | None = None
+    """Those that stay from I to W."""
     inputs: int | None = None
+    """Those of the inputs, all that stays where the stage is recomputed."""
     message: int | None = None
+    """Those that go to the next stage."""
     weights: int | None = None
+    """Those of the parameters."""
     gradients: int | None = None
+    """Those of the parameters' gradients."""
     peak: int | None = None
+    """Most bytes above the weights during F and B by the allocator's count, on CUDA."""
     fused: str = ""
+    """Why I and W are no actions of their own: I then is the whole backward and W is nothing. Empty
+    where they are."""
     split: str = ""
+    """Whether splitting the backward pays, in words."""
     layers: tuple[StageMeasures, ...] = field(default=(), repr=False)
+    """The same of every layer, where the stage is a list of layers."""
 
     def time(self, kind: str) -> float | None:
         """Median time of F, I, W or B in milliseconds, as a schedule pays it; None if unknown."""
@@ -114,20 +102,9 @@ def costs_of(
 ) -> dict[str, Any]:
     """The data of a cost file, see :func:`debubble.interchange.cost_files.load_costs`.
 
-    Parameters
-    ----------
-    stages
-        In forward order.
-    ranks, chunks, microbatches
-        Sizes for commands that are not told any.
-    name, source
-        What was measured, and where.
-
-    Returns
-    -------
-    dict
-        Times in milliseconds and memory in bytes, one number per stage. What was not measured of
-        every stage is left out.
+    Times are in milliseconds and memory in bytes, one number per stage, in forward order. What was
+    not measured of every stage is left out. Sizes are for commands that are not told any; name and
+    source say what was measured, and where.
     """
     labels = {"name": name, "source": source, "ranks": ranks, "chunks": chunks,
               "microbatches": microbatches}  # fmt: skip
@@ -206,14 +183,12 @@ def _measured(stages: Sequence[StageMeasures]) -> dict[str, Any]:
 
 def table(stages: Sequence[StageMeasures]) -> str:
     """Times and bytes of stages, and whether splitting the backward pays, for people."""
-    header = ["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]
-    rows = [header]
+    rows = [["stage", *(f"{kind} ms" for kind in TIMES), "after F", "after I", "inputs", "weights"]]
     for number, stage in enumerate(stages):
         times = [_with_quartiles(stage.times.get(kind)) for kind in TIMES]
         sizes = (stage.saved, stage.kept_for_weight, stage.inputs, stage.weights)
         rows.append([str(number), *times, *(_bytes(size) for size in sizes)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+    lines = layout.table(rows, left=())
     lines += [f"stage {number}: {stage.split}" for number, stage in enumerate(stages)]
     widest = max(spread.width for stage in stages for spread in stage.times.values())
     if widest > WIDE:

@@ -20,29 +20,21 @@ SEED = 1234
 
 @dataclass(frozen=True)
 class Model:
-    """A model cut into stages.
-
-    Parameters
-    ----------
-    stages
-        Modules in forward order; a tuple or list that one returns becomes the arguments of the
-        next. One with an attribute ``slices = True`` takes slices of sequences: its
-        ``forward(x, start, past)`` gets the first position of `x` in the sequence and a list of
-        tensors, empty for the first slice, and returns the output and the tensors, with the
-        sequence in dimension 2, that later slices get concatenated as `past`. For schedules that
-        shard the output layer the last one has an ``nn.Linear`` called ``output`` or ``lm_head``
-        that its ``forward`` applies last.
-    loss
-        Mean loss of (output of the last stage, target); cross-entropy of logits where the output
-        layer is sharded. The loss of a step is the mean over its microbatches.
-    data
-        Input and target of a microbatch, by number alone: every rank that needs one calls it. A
-        tuple or list as input becomes the first stage's arguments.
-    """
+    """A model cut into stages."""
 
     stages: Sequence[nn.Module]
+    """Modules in forward order; a tuple or list that one returns becomes the arguments of the next.
+    One with an attribute ``slices = True`` takes slices of sequences: its ``forward(x, start,
+    past)`` gets the first position of `x` in the sequence and a list of tensors, empty for the
+    first slice, and returns the output and the tensors, with the sequence in dimension 2, that
+    later slices get concatenated as `past`. For schedules that shard the output layer the last one
+    has an ``nn.Linear`` called ``output`` or ``lm_head`` that its ``forward`` applies last."""
     loss: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target); cross-entropy of logits where the output
+    layer is sharded. The loss of a step is the mean over its microbatches."""
     data: Callable[[int], tuple[Any, Any]]
+    """Input and target of a microbatch, by number alone: every rank that needs one calls it. A
+    tuple or list as input becomes the first stage's arguments."""
 
 
 class Attention(nn.Module):
@@ -141,18 +133,9 @@ MODELS: dict[str, Callable[[int], Model]] = {"gpt-tiny": gpt_tiny, "mlp": mlp}
 def build(model: str | Callable[..., Any], stages: int) -> Model:
     """A model in stages; the same every time.
 
-    Parameters
-    ----------
-    model
-        ``"gpt-tiny"``, ``"mlp"``, or a function of the number of stages that returns a
-        :class:`Model` or its three parts.
-    stages
-        How many there are.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such model, or a function returns something else.
+    It is ``"gpt-tiny"``, ``"mlp"``, or a function of the number of stages that returns a
+    :class:`Model` or its three parts. Raises ParameterError when there is no such model, or a
+    function returns something else.
     """
     if isinstance(model, str):
         if model not in MODELS:

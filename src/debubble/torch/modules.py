@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -34,6 +34,15 @@ def bare(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
+
+
+def ties_of(modules: Mapping[int, nn.Module]) -> list[list[str]]:
+    """Weights that are one object in several stages, by stage and name."""
+    names: dict[int, list[str]] = {}
+    for stage, module in sorted(modules.items()):
+        for name, weight in bare(module).named_parameters():
+            names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
+    return [same for same in names.values() if len(same) > 1]
 
 
 def without_sync(module: nn.Module) -> AbstractContextManager[None]:

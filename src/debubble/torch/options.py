@@ -23,13 +23,7 @@ NEAR = 0.8
 
 
 def check_options(engine: str, scale_grads: Any, loss_fn: Any, sizes: Iterable[str]) -> None:
-    """Refuse what no rank can run.
-
-    Raises
-    ------
-    ParameterError
-        With what to give.
-    """
+    """Refuse what no rank can run with a ParameterError that says what to give."""
     if engine not in ENGINES:
         raise ParameterError(f"engine is {engine!r}; {did_you_mean(str(engine), ENGINES)}")
     if scale_grads not in tuple(SCALES):
@@ -39,12 +33,9 @@ def check_options(engine: str, scale_grads: Any, loss_fn: Any, sizes: Iterable[s
 
 
 def check_keywords(names: Iterable[str]) -> None:
-    """Refuse a slip in a keyword; options of schedules have names of their own.
+    """Refuse a slip in a keyword with a ParameterError that names the nearest one.
 
-    Raises
-    ------
-    ParameterError
-        With the nearest one.
+    Options of schedules have names of their own.
     """
     for name in names:
         near = get_close_matches(name, KEYWORDS, 1, NEAR)
@@ -53,12 +44,9 @@ def check_keywords(names: Iterable[str]) -> None:
 
 
 def check_loss(loss_fn: Any) -> None:
-    """Refuse what cannot compute a loss; a class is called with options, not with outputs.
+    """Refuse what cannot compute a loss with a ParameterError that says what to give.
 
-    Raises
-    ------
-    ParameterError
-        With what to give.
+    A class is called with options, not with outputs.
     """
     if isinstance(loss_fn, type):
         name = loss_fn.__name__

@@ -18,25 +18,17 @@ from debubble.torch.tree import differentiable
 
 @dataclass(frozen=True)
 class Part:
-    """A stage, or one of its layers, with what it is called with.
-
-    Parameters
-    ----------
-    module
-        What runs.
-    args, kwargs
-        Its arguments; those tensors that require a gradient get one in the backward.
-    loss
-        On the last stage, the loss of its output.
-    splitter
-        Splits its backwards.
-    """
+    """A stage, or one of its layers, with what it is called with."""
 
     module: nn.Module
+    """What runs."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    """Its arguments; those tensors that require a gradient get one in the backward."""
     loss: Callable[[Any], Tensor] | None = None
+    """On the last stage, the loss of its output."""
     splitter: Splitter = field(default_factory=Splitter)
+    """Splits its backwards."""
 
     def forward(self, split: bool = False, own: bool = False) -> Forward:
         """F. In a `split` backward inputs that can have a gradient get one.

@@ -58,21 +58,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule, ready to be executed.
-
-    Parameters
-    ----------
-    schedule
-        As given.
-    lowered
-        With transfers.
-    seconds
-        How long each of `schedule`'s actions is made to last at least; 0 for as long as it takes.
-    """
+    """A schedule, ready to be executed."""
 
     schedule: Schedule
+    """As given."""
     lowered: Schedule
+    """With transfers."""
     seconds: NDArray[np.float64]
+    """How long each of `schedule`'s actions is made to last at least; 0 for as long as it takes."""
 
     @classmethod
     def of(

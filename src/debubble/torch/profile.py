@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,7 @@ from debubble.torch.meters import Flops, Stopwatch
 from debubble.torch.modules import custom_function, saving_seen, why_whole
 from debubble.torch.part import Part, layer_parts, mapped, tensors_of
 from debubble.torch.saved import Saved, held_by, storages
-from debubble.torch.tree import differentiable
+from debubble.torch.tree import differentiable, moved_to
 
 STEPS, WARM_UP = 20, 3
 
@@ -127,7 +127,7 @@ def profile(
             report(f"measuring stage {number} of {len(stages)}")
         with _restored(module, place, home if device is not None else None):
             args = tuple(value) if isinstance(value, tuple | list) else (value,)
-            args, given, target = _to((args, dict(kwargs or {}), y), place)
+            args, given, target = moved_to((args, dict(kwargs or {}), y), place)
             if number:
                 args = mapped(args, lambda t: t.detach().requires_grad_(differentiable(t)))
             part = Part(module, args, given, _loss(loss_fn, target) if last else None)
@@ -139,23 +139,9 @@ def profile(
                 measures = replace(measures, layers=inner)
             found.append(measures)
             value = mapped(part.forward().result, Tensor.detach)
-    return Profile(tuple(found), _source(steps, place))
-
-
-@dataclass
-class Times:
-    """Samples of every kind."""
-
-    samples: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, kinds: str, times: Sequence[float]) -> None:
-        """One sample of each kind."""
-        for kind, value in zip(kinds, times, strict=True):
-            self.samples.setdefault(kind, []).append(value)
-
-    def spreads(self) -> dict[str, Spread]:
-        """Quartiles of every kind."""
-        return {kind: Spread.of(values) for kind, values in self.samples.items()}
+    where = torch.cuda.get_device_name(place) if place.type == "cuda" else "CPU"
+    source = f"debubble profile: medians of {steps} steps on {where}, torch {torch.__version__}"
+    return Profile(tuple(found), source)
 
 
 def _measured(
@@ -166,7 +152,7 @@ def _measured(
         fused = why_whole(part.module) or _fused(part)
     flops = _flops(part) if fused in ("", CHECKPOINTED) else {}
     fused = _with_flops(fused, flops)
-    times = _times(part, steps, device, not fused).spreads()
+    times = _times(part, steps, device, not fused)
     measures = StageMeasures(
         times, fused=fused, peak=_peak(part, device), **_bytes(part, not fused)
     )
@@ -221,8 +207,9 @@ def _verdict(times: Mapping[str, Spread], flops: Mapping[str, int], fused: str) 
     return f"splitting pays: {done} take {ratio:.2f} of its time; {share}"
 
 
-def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
-    watch, found = Stopwatch(device), Times()
+def _times(part: Part, steps: int, device: torch.device, split: bool) -> dict[str, Spread]:
+    watch = Stopwatch(device)
+    samples: dict[str, list[float]] = {kind: [] for kind in ("FBIW" if split else "FB")}
     gradients = part.forward().gradients()
     for step in range(WARM_UP + steps):
         watch.mark()
@@ -241,9 +228,9 @@ def _times(part: Part, steps: int, device: torch.device, split: bool) -> Times:
             watch.mark()
             halves = watch.read()
         if step >= WARM_UP:
-            found.add("FB", whole)
-            found.add("IW" if split else "", halves)
-    return found
+            for values, time in zip(samples.values(), whole + halves, strict=True):
+                values.append(time)
+    return {kind: Spread.of(values) for kind, values in samples.items()}
 
 
 def _flops(part: Part) -> dict[str, int]:
@@ -348,12 +335,3 @@ def _loss(loss_fn: Callable[[Any, Any], Tensor], target: Any) -> Callable[[Any],
         return value
 
     return loss
-
-
-def _source(steps: int, device: torch.device) -> str:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return f"debubble profile: medians of {steps} steps on {where}, torch {torch.__version__}"
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    return mapped(tree, lambda tensor: tensor.to(device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,23 +27,9 @@ from debubble.torch.tasks import sleep_until
 from debubble.torch.watch import State, Watch
 
 
+@dataclass(eq=False)
 class PyTorchEngine:
     """One rank of a schedule on PyTorch's runtime.
-
-    Parameters
-    ----------
-    setup
-        What to run, on what. Backwards of stages for which it leaves that open are split.
-    watch
-        Is told where this rank is.
-    pace
-        Seconds that each action of the schedule is made to last at least, to imitate other
-        hardware; empty for as long as it takes.
-
-    Attributes
-    ----------
-    plan
-        The schedule with its transfers.
 
     Raises
     ------
@@ -50,18 +37,27 @@ class PyTorchEngine:
         When PyTorch cannot run the schedule as it says, see :func:`not_for_pytorch`.
     """
 
-    def __init__(self, setup: Setup, watch: Watch, pace: Sequence[float] = ()) -> None:
+    setup: Setup
+    """What to run, on what. Backwards of stages for which it leaves that open are split."""
+    watch: Watch
+    """Is told where this rank is."""
+    pace: Sequence[float] = ()
+    """Seconds that each action of the schedule is made to last at least, to imitate other hardware;
+    empty for as long as it takes."""
+
+    def __post_init__(self) -> None:
+        setup = self.setup
         schedule, team = setup.schedule, setup.team
         reason = not_for_pytorch(schedule)
         if reason:
             raise ParameterError(
                 f"PyTorch's runtime cannot run '{schedule.name}': {reason}; use engine='debubble'"
             )
-        self.plan = Plan.of(schedule, pace, receive_policy(team.group, team.device))
+        self.plan = Plan.of(schedule, self.pace, receive_policy(team.group, team.device))
         program = self.plan.programs[team.rank]
         self._pace, self._device = self.plan.pace_of(team.rank), team.device
         self.recorder = Recorder(len(program), team.device)
-        self._watch, self._loss_fn = watch, setup.loss_fn
+        self._loss_fn = setup.loss_fn
         self._index = {(step.kind, step.stage, step.unit): i for i, step in enumerate(program)}
         self._units = range(schedule.microbatches)
         self._coming: set[int] = set()
@@ -99,7 +95,7 @@ class PyTorchEngine:
     def around(self, kind: Kind, stage: int, unit: int) -> Iterator[None]:
         """Note when an action begins and ends; between actions PyTorch waits for transfers."""
         index = self._index[kind, stage, unit]
-        self._watch.position, self._watch.state = index, State.RUNNING
+        self.watch.position, self.watch.state = index, State.RUNNING
         self._received(Kind.RECV_F if kind == Kind.F else Kind.RECV_B, stage, unit)
         self.recorder.begin(index)
         end = time.perf_counter() + self._pace[index]
@@ -108,7 +104,7 @@ class PyTorchEngine:
             sleep_until(end, self._device)
         self.recorder.finish(index)
         self._free = time.perf_counter_ns()
-        self._watch.position, self._watch.state = index + 1, State.WAITING
+        self.watch.position, self.watch.state = index + 1, State.WAITING
 
     def posts(self, kind: Kind, stage: int, unit: int) -> None:
         """Note that a transfer is posted."""

@@ -37,26 +37,17 @@ Times = NDArray[np.int64]
 class Recorder:
     """When the actions of one rank's program began and ended.
 
-    Parameters
-    ----------
-    count
-        How many actions the program has.
-    device
-        Where they run: on a GPU its own events are noted, which nobody waits for.
-
-    Attributes
-    ----------
-    start, end
-        Of the current step, in nanoseconds of this host's monotonic clock. A send starts and ends
-        when it is posted; a receive starts when somebody waits for it, and ends when it is there.
-    posted
-        When receives were posted, likewise.
+    On a GPU its own events are noted, which nobody waits for.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.start = [0] * count
         self.end = [0] * count
+        """As `start`, of the current step, in nanoseconds of this host's monotonic clock. A send
+        starts and ends when it is posted; a receive starts when somebody waits for it, and ends
+        when it is there."""
         self.posted = [0] * count
+        """When receives were posted, likewise."""
         self._kept = np.zeros((KEPT, 3, count), dtype=np.int64)
         self.steps = 0
         self._events = _Events(count) if device.type == "cuda" else None
@@ -148,13 +139,7 @@ class Recorded(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, parts: Iterable[Times]) -> Recorded:
-        """Put together what ranks recorded.
-
-        Raises
-        ------
-        RunError
-            When there was no step.
-        """
+        """Put together what ranks recorded; a RunError where there was no step."""
         parts = list(parts)
         steps = min(len(part) for part in parts)
         if not steps:
@@ -176,16 +161,10 @@ class Recorded(NamedTuple):
 
 
 def transfers_of(schedule: Schedule, times: Times, zero: int) -> list[Transfer]:
-    """The messages of one step that were timed.
+    """The messages of one step that were timed, of a schedule with transfers.
 
-    Parameters
-    ----------
-    schedule
-        With transfers.
-    times
-        Start, end and post of every action in nanoseconds, shape ``(3, actions)``.
-    zero
-        What the step begins at.
+    Given are start, end and post of every action in nanoseconds, shape ``(3, actions)``, and what
+    the step begins at.
     """
     ranks = schedule.ranks_of_actions.tolist()
     start, end, posted = ((row - zero) / 1e9 for row in times)

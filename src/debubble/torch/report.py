@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import unpack
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import amount
 from debubble.engine.timeline import Timeline
 from debubble.torch.measure import Measured, computations
@@ -37,45 +37,32 @@ CONVENTIONS = {
 
 @dataclass(frozen=True, eq=False)
 class RunReport:
-    """A run of a schedule.
-
-    Parameters
-    ----------
-    schedule, model, runtime
-        What was run, and on which runtime: ``"torch"`` or ``"debubble"``.
-    sleep
-        Seconds of the shortest action when actions slept, else None.
-    verification
-        Loss and gradients beside the reference's, None when they were not compared.
-    overhead
-        Seconds per action, None when nothing was measured.
-    measured, predicted
-        Times of every action, None when nothing was measured.
-    note
-        What a reader of the times must know, empty when that is nothing.
-    dtype
-        What was computed in when times were measured.
-    costs
-        What was measured as the data of a cost file.
-    peaks
-        Most bytes of memory that were used at once, by rank; empty where the device does not tell.
-    whole
-        By stage, why its backward was not split in I and W though the schedule does.
-    """
+    """A run of a schedule."""
 
     schedule: Schedule
     model: str
     runtime: str
+    """``"torch"`` or ``"debubble"``."""
     sleep: float | None
+    """Seconds of the shortest action when actions slept, else None."""
     verification: Verification | None
+    """Loss and gradients beside the reference's, None when they were not compared."""
     overhead: float | None
+    """Seconds per action, None when nothing was measured."""
     measured: Measured | None
     predicted: Timeline | None
+    """As `measured`, the times of every action; None when nothing was measured."""
     note: str = ""
+    """What a reader of the times must know, empty when that is nothing."""
     dtype: str = "float32"
+    """What was computed in when times were measured."""
     costs: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured as the data of a cost file."""
     peaks: Sequence[int] = ()
+    """Most bytes of memory that were used at once, by rank; empty where the device does not
+    tell."""
     whole: Mapping[int, str] = field(default_factory=dict)
+    """By stage, why its backward was not split in I and W though the schedule does."""
 
     @property
     def equal(self) -> bool:
@@ -93,9 +80,8 @@ class RunReport:
         """The report as plain data."""
         schedule = self.schedule
         data: dict[str, Any] = {
-            "schedule": schedule.name, "ranks": schedule.ranks, "chunks": schedule.chunks,
-            "stages": schedule.stages, "microbatches": schedule.microbatches,
-            "iterations": schedule.iterations, "slices": schedule.slices,
+            "schedule": schedule.name,
+            **sizes(schedule, "ranks", "chunks", "stages", "microbatches", "iterations", "slices"),
             "model": self.model, "runtime": self.runtime, "sleep": self.sleep,
             "verification": self.verification and self.verification.to_dict(),
         }  # fmt: skip

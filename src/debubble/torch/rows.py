@@ -38,19 +38,10 @@ def take_rows(
     team: Team,
     loss_fn: Callable[[Any, Any], Tensor],
 ) -> tuple[str, Rows]:
-    """Scatter the last stage's output layer; all ranks take part.
+    """Scatter the last stage's output layer: its name there, and this rank's rows of it.
 
-    The stage is left without: it returns what the layer would get.
-
-    Returns
-    -------
-    name, rows
-        What the stage calls the layer, and this rank's rows.
-
-    Raises
-    ------
-    ParameterError
-        On every rank, when there is no such layer or the loss is no cross-entropy.
+    All ranks take part. The stage is left without: it returns what the layer would get. Raises
+    ParameterError on every rank when there is no such layer or the loss is no cross-entropy.
     """
     last = schedule.stages - 1
     parts: list[Any] = [None] * team.size
@@ -75,10 +66,7 @@ def take_rows(
 def output_layer(stage: nn.Module, ranks: int) -> tuple[str, nn.Linear]:
     """The output layer of the last stage, and what that calls it.
 
-    Raises
-    ------
-    ParameterError
-        When there is none, or it has fewer rows than there are ranks.
+    Raises ParameterError when there is none, or it has fewer rows than there are ranks.
     """
     name = next((name for name in LAYERS if isinstance(getattr(stage, name, None), nn.Linear)), "")
     if not name:

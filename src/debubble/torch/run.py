@@ -43,45 +43,32 @@ CALIBRATION_STEPS = 5
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run.
-
-    Parameters
-    ----------
-    model
-        ``"gpt-tiny"``, ``"mlp"`` or a function, see :func:`debubble.torch.models.build`.
-    verify
-        Whether loss and gradients are compared with those of the whole model, which computes in
-        float64 on one processor: no small thing for a large model.
-    steps
-        How many are measured, after one to warm up; 0 only verifies.
-    sleep
-        Seconds of the shortest action: actions sleep for what is left of their cost, so that
-        a machine with few cores behaves like one rank per device. None for real time.
-    costs
-        With `sleep`, what actions cost.
-    runtime
-        ``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for
-        PyTorch's where it can express the schedule.
-    timeout
-        Seconds after which a world that does not move is ended, beyond those that an action sleeps.
-    device
-        ``"cpu"``, ``"cuda"``, or ``"auto"`` for CUDA where there is some.
-    overhead
-        Seconds of overhead per action; None to calibrate.
-    dtype
-        What is computed in when times are measured.
-    """
+    """How to run."""
 
     model: str | Callable[..., Any] = "gpt-tiny"
+    """``"gpt-tiny"``, ``"mlp"`` or a function, see :func:`debubble.torch.models.build`."""
     verify: bool = True
+    """Whether loss and gradients are compared with those of the whole model, which computes in
+    float64 on one processor: no small thing for a large model."""
     steps: int = 5
+    """How many are measured, after one to warm up; 0 only verifies."""
     sleep: float | None = None
+    """Seconds of the shortest action: actions sleep for what is left of their cost, so that a
+    machine with few cores behaves like one rank per device. None for real time."""
     costs: Costs | None = None
+    """With `sleep`, what actions cost."""
     runtime: str = "auto"
+    """``"torch"`` for PyTorch's pipeline runtime, ``"debubble"`` for ours, ``"auto"`` for PyTorch's
+    where it can express the schedule."""
     timeout: float = 60.0
+    """Seconds after which a world that does not move is ended, beyond those that an action
+    sleeps."""
     device: str = "auto"
+    """``"cpu"``, ``"cuda"``, or ``"auto"`` for CUDA where there is some."""
     overhead: float | None = None
+    """Seconds of overhead per action; None to calibrate."""
     dtype: str = "float32"
+    """What is computed in when times are measured."""
 
     def __post_init__(self) -> None:
         for name, value, known in (

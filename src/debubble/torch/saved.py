@@ -95,10 +95,7 @@ class Slot:
 class Saved:
     """The tensors that nodes of autograd's graph keep, for as long as they do.
 
-    Parameters
-    ----------
-    resident
-        What is there anyway: weights and buffers.
+    Those that are `resident` are there anyway: weights and buffers.
     """
 
     def __init__(self, resident: Iterable[Tensor]) -> None:

@@ -30,7 +30,7 @@ from debubble.engine.exist import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
-from debubble.torch.modules import bare, bare_name, is_sharded, why_whole
+from debubble.torch.modules import bare, is_sharded, ties_of, why_whole
 from debubble.torch.team import Team
 from debubble.torch.watch import reason
 
@@ -43,31 +43,21 @@ SPLITS = ("auto", "keep", "fuse")
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What an engine is made of.
-
-    Parameters
-    ----------
-    team
-        The ranks.
-    schedule
-        What is run.
-    modules
-        This rank's stages, by number; with their own parameters.
-    loss_fn
-        Mean loss of (output of the last stage, target).
-    fuses
-        By stage, whether I does the whole backward and W nothing; None where that is decided at
-        the first forward. Only stages whose backwards are split are here.
-    tell
-        Is told why the backward of a stage is not split, once.
-    """
+    """What an engine is made of."""
 
     team: Team
+    """The ranks."""
     schedule: Schedule
+    """What is run."""
     modules: Mapping[int, nn.Module]
+    """This rank's stages, by number; with their own parameters."""
     loss_fn: Callable[[Any, Any], Tensor]
+    """Mean loss of (output of the last stage, target)."""
     fuses: Mapping[int, bool | None] = field(default_factory=dict)
+    """By stage, whether I does the whole backward and W nothing; None where that is decided at the
+    first forward. Only stages whose backwards are split are here."""
     tell: Callable[[int, str], None] = lambda *_: None
+    """Is told why the backward of a stage is not split, once."""
 
 
 def find_schedule(schedule: Any, ranks: int, sizes: Mapping[str, Any], steps: bool) -> Schedule:
@@ -132,10 +122,7 @@ def _without_steps(schedule: Schedule) -> Schedule:
 def compare_orders(schedule: Schedule, team: Team) -> None:
     """Refuse orders that differ from rank to rank, for instance with the files of their hosts.
 
-    Raises
-    ------
-    ScheduleError
-        With the ranks, and their hosts, that have another one than rank 0.
+    The ScheduleError names the ranks, and their hosts, that have another one than rank 0.
     """
     plain = {key: value for key, value in schedule.to_dict().items() if key != "name"}
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
@@ -152,10 +139,7 @@ def compare_orders(schedule: Schedule, team: Team) -> None:
 def together(team: Team, work: Callable[[], Found]) -> Found:
     """Do something on all ranks; where one cannot, all say so, and none waits for it.
 
-    Raises
-    ------
-    ParameterError
-        On ranks that could, with what another one said.
+    Raises ParameterError on ranks that could, with what another one said.
     """
     try:
         found = work()
@@ -170,13 +154,7 @@ def together(team: Team, work: Callable[[], Found]) -> Found:
 
 @contextmanager
 def met(timeout: float) -> Iterator[None]:
-    """Say in the place of a connection's own words that not all ranks are there.
-
-    Raises
-    ------
-    RunError
-        When one is not.
-    """
+    """Say with a RunError in place of a connection's own words that not all ranks are there."""
     try:
         yield
     except RuntimeError as error:
@@ -193,13 +171,7 @@ def met(timeout: float) -> Iterator[None]:
 
 
 def check_stages_stay(old: Schedule, new: Schedule) -> None:
-    """Refuse an order that would have stages, or parts of them, on other ranks.
-
-    Raises
-    ------
-    ParameterError
-        When it would.
-    """
+    """Refuse with a ParameterError an order that would have stages, or parts, on other ranks."""
     for what, ours, theirs in (
         ("places stages on other ranks", old.placement.table, new.placement.table),
         ("shards the output layer in another way", old.vocabulary, new.vocabulary),
@@ -215,10 +187,8 @@ def find_modules(
 ) -> tuple[dict[int, nn.Module], list[list[str]]]:
     """The stages of a rank, and names of weights that are one and the same in several stages.
 
-    Raises
-    ------
-    ParameterError
-        When stages are missing, are not modules, or are elsewhere; with those that belong here.
+    Raises ParameterError when stages are missing, are not modules, or are elsewhere; with those
+    that belong here.
     """
     here = schedule.placement.stages_on(rank)
     given = _by_number(stages, schedule, here)
@@ -267,20 +237,13 @@ def find_modules(
                 f"'{schedule.name}' keeps {schedule.versions[rank]} versions of the weights, and "
                 f"stage {wrapped[0]} is wrapped; give the plain module, or a schedule with one"
             )
-    names: dict[int, list[str]] = {}
-    for stage, module in sorted(given.items()):
-        for name, weight in bare(module).named_parameters():
-            names.setdefault(id(weight), []).append(f"{stage}.{bare_name(name)}")
-    return {stage: given[stage] for stage in here}, [same for same in names.values() if same[1:]]
+    return {stage: given[stage] for stage in here}, ties_of(given)
 
 
 def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
     """Refuse stages that are replicated or sharded over ranks with other stages.
 
-    Raises
-    ------
-    ParameterError
-        When DDP's group, or the mesh of weights, has several ranks of the pipeline.
+    It is a ParameterError when DDP's group, or the mesh of weights, has several of the pipeline.
     """
     ours = set(dist.get_process_group_ranks(team.group))
     for stage, module in modules.items():
@@ -383,10 +346,8 @@ def fuses_of(
 def teller(split: str) -> Callable[[int, str], None]:
     """Warns once for each stage whose backward is not split, and why; ``"keep"`` refuses these.
 
-    Raises
-    ------
-    ParameterError
-        When there is no such way to split; in its calls, when a backward is to stay split.
+    Raises ParameterError when there is no such way to split; in its calls, when a backward is to
+    stay split.
     """
     if split not in SPLITS:
         raise ParameterError(f"split is {split!r}; use 'auto', 'keep' or 'fuse'")

@@ -19,28 +19,22 @@ from torch import Tensor, nn
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.optimize.layers import even_cut
-from debubble.torch.absent import Absent, NoPositions
+from debubble.torch.layers import Absent, NoPositions
 from debubble.torch.losses import add_loss
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a model type names its parts inside its body.
-
-    Parameters
-    ----------
-    embeddings
-        What only the first stage does.
-    layers, norm
-        The list of layers, and what comes behind the last.
-    head
-        What turns the body's output into logits; beside the body.
-    """
+    """How a model type names its parts inside its body."""
 
     embeddings: tuple[str, ...] = ("embed_tokens",)
+    """What only the first stage does."""
     layers: str = "layers"
+    """The list of layers."""
     norm: str = "norm"
+    """What comes behind the last layer."""
     head: str = "lm_head"
+    """What turns the body's output into logits; beside the body."""
 
 
 _LLAMA = Family()
@@ -86,13 +80,7 @@ def split(model: Any, stages: int | Sequence[int] | Sequence[Sequence[str]]) -> 
 
 
 def family_of(model: Any) -> Family:
-    """The family of a model.
-
-    Raises
-    ------
-    ParameterError
-        When it is none that can be cut.
-    """
+    """The family of a model; a ParameterError where it is none that can be cut."""
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     family = FAMILIES.get(kind)
     if family is None:

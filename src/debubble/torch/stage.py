@@ -24,8 +24,6 @@ from debubble.torch.setup import Setup
 from debubble.torch.tree import Leaf, Spec, arguments, put_together, take_apart
 from debubble.torch.versions import Versions
 
-CPU = torch.device("cpu")
-
 
 class Handed(NamedTuple):
     """What goes from stage to stage: the tensors of a tree, and its form."""
@@ -82,60 +80,41 @@ Ends: TypeAlias = tuple[list[GradientEdge], list[Tensor]]
 """Where a backward begins, and with which gradients."""
 
 
+@dataclass(eq=False)
 class Stage:
-    """One stage, of all copies of the model that have it here.
+    """One stage, of all copies of the model that have it here."""
 
-    Parameters
-    ----------
-    number
-        Which one.
-    module
-        Its computation, with its own parameters.
-    loss
-        On the last stage, the mean loss of (output, target); None where its output layer is
-        sharded, and elsewhere.
-    last
-        Whether nobody computes with its output.
-    splits
-        Whether the schedule splits its backwards.
-    fuses
-        Whether I does the whole backward then, and W nothing; when nobody has said so, None: that
-        is decided at the first forward.
-    slices
-        Slices of a microbatch.
-    versions
-        How many versions of the weights are kept.
-    device
-        Where it computes.
-    tell
-        Is told once why a backward is not split.
-    """
+    number: int
+    module: nn.Module
+    """Its computation, with its own parameters."""
+    loss: Callable[[Any, Any], Tensor] | None
+    """On the last stage, the mean loss of (output, target); None where its output layer is sharded,
+    and elsewhere."""
+    last: bool
+    """Whether nobody computes with its output."""
+    splits: bool
+    """Whether the schedule splits its backwards."""
+    fuses: bool | None
+    """Whether I does the whole backward then, and W nothing; when nobody has said so, None: that is
+    decided at the first forward."""
+    slices: int
+    """Slices of a microbatch."""
+    kept: int
+    """How many versions of the weights are kept."""
+    device: torch.device
+    """Where it computes."""
+    tell: Callable[[int, str], None]
+    """Is told once why a backward is not split."""
 
-    def __init__(
-        self,
-        number: int,
-        module: nn.Module,
-        loss: Callable[[Any, Any], Tensor] | None,
-        *,
-        last: bool = False,
-        splits: bool = False,
-        fuses: bool | None = None,
-        slices: int = 1,
-        versions: int = 1,
-        device: torch.device = CPU,
-        tell: Callable[[int, str], None] = lambda *_: None,
-    ) -> None:
-        self.number, self.module, self.loss, self.slices = number, module, loss, slices
-        self._last = last
-        self.splits, self.fuses, self._device, self._tell = splits, fuses, device, tell
+    def __post_init__(self) -> None:
         self.held: dict[int, Held] = {}
         self._left: dict[int, list[Branches] | Ends] = {}
         """What I left for W: branches, or the whole backward."""
         self.losses: dict[int, list[Tensor]] = {}
         self.outputs: dict[int, Any] | None = None
         """Where what the last stage returns is kept; None keeps nothing."""
-        self.versions = Versions(module, versions) if versions > 1 else None
-        self._replicated = isinstance(module, DistributedDataParallel)
+        self.versions = Versions(self.module, self.kept) if self.kept > 1 else None
+        self._replicated = isinstance(self.module, DistributedDataParallel)
         self._splitter = Splitter()
         self._memory: dict[int, list[Tensor]] = {}
         """Keys and values of slices, as leaves that collect their gradients."""
@@ -170,7 +149,7 @@ class Stage:
         if leaves:
             held.activations = Activations(self._own(held))
         if recomputed:
-            held.random = RandomState.now(self._device)
+            held.random = RandomState.now(self.device)
         if graph:
             self.held[unit] = held
         return self._run(unit, held, graph=graph and not recomputed)
@@ -267,7 +246,7 @@ class Stage:
                 losses.insert(0, single(self.loss(output, given.target), output))
         if self.outputs is not None:
             self.outputs[unit] = output
-        handed = None if self._last else Handed(*take_apart(output, trains))
+        handed = None if self.last else Handed(*take_apart(output, trains))
         if handed is not None and not handed.tensors:
             raise RunError(
                 f"stage {self.number} returned {_named(output)}; return a tensor for the next "
@@ -320,7 +299,7 @@ class Stage:
             why = f"the custom autograd.Function {custom} computes with its weights"
         self.fuses = bool(why)
         if why:
-            self._tell(self.number, why)
+            self.tell(self.number, why)
 
     def _earlier(self, unit: int) -> list[list[Tensor]]:
         """Keys and values of the slices before this one, slice by slice."""
@@ -386,7 +365,7 @@ def stages_of(setup: Setup, program: Sequence[Step]) -> dict[int, Stage]:
         number: Stage(
             number, module, setup.loss_fn if number == last else None, last=number == last,
             splits=number in splits, fuses=setup.fuses.get(number), slices=schedule.slices,
-            versions=schedule.stored_versions[team.rank], device=team.device, tell=setup.tell,
+            kept=schedule.stored_versions[team.rank], device=team.device, tell=setup.tell,
         )
         for number, module in setup.modules.items()
     }  # fmt: skip

@@ -36,10 +36,7 @@ def state_of(modules: Named) -> dict[str, Any]:
 def load_state(modules: Named, state: Mapping[str, Any]) -> None:
     """Take parameters and buffers; `state` may have more.
 
-    Raises
-    ------
-    ParameterError
-        When one is missing, or has another shape.
+    Raises ParameterError when one is missing, or has another shape.
     """
     if not isinstance(state, Mapping):
         raise ParameterError(

@@ -80,10 +80,7 @@ def taken_of(plan: Plan, rank: int) -> dict[Key, int]:
 def answered_of(plan: Plan, rank: int) -> dict[int, tuple[int, int]]:
     """What a rank knows when a receive is over: its peer computed with what was sent before.
 
-    Returns
-    -------
-    dict
-        By place of the receive: the peer, and how many sends to it are over for certain.
+    By place of the receive: the peer, and how many sends to it are over for certain.
     """
     moves = moves_of(plan.programs[rank])
     found = {}
@@ -106,10 +103,7 @@ def tasks_of(
 ) -> list[range | list[Task]]:
     """What a rank does, one after the other: transfers to post together, or tasks of one group.
 
-    Parameters
-    ----------
-    handlers
-        What runs an action of a kind.
+    The handler of a kind runs its actions.
     """
     schedule, program = plan.lowered, plan.programs[rank]
     needs = {spec.kind: [need for need in spec.needs if need.when(schedule)] for spec in KINDS}

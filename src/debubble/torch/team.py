@@ -45,6 +45,16 @@ class Tag(IntEnum):
     """What optimizer steps wait for."""
 
 
+def as_bytes(thing: Any) -> Tensor:
+    """An object as a row of bytes."""
+    return torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+
+
+def from_bytes(row: Tensor) -> Any:
+    """The object of such a row."""
+    return pickle.loads(row.numpy().tobytes())
+
+
 class Link:
     """Connections of ranks on the host, of their own: nobody else's messages are among theirs."""
 
@@ -76,7 +86,7 @@ class Link:
 
     def gather(self, thing: Any) -> list[Any]:
         """An object of every rank."""
-        row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        row = as_bytes(thing)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = row.numel()
         longest = int(self.sum(sizes).max())
@@ -84,10 +94,7 @@ class Link:
         padded[: row.numel()] = row
         found = [torch.empty_like(padded) for _ in range(self.size)]
         self._gloo.allgather([found], [padded]).wait(self.timeout)
-        return [
-            pickle.loads(part[:size].numpy().tobytes())
-            for part, size in zip(found, sizes.tolist(), strict=True)
-        ]
+        return [from_bytes(part[:size]) for part, size in zip(found, sizes.tolist(), strict=True)]
 
     def words(self, word: str) -> list[str]:
         """A short word of every rank, in one message of one size."""
@@ -121,47 +128,33 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """The ranks of a pipeline, as one of them sees them.
-
-    Parameters
-    ----------
-    rank, size
-        Which rank of the schedule this is, of how many.
-    group
-        The process group whose ranks are the schedule's; tensors on a GPU go through it.
-    link
-        The same ranks on the host: tensors there, and what goes beside tensors.
-    device
-        Where this rank computes.
-    wire
-        Where tensors are when they are sent: the device, or the host where the group cannot.
-    batched
-        Whether tensors are sent through the group, in batches that run one after the other, as
-        NCCL takes them; else over the link, each by itself.
-    timeout
-        How long a rank waits for another.
-    store
-        Where these ranks, and nobody else, may write.
-    """
+    """The ranks of a pipeline, as one of them sees them."""
 
     rank: int
+    """Which rank of the schedule this is."""
     size: int
+    """How many ranks there are."""
     group: Any
+    """The process group whose ranks are the schedule's; tensors on a GPU go through it."""
     link: Link
+    """The same ranks on the host: tensors there, and what goes beside tensors."""
     device: torch.device
+    """Where this rank computes."""
     wire: torch.device
+    """Where tensors are when they are sent: the device, or the host where the group cannot."""
     batched: bool
+    """Whether tensors are sent through the group, in batches that run one after the other, as NCCL
+    takes them; else over the link, each by itself."""
     timeout: timedelta
+    """How long a rank waits for another."""
     store: Any
+    """Where these ranks, and nobody else, may write."""
 
     @classmethod
     def of(cls, group: Any, device: Any, timeout: float) -> Team:
         """The ranks of a process group, the world's when it is None.
 
-        Raises
-        ------
-        ParameterError
-            When there is no process group.
+        Raises ParameterError when there is no process group.
         """
         if not dist.is_initialized():
             raise ParameterError(

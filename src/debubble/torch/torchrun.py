@@ -57,17 +57,9 @@ def run_joined(
 ) -> list[Any] | None:
     """Run `work` in the world of the environment; arguments as in ``run_local``.
 
-    The world has as many processes as the schedule has ranks.
-
-    Returns
-    -------
-    list or None
-        What each rank returned, on rank 0; None on the others.
-
-    Raises
-    ------
-    RunError
-        When a rank raises, is lost or nothing moves. On the other ranks the process ends.
+    The world has as many processes as the schedule has ranks. What each rank returned is returned
+    on rank 0, None on the others. Raises RunError when a rank raises, is lost or nothing moves; on
+    the other ranks the process ends.
     """
     rank, size = int(os.environ["RANK"]), ranks
     local = int(os.environ.get("LOCAL_RANK", rank))

@@ -87,6 +87,13 @@ def arguments(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
+def moved_to(tree: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    """A tree of tensors on another device, maybe with another type of floating-point numbers."""
+    return pytree.tree_map_only(
+        Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), tree
+    )
+
+
 def differentiable(tensor: Tensor) -> bool:
     """Whether tensors of its type have gradients: those of real and of complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()

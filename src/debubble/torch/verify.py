@@ -41,35 +41,25 @@ Reference: TypeAlias = tuple[NDArray[np.float64], dict[tuple[int, int], Arrays]]
 
 @dataclass(frozen=True)
 class Verification:
-    """The pipeline's loss and gradients beside those of the model without a pipeline.
-
-    Parameters
-    ----------
-    loss, reference_loss
-        Of the last iteration, mean over microbatches.
-    loss_error
-        Largest difference over the iterations.
-    gradient_error, relative_error
-        Largest difference of any gradient, absolute and relative to the largest gradient.
-    worst
-        Where that is.
-    tensors
-        How many gradients were compared.
-    dtype
-        What was computed in: ``"float64"``, or ``"float32"`` where the model has no such kernels.
-    random
-        Whether the model differs from itself, so that nothing can be compared.
-    """
+    """The pipeline's loss and gradients beside those of the model without a pipeline."""
 
     loss: float
     reference_loss: float
+    """As `loss`, of the last iteration, mean over microbatches."""
     loss_error: float
+    """Largest difference over the iterations."""
     gradient_error: float
+    """Largest difference of any gradient."""
     relative_error: float
+    """The same, relative to the largest gradient."""
     worst: str
+    """Where that is."""
     tensors: int
+    """How many gradients were compared."""
     dtype: str = "float64"
+    """What was computed in: ``"float64"``, or ``"float32"`` where the model has no such kernels."""
     random: bool = False
+    """Whether the model differs from itself, so that nothing can be compared."""
 
     @property
     def tolerance(self) -> float:
@@ -113,16 +103,8 @@ def verify(
 ) -> Verification:
     """Compare what ranks computed with the reference.
 
-    Parameters
-    ----------
-    schedule, batches
-        What was run.
-    gradients
-        Of every rank, by (iteration, stage) and name.
-    losses
-        Of every rank, the share of its microbatches or slices in their step's loss.
-    dtype
-        What they computed in.
+    Of every rank are given its gradients, by (iteration, stage) and name, and the share of its
+    microbatches or slices in their step's loss; `dtype` is what they computed in.
     """
     wanted = reference(schedule, batches, dtype)
     period = schedule.microbatches * schedule.slices

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 class Versions:
     """The newest versions of a module's weights; each has gradients of its own.
 
-    Parameters
-    ----------
-    module
-        Its parameters are the newest version.
-    kept
-        How many versions are kept, the newest one included.
+    So many are `kept`, the newest one included: the module's parameters.
     """
 
     def __init__(self, module: nn.Module, kept: int) -> None:

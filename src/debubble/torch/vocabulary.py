@@ -29,6 +29,11 @@ from debubble.torch.plan import Plan, Step
 from debubble.torch.rows import Rows
 from debubble.torch.team import Tag, Team
 
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+HEADER = 9
+"""Numbers in front of hidden states: their type, how many dimensions they have, and these."""
+
 HIDDEN, SUMS, GRADIENT = "hidden states", "sums", "gradients"
 
 
@@ -62,26 +67,14 @@ class Known:
 
 
 class Shard:
-    """One rank's rows of the output layer.
-
-    Parameters
-    ----------
-    team
-        The ranks.
-    rows
-        This rank's.
-
-    Attributes
-    ----------
-    losses
-        On the rank of the last stage, the loss of every microbatch.
-    """
+    """One rank's rows of the output layer."""
 
     def __init__(self, team: Team, rows: Rows) -> None:
         self.team, self.rows = team, rows
         self._ranks = range(team.size)
         self._others = [rank for rank in self._ranks if rank != team.rank]
         self.losses: dict[int, Tensor] = {}
+        """On the rank of the last stage, the loss of every microbatch."""
         self._sending: list[tuple[Any, Tensor]] = []
 
     def follow(self, plan: Plan) -> None:
@@ -123,7 +116,9 @@ class Shard:
             )
         known = Known(tuple(hidden.shape), hidden.dtype, target.flatten().to(self.team.device))
         self._about[unit] = known
-        for tensor in (_header(known), known.target, hidden):
+        row = [DTYPES.index(known.dtype), len(known.shape), *known.shape]
+        header = torch.tensor(row + [0] * (HEADER - len(row)))
+        for tensor in (header, known.target, hidden):
             self._send(tensor, self._others)
         self._known[HIDDEN, self.team.rank, unit] = hidden
 
@@ -278,7 +273,7 @@ class Shard:
             self._known[kind, source, number] = buffer.to(self.team.device)
 
     def _learn(self, source: int) -> Known:
-        header = self._buffer(source, (9,), torch.int64).tolist()
+        header = self._buffer(source, (HEADER,), torch.int64).tolist()
         shape, dtype = tuple(header[2 : 2 + header[1]]), DTYPES[header[0]]
         tokens = torch.Size(shape[:-1]).numel()
         target = self._buffer(source, (tokens,), torch.int64)
@@ -297,14 +292,6 @@ class Shard:
         if what == SUMS:
             return 3, tokens
         return (2, tokens, about.shape[-1]) if self._once else (tokens, about.shape[-1])
-
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def _header(known: Known) -> Tensor:
-    row = [DTYPES.index(known.dtype), len(known.shape), *known.shape]
-    return torch.tensor(row + [0] * (9 - len(row)))
 
 
 def _add(weight: Tensor, gradient: Tensor) -> None:

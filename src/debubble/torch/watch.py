@@ -77,21 +77,8 @@ Text: TypeAlias = Callable[[int, int], str]
 class Watch:
     """Where this rank is, where the others are, and whether one has failed.
 
-    Parameters
-    ----------
-    rank, size
-        Which rank this is, of how many.
-    store
-        Where ranks write; nobody else uses its keys, and no other thread this connection.
-    timeout
-        Seconds that a rank waits for another.
-    text
-        What is at a position of a rank's program.
-
-    Attributes
-    ----------
-    position, state
-        Set by the engine as it goes.
+    Ranks write into the `store`; nobody else uses its keys, and no other thread this connection.
+    A rank waits `timeout` seconds for another; the engine sets `position` and `state` as it goes.
     """
 
     def __init__(self, rank: int, size: int, store: Any, timeout: float, text: Text) -> None:
@@ -125,10 +112,7 @@ class Watch:
     def step(self) -> Iterator[None]:
         """Watch over a step: errors leave it told to all ranks.
 
-        Raises
-        ------
-        RunError
-            When another rank failed, or is not heard of.
+        Raises RunError when another rank failed, or is not heard of.
         """
         self._raise_failure()
         self.position, self.state = START, State.RUNNING
@@ -145,13 +129,7 @@ class Watch:
         self.state = State.MEETING
 
     def meet(self, link: Link, call: str) -> None:
-        """Have all ranks call the same: what follows would not fit together.
-
-        Raises
-        ------
-        RunError
-            When another rank calls something else.
-        """
+        """Have all ranks call the same: a RunError tells of a rank that calls something else."""
         self.waits()
         calls = link.words(call)
         self.state = State.RUNNING
@@ -185,20 +163,19 @@ class Watch:
 
     def _stall(self, error: str) -> str:
         """Who waits for whom, as far as ranks have told."""
-        places = self._places()
-        hang = [rank for rank, (state, _) in self._rows().items()
+        rows = self._rows()
+        hang = [rank for rank, (state, _) in rows.items()
                 if state in (State.OUTSIDE, State.RUNNING)]  # fmt: skip
-        others = "; ".join(list(places.values())[:SHOWN])
+        places = [f"rank {rank} {self._doing(rank, *row)}" for rank, row in rows.items()]
+        others = "; ".join(places[:SHOWN])
         if not _timed_out(error):
             return f"{self._lost()}\n{others}".strip()
         here = self._here()
         head = f"nothing has moved for {self.timeout:g} s: "
         if hang:
-            row = self._rows()[hang[0]]
-            where = (
-                "is in no step" if row[0] == State.OUTSIDE
-                else f"hangs at {self.text(hang[0], row[1])}"
-            )  # fmt: skip
+            state, position = rows[hang[0]]
+            outside = state == State.OUTSIDE
+            where = "is in no step" if outside else f"hangs at {self.text(hang[0], position)}"
             return (
                 f"{head}rank {hang[0]} {where}; rank {self.rank} waits at {here}\n"
                 f"{others}; timeout={2 * self.timeout:g} waits longer"
@@ -219,12 +196,6 @@ class Watch:
                     state, position = self._store.get(str(rank)).decode().split()
                     rows[rank] = (State(int(state)), int(position))
         return rows
-
-    def _places(self) -> dict[int, str]:
-        return {
-            rank: f"rank {rank} {self._doing(rank, state, position)}"
-            for rank, (state, position) in self._rows().items()
-        }
 
     def _doing(self, rank: int, state: State, position: int) -> str:
         if state == State.OUTSIDE:

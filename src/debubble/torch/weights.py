@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,24 +21,16 @@ from debubble.torch.team import Team
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A parameter of this rank that other ranks have, too.
-
-    Parameters
-    ----------
-    name
-        As its first stage calls it.
-    parameter
-        This rank's.
-    ranks
-        All that have it, in ascending order.
-    source
-        Whose values count.
-    """
+    """A parameter of this rank that other ranks have, too."""
 
     name: str
+    """As its first stage calls it."""
     parameter: Tensor
+    """This rank's."""
     ranks: tuple[int, ...]
+    """All that have it, in ascending order."""
     source: int
+    """Whose values count."""
 
 
 def names_of(modules: Mapping[int, nn.Module]) -> dict[str, Tensor]:
@@ -59,17 +51,9 @@ def find_shared(
 ) -> list[Shared]:
     """Parameters with homes on several ranks; all ranks take part.
 
-    Parameters
-    ----------
-    shared
-        Tied weights that the user names.
-    same
-        Tied weights that were found, as one object in several stages.
-
-    Raises
-    ------
-    ParameterError
-        When a name is not known, shapes differ, or nobody can know what is tied.
+    The user names the tied weights in `shared`; those in `same` were found, as one object in
+    several stages. Raises ParameterError when a name is not known, shapes differ, or nobody can
+    know what is tied.
     """
     shared = list(shared)
     if any(isinstance(tie, str) for tie in shared):
@@ -81,8 +65,7 @@ def find_shared(
         name: (tuple(weight.shape), str(weight.dtype).removeprefix("torch."), weight.requires_grad)
         for name, weight in own.items()
     }
-    shared = list(shared)
-    wrong = [tie for tie in shared if isinstance(tie, str) or len(tie) < 2]
+    wrong = [tie for tie in shared if len(tie) < 2]
     if wrong:
         raise ParameterError(
             f"shared has {wrong[0]!r}; give pairs of names, for instance "
@@ -203,23 +186,13 @@ class Homes:
             ours = [one for one in self.shared if one.ranks == ranks]
             for dtype in sorted({one.parameter.dtype for one in ours}, key=str):
                 some = [one.parameter for one in ours if one.parameter.dtype == dtype]
-                parts = [contributions[id(weight)] for weight in some]
-                row = [
-                    torch.zeros_like(local(weight)).flatten() if part is None
-                    else local(part).flatten()
-                    for weight, part in zip(some, parts, strict=True)
-                ]  # fmt: skip
-                there = [float(part is not None) for part in parts]
-                row.append(torch.tensor(there, dtype=dtype, device=row[0].device))
-                flat = torch.cat(row).to(self.team.wire)
+                row = in_a_row(some, [contributions[id(weight)] for weight in some])
                 # Added in one order everywhere, so that all homes get the very same.
-                total, *others = self.team.exchange(flat, ranks)
+                total, *others = self.team.exchange(row.to(self.team.wire), ranks)
                 for other in others:
                     total = total + other
-                *sums, present = total.to(row[0].device).split([len(part) for part in row])
-                for weight, part, has in zip(some, sums, present.tolist(), strict=True):
-                    if has:
-                        add_gradient(weight, part.view(local(weight).shape).clone())
+                for weight, part in taken_apart(total.to(row.device), some):
+                    add_gradient(weight, part.clone())
 
     def _take(self, ranks: tuple[int, ...], source: int, tensor: Tensor) -> None:
         values = local(tensor.detach())
@@ -227,6 +200,25 @@ class Homes:
         self.team.spread(wire, ranks, source)
         if wire is not values:
             values.copy_(wire)
+
+
+def in_a_row(weights: Sequence[Tensor], parts: Sequence[Tensor | None]) -> Tensor:
+    """A part for each weight of one type, zeros for none, and behind them which are there."""
+    row = [
+        torch.zeros_like(local(weight)).flatten() if part is None else local(part).flatten()
+        for weight, part in zip(weights, parts, strict=True)
+    ]
+    there = [float(part is not None) for part in parts]
+    return torch.cat([*row, torch.tensor(there, dtype=row[0].dtype, device=row[0].device)])
+
+
+def taken_apart(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of a sum of such rows, every weight that has a part in one of them, and its part."""
+    shapes = [local(weight).shape for weight in weights]
+    *sums, present = row.split([*(shape.numel() for shape in shapes), len(weights)])
+    for weight, shape, part, has in zip(weights, shapes, sums, present.tolist(), strict=True):
+        if has:
+            yield weight, part.view(shape)
 
 
 def local(tensor: Tensor) -> Tensor:

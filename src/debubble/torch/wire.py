@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Step
-from debubble.torch.team import Link, Tag, Team
+from debubble.torch.team import Link, Tag, Team, as_bytes, from_bytes
 from debubble.torch.tree import Leaf, Spec
 
 
@@ -69,10 +69,7 @@ class Wire:
     def check(self, boundary: Boundary, spec: Spec) -> None:
         """Compare what a stage returned with what it returned before for such an input.
 
-        Raises
-        ------
-        RunError
-            When it differs, with both.
+        Raises RunError when it differs, with both.
         """
         known = self.specs.get(boundary) or self._new.get(boundary)
         if known is None:
@@ -92,14 +89,8 @@ class Wire:
     ) -> list[Arrival]:
         """Post a group of sends and receives.
 
-        Parameters
-        ----------
-        place
-            Of its first action in the program.
-        sends
-            Action, boundary, tensors, and whether they are gradients.
-        receives
-            Action, boundary, and whether gradients come.
+        `place` is that of its first action in the program. A send is its action, boundary, tensors,
+        and whether they are gradients; a receive its action, boundary, and whether gradients come.
         """
         operations: list[tuple[bool, Tensor, int]] = []
         """Whether it is a send, the tensor, the peer."""
@@ -255,12 +246,11 @@ def _check_constants(stage: int, spec: Spec) -> None:
 
 def packed(thing: Any) -> tuple[Tensor, Tensor]:
     """An object as two tensors to send: how many bytes it has, and its bytes."""
-    row = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+    row = as_bytes(thing)
     return torch.tensor([row.numel()]), row
 
 
 def unpacked(link: Link, peer: int) -> Any:
     """Receive what :func:`packed` gave."""
     size = link.receive(torch.empty(1, dtype=torch.int64), peer, Tag.FORMS)
-    row = link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS)
-    return pickle.loads(row.numpy().tobytes())
+    return from_bytes(link.receive(torch.empty(int(size), dtype=torch.uint8), peer, Tag.FORMS))

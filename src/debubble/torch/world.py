@@ -39,22 +39,16 @@ POLL = 0.1
 
 @dataclass(frozen=True)
 class World:
-    """What a rank knows about its world.
-
-    Parameters
-    ----------
-    rank, size
-        Which one it is, of how many.
-    device
-        Where it computes, as torch names it.
-    board
-        Where it says what it does.
-    """
+    """What a rank knows about its world."""
 
     rank: int
+    """Which one it is."""
     size: int
+    """How many there are."""
     device: str
+    """Where it computes, as torch names it."""
     board: Board
+    """Where it says what it does."""
 
     def begin(self, job: int) -> None:
         """Start with one of the programs."""
@@ -70,10 +64,7 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 
     NCCL needs a GPU for every rank; where there are fewer, ranks share them and talk by gloo.
 
-    Raises
-    ------
-    RunError
-        When CUDA is asked for and not there.
+    Raises RunError when CUDA is asked for and not there.
     """
     # NVML counts devices without a CUDA context, which could not be used after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -89,23 +80,11 @@ def devices(device: str, ranks: int) -> tuple[list[str], str, bool]:
 def run_local(work: Work, ranks: int, text: Text, *, timeout: float, device: str) -> list[Any]:
     """Run `work` on forked processes of this machine and return what each rank returned.
 
-    Parameters
-    ----------
-    work
-        Gets the :class:`World` of its rank, with a process group that is ready.
-    ranks
-        How many processes.
-    text
-        What is at a position of a program, for messages.
-    timeout
-        Seconds without any rank moving after which the run is ended.
-    device
-        ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    It gets the :class:`World` of its rank, with a process group that is ready; `text` says what is
+    at a position of a program. The device is ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
-    Raises
-    ------
-    RunError
-        When a rank dies, raises or nothing moves. No process is left then.
+    Raises RunError when a rank dies, raises, or no rank has moved for `timeout` seconds. No process
+    is left then.
     """
     names, backend, _ = devices(device, ranks)
     board = Board(ranks)

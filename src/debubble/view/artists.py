@@ -217,28 +217,20 @@ def add_transfers(
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """Candidate labels of boxes, one entry per box.
-
-    Parameters
-    ----------
-    left, right, top, bottom
-        The boxes, in data coordinates.
-    number, text
-        The text of box i is ``text(number[i])``.
-    color
-        Colour of each text.
-    group
-        Boxes of a group are written on all together or not at all.
-    """
+    """Candidate labels of boxes, one entry per box."""
 
     left: Floats
     right: Floats
     top: Floats
     bottom: Floats
+    """The boxes, in data coordinates."""
     number: NDArray[np.int64]
     text: Callable[[int], str]
+    """The text of box i is ``text(number[i])``."""
     color: Sequence[str]
+    """Colour of each text."""
     group: NDArray[np.int64]
+    """Boxes of a group are written on all together or not at all."""
 
 
 class Labels(Artist):

@@ -22,42 +22,28 @@ class Bars:
     """The actions that occupy a rank's compute stream, as rectangles.
 
     Arrays have one entry per bar, rank by rank and in order of time.
-
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    offsets
-        ``offsets[r]:offsets[r + 1]`` are the bars of rank r.
-    start, end
-        Times.
-    kind
-        :class:`debubble.core.actions.Kind` values.
-    shade
-        Index of the shade: chunk of the rank, those of the second copy after the first's.
-    shades
-        Copies times chunks.
-    half
-        :data:`WHOLE`, :data:`UPPER` or :data:`LOWER`.
-    stage
-        Stages of the model.
-    unit
-        Microbatch (or slice of one), counted on through all iterations; the iteration for OPT.
-    iteration
-        Iteration of the action.
     """
 
     timeline: Timeline
+    """The timeline."""
     offsets: NDArray[np.int64]
+    """``offsets[r]:offsets[r + 1]`` are the bars of rank r."""
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     kind: NDArray[np.int64]
+    """:class:`debubble.core.actions.Kind` values."""
     shade: NDArray[np.int64]
+    """Index of the shade: chunk of the rank, those of the second copy after the first's."""
     shades: int
+    """Copies times chunks."""
     half: NDArray[np.int64]
+    """:data:`WHOLE`, :data:`UPPER` or :data:`LOWER`."""
     stage: NDArray[np.int64]
+    """Stages of the model."""
     unit: NDArray[np.int64]
+    """Microbatch (or slice of one), counted on through all iterations; the iteration for OPT."""
     iteration: NDArray[np.int64]
+    """Iteration of the action."""
 
     @property
     def ranks(self) -> int:
@@ -151,18 +137,9 @@ class Bars:
     ) -> NDArray[np.float64]:
         """Share of each of `columns` equal time intervals that each style fills.
 
-        Parameters
-        ----------
-        rank, columns, span, begin
-            Row, number of parts, the time they cover, and its begin.
-        half
-            :data:`UPPER` or :data:`LOWER` for one half of the row; for the whole row each bar of
-            an overlapped pair counts for half of its time.
-
-        Returns
-        -------
-        NDArray[np.float64]
-            Shape ``(columns, styles)``; rows sum to at most 1, the rest is idle.
+        They cover the time `span` from `begin` on, in one row. With :data:`UPPER` or :data:`LOWER`
+        it is one half of the row; for the whole row each bar of an overlapped pair counts for half
+        of its time. The shape is ``(columns, styles)``; rows sum to at most 1, the rest is idle.
         """
         part = self.of(rank)
         style, count = self.style[part], len(self.styles)

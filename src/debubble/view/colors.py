@@ -27,33 +27,21 @@ STREAM_COLOR = "#8791a1"
 
 @dataclass(frozen=True, eq=False)
 class Palette:
-    """Colours of the kinds.
-
-    Parameters
-    ----------
-    name
-        Name of the palette.
-    ramps
-        Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a
-        colour that follows from the table of kinds.
-    stripes
-        Colour of the stripe of the kinds in :data:`STRIPES`.
-    """
+    """Colours of the kinds."""
 
     name: str
+    """Name of the palette."""
     ramps: Mapping[Kind, tuple[str, str, str]]
+    """Lightest, middle and darkest shade of kinds, ``#rrggbb``. Kinds without an entry get a colour
+    that follows from the table of kinds."""
     stripes: Mapping[Kind, str]
+    """Colour of the stripe of the kinds in :data:`STRIPES`."""
 
     @cache  # noqa: B019 - palettes are few, and live as long as the process
     def shade(self, kind: Kind, index: int = 0, count: int = 1) -> str:
-        """Colour of a kind, ``#rrggbb``.
+        """Colour of a kind, ``#rrggbb``: one of `count` shades, lightest first.
 
-        Parameters
-        ----------
-        kind
-            Any kind.
-        index, count
-            Which of how many shades, lightest first; a single one is the middle of the ramp.
+        A single one is the middle of the ramp.
         """
         light, middle, dark = self.ramps.get(kind) or self._derived(kind)
         place = index / (count - 1) if count > 1 else 0.5
@@ -116,17 +104,9 @@ def _grey(color: str) -> str:
 def palette_of(wanted: str | Mapping[str, str] | Palette) -> Palette:
     """A palette by what it is called, or with colours of one's own.
 
-    Parameters
-    ----------
-    wanted
-        ``"color"``, ``"grey"``, or colours of kinds in ``#rrggbb``, as ``{"F": "#4169e1"}`` or as
-        text, ``"F=#4169e1,B=#90ee90"``; kinds that are left out keep theirs. Chunks are shades of
-        the colour that is given.
-
-    Raises
-    ------
-    ParameterError
-        When there is no such palette, kind or colour.
+    That is ``"color"``, ``"grey"``, or colours of kinds in ``#rrggbb``, as ``{"F": "#4169e1"}`` or
+    as text, ``"F=#4169e1,B=#90ee90"``; kinds that are left out keep theirs. Chunks are shades of
+    the colour that is given. Raises ParameterError when there is no such palette, kind or colour.
     """
     if isinstance(wanted, Palette):
         return wanted

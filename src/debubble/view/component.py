@@ -39,15 +39,10 @@ def script() -> str:
 def element(payload: Mapping[str, Any], *, fallback: str = "", attributes: str = "") -> str:
     """The component's element with its data inside, for a page that has the script.
 
-    Parameters
-    ----------
-    payload
-        From :func:`debubble.view.timeline_data.encode`.
-    fallback
-        HTML that is seen where no script runs.
-    attributes
-        ``page`` where the address of the page holds the view, ``keys`` where all keys are for the
-        timeline, ``cell`` in a notebook, ``layers="bubbles,memory"`` for what is shown at first.
+    The payload is from :func:`debubble.view.timeline_data.encode`; `fallback` is HTML that is seen
+    where no script runs. Attributes are ``page`` where the address of the page holds the view,
+    ``keys`` where all keys are for the timeline, ``cell`` in a notebook, and
+    ``layers="bubbles,memory"`` for what is shown at first.
     """
     # "<" cannot end the script element early when it is written as an escape.
     data = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -139,19 +139,10 @@ def plot(timeline: Timeline, ax: Axes | None = None, **options: Any) -> Axes:
 
 
 def figure(timelines: Sequence[Timeline], **options: Any) -> Figure:
-    """Draw timelines below each other, on one time axis and one scale of memory.
+    """Draw timelines below each other, a panel each, on one time axis and one scale of memory.
 
-    Parameters
-    ----------
-    timelines
-        One panel each, in this order.
-    **options
-        Fields of :class:`debubble.view.options.FigureOptions`.
-
-    Raises
-    ------
-    ParameterError
-        When there is nothing to draw, or the height leaves no room for the rows.
+    Options are fields of :class:`debubble.view.options.FigureOptions`. Raises ParameterError when
+    there is nothing to draw, or the height leaves no room for the rows.
     """
     if not timelines:
         raise ParameterError("there is no timeline to draw; give at least one")

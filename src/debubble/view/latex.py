@@ -29,16 +29,8 @@ def table(
 ) -> str:
     r"""A comparison as a floating table with a caption that says what the numbers mean.
 
-    Parameters
-    ----------
-    comparison
-        The comparison, with at least one row.
-    cite
-        Whether names of schedules are followed by ``\cite`` of what they are from.
-    title
-        The first sentence of the caption, in place of the sizes.
-    source
-        Where the costs are from, for the caption.
+    With `cite`, names of schedules are followed by ``\cite`` of what they are from. The caption has
+    `title` as its first sentence, in place of the sizes, and `source`, where the costs are from.
     """
     columns = [c for c in comparison.columns() if c.rank <= MOST_RANK]
     names, *others = columns
@@ -68,10 +60,8 @@ def table(
 def save(comparison: Comparison, path: str | Path, **options: Any) -> None:
     """Write :func:`table` into a file.
 
-    Raises
-    ------
-    ParameterError
-        When an option is unknown, no schedule could be compared, or the file cannot be written.
+    Raises ParameterError when an option is unknown, no schedule could be compared, or the file
+    cannot be written.
     """
     for name in options:
         if name not in ("cite", "title", "source"):

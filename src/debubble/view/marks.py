@@ -20,21 +20,14 @@ from debubble.engine.timeline import Timeline
 
 @dataclass(frozen=True)
 class Look:
-    """A name that marks have, and how they look.
-
-    Parameters
-    ----------
-    title
-        The name, for the legend.
-    color
-        ``#rrggbb``, light or dark; not used by marks that look like a cause of idle time.
-    like
-        One of :data:`debubble.analysis.bubbles.CAUSES` that they look like, and are counted with.
-    """
+    """A name that marks have, and how they look."""
 
     title: str
+    """The name, for the legend."""
     color: str = "#808080"
+    """``#rrggbb``, light or dark; not used by marks that look like a cause of idle time."""
     like: str | None = None
+    """One of :data:`debubble.analysis.bubbles.CAUSES` that they look like, and are counted with."""
 
 
 Mark = tuple[float, float, str]

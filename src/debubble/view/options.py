@@ -23,10 +23,7 @@ _LARGEST = 200.0
 def length(wanted: str | float, name: str) -> float:
     """A length in inches: a number of them, or text such as ``3.3in``, ``84mm``, ``240pt``.
 
-    Raises
-    ------
-    ParameterError
-        When it is none, or too small or large for the `name` it has.
+    Raises ParameterError when it is none, or too small or large for the `name` it has.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+) *(in|cm|mm|pt)?", str(wanted).strip())
     if not found or isinstance(wanted, bool):

@@ -59,22 +59,13 @@ def page(
 ) -> str:
     """A self-contained HTML page with the timelines on one time axis, to zoom and search in.
 
-    Parameters
-    ----------
-    timelines
-        Timelines, one panel each.
-    title
-        The heading; the default names the schedules.
-    table_html
-        A table as HTML, put in as it is; the default has one row of results per timeline. Escape
-        what users wrote in it with :func:`html.escape`.
-    above_html
-        HTML between the heading and the timelines, in the same way.
-    payload
-        The timelines as :func:`debubble.view.timeline_data.encode` has them, where something was
-        added to them.
-    **options
-        Fields of :class:`debubble.view.options.FigureOptions` that pages have.
+    The default heading names the schedules. A table as HTML is put in as it is, by default one with
+    a row of results per timeline; `above_html` stands between the heading and the timelines in the
+    same way. Escape what users wrote in them with :func:`html.escape`.
+
+    The payload is what :func:`debubble.view.timeline_data.encode` has of the timelines, where
+    something was added to it. Options are fields of :class:`debubble.view.options.FigureOptions`
+    that pages have.
     """
     timelines = list(timelines)
     heading = title or " · ".join(dict.fromkeys(words.name(t) for t in timelines))
@@ -189,14 +180,8 @@ def _image(drawing: Figure, label: str) -> str:
 def inline_svg(drawing: Figure, label: str) -> str:
     """A figure as an ``<svg>`` element that fills its parent's width.
 
-    Its colours of text, lines and background are the variables of the page's style.
-
-    Parameters
-    ----------
-    drawing
-        A figure of :func:`debubble.view.figure.figure`.
-    label
-        Text for screen readers, escaped.
+    Its colours of text, lines and background are the variables of the page's style. The label is a
+    text for screen readers, escaped.
     """
     from debubble.view.figure import render
 

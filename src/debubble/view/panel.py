@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from debubble.core.kinds import COPY_KINDS, Kind
 from debubble.core.units import number
-from debubble.engine.memory import memory_limits
+from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.timeline import Timeline
 from debubble.view import words
 from debubble.view.artists import (
@@ -49,30 +49,20 @@ _MOST_MOVED = 20_000
 
 @dataclass(frozen=True)
 class Panel:
-    """Contents and layout of a panel.
-
-    Parameters
-    ----------
-    bars, moved
-        The timeline, and its transfers where they are drawn.
-    options, sizes, rows
-        Options, sizes and layout.
-    window
-        First and last time of the axis, in the panel's unit.
-    fullest
-        Memory that a strip is as high as.
-    unit
-        Divisor of times.
-    """
+    """Contents and layout of a panel."""
 
     bars: Bars
     moved: Transfers | None
+    """Its transfers where they are drawn."""
     options: FigureOptions
     sizes: Sizes
     rows: Rows
     window: tuple[float, float]
+    """First and last time of the axis, in the panel's unit."""
     fullest: float
+    """Memory that a strip is as high as."""
     unit: float = 1.0
+    """Divisor of times."""
 
     @property
     def scale(self) -> float:
@@ -202,7 +192,7 @@ def _memory(ax: Axes, panel: Panel, columns: int, row: float) -> None:
         # A column of many equal numbers says less than where they change.
         if ranks > _MANY and 0 < rank < ranks - 1 and peak == peaks[rank - 1] == peaks[rank + 1]:
             continue
-        over = limits is not None and peak > limits[rank] * (1 + 1e-9)
+        over = limits is not None and peak > limits[rank] * (1 + ROUNDING)
         ax.annotate(
             written.text(peak), (1.0, rank + rows.strip - rows.strip_height / 2), (5, 0),
             fontsize=small, xycoords=ax.get_yaxis_transform(), textcoords="offset points",

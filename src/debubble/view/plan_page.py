@@ -8,13 +8,7 @@ from collections.abc import Iterable, Sequence
 from debubble.analysis.layout import html_table
 from debubble.planner.plan import Asked, Plan
 from debubble.planner.plan_data import plan_flags
-from debubble.planner.report import (
-    columns,
-    gigabytes,
-    left_out,
-    paragraphs,
-    whole_timeline,
-)
+from debubble.planner.report import columns, gigabytes, left_out, paragraphs, whole_timeline
 from debubble.planner.rules import FRAMEWORKS
 from debubble.planner.search import Found
 from debubble.planner.why import Why, why_text
@@ -26,15 +20,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers", "logits"
 
 
 def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
-    """A self-contained page about the plans that a search has found.
-
-    Parameters
-    ----------
-    asked, found
-        The question and its answer, with at least one plan.
-    answers
-        Why not other plans.
-    """
+    """A self-contained page about at least one plan that a search has found, and why not others."""
     best = found.plans[0]
     timeline = whole_timeline(asked, best)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in paragraphs(asked, found))
@@ -48,7 +34,10 @@ def plan_page(asked: Asked, found: Found, answers: Sequence[Why] = ()) -> str:
         "<h2>Memory of every rank at its peak</h2>",
         _table(memory_rows(best)),
         "<h2>Flags</h2>",
-        *_flags(asked, best),
+        *(
+            f"<h3>{html.escape(name)}</h3><pre>{html.escape(plan_flags(asked, best, name))}</pre>"
+            for name in FRAMEWORKS
+        ),
     ]
     return page(
         [timeline], title=f"A plan for {asked.model.name}", table_html="\n".join(sections),
@@ -74,9 +63,3 @@ def _table(rows: Iterable[Iterable[str]]) -> str:
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in others)
     titles = "".join(f"<th>{cell}</th>" for cell in head)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
-
-
-def _flags(asked: Asked, plan: Plan) -> Iterable[str]:
-    for name in FRAMEWORKS:
-        text = plan_flags(asked, plan, name)
-        yield f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>"

@@ -20,30 +20,21 @@ _TRANSFERS = 0.6
 
 @dataclass(frozen=True)
 class Rows:
-    """Places in the row of a rank, whose middle is at y = rank, pointing down.
-
-    Parameters
-    ----------
-    top, height
-        Top and height of bars.
-    ribbon
-        Height of the band below the bars that tells iterations apart, 0 for none.
-    transfers, transfers_height
-        Top and height of the row of transfers, whose upper half is sends; height 0 for none.
-    strip, strip_height
-        Baseline and height of the memory strip; height 0 for none.
-    share
-        Height of a row in heights of its bars.
-    """
+    """Places in the row of a rank, whose middle is at y = rank, pointing down."""
 
     top: float
     height: float
+    """Top and height of bars."""
     ribbon: float
+    """Height of the band below the bars that tells iterations apart, 0 for none."""
     transfers: float
     transfers_height: float
+    """Top and height of the row of transfers, whose upper half is sends; height 0 for none."""
     strip: float
     strip_height: float
+    """Baseline and height of the memory strip; height 0 for none."""
     share: float
+    """Height of a row in heights of its bars."""
 
     def extent(self, bars: Bars) -> tuple[Floats, Floats]:
         """Upper and lower edge of every bar."""

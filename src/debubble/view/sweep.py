@@ -31,21 +31,14 @@ MANY = 30
 
 @dataclass(frozen=True)
 class Line:
-    """The values of one group, by place on the axis below.
-
-    Parameters
-    ----------
-    name
-        Value of the option that tells groups apart, empty for a single group.
-    x
-        Places, rising.
-    y
-        All values at each place, rising.
-    """
+    """The values of one group, by place on the axis below."""
 
     name: str
+    """Value of the option that tells groups apart, empty for a single group."""
     x: tuple[float, ...]
+    """Places, rising."""
     y: tuple[tuple[float, ...], ...]
+    """All values at each place, rising."""
 
     @property
     def middle(self) -> list[float]:
@@ -55,30 +48,22 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """What is drawn.
-
-    Parameters
-    ----------
-    x, y, by
-        Names of columns: the option on the axis below, the result, and the option that tells lines
-        apart, empty for none.
-    lines
-        The lines, in the order of the sweep.
-    texts
-        Labels of the places 0, 1, … where the option on the axis below is text; else empty.
-    title
-        The title.
-    notes
-        What stands at the foot.
-    """
+    """What is drawn."""
 
     x: str
+    """Column of the option on the axis below."""
     y: str
+    """Column of the result."""
     by: str
+    """Column of the option that tells lines apart, empty for none."""
     lines: tuple[Line, ...]
+    """The lines, in the order of the sweep."""
     texts: tuple[str, ...]
+    """Labels of the places 0, 1, … where the option on the axis below is text; else empty."""
     title: str
+    """The title."""
     notes: tuple[str, ...]
+    """What stands at the foot."""
 
     @classmethod
     def read(cls, results: Results, wanted: str, title: str | None = None) -> Chart:
@@ -86,10 +71,7 @@ class Chart:
 
         What is not x, y or by chooses points by the value of an option.
 
-        Raises
-        ------
-        ParameterError
-            When the text names no column, nothing is left to draw, or too much.
+        Raises ParameterError when the text names no column, nothing is left to draw, or too much.
         """
         axes, chosen = _read(results, wanted)
         x, y, by = axes["x"], axes["y"], axes.get("by", "")

@@ -56,7 +56,9 @@ def figure(chart: Chart) -> Figure:
         _decorate(ax, chart, sizes.text, tilted)
         for index, line in enumerate(chart.lines):
             _add_line(ax, chart, line, index)
-        _limits(ax, chart)
+        if 0 <= least <= 0.5 * greatest:
+            # To begin at zero costs little room.
+            ax.set_ylim(0, 1.05 * greatest)
         title = f"{chart.by.replace('_', ' ')}: " if found else ""
         if found:
             first, *rest = found
@@ -142,13 +144,6 @@ def _decorate(ax: Axes, chart: Chart, size: float, tilted: bool) -> None:
     if len(places) <= MOST_TICKS:
         ax.xaxis.set_major_locator(FixedLocator(places))
         ax.xaxis.set_minor_locator(NullLocator())
-
-
-def _limits(ax: Axes, chart: Chart) -> None:
-    """Let the axis begin at zero where that costs little room."""
-    least, greatest = _span(chart)
-    if 0 <= least <= 0.5 * greatest:
-        ax.set_ylim(0, 1.05 * greatest)
 
 
 def _span(chart: Chart) -> tuple[float, float]:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from debubble.analysis.layout import takes_color, wrap
 from debubble.core.errors import ParameterError
-from debubble.core.kinds import STEP_KINDS
+from debubble.core.kinds import STEP_KINDS, TRANSFER_KINDS
 from debubble.core.units import number
+from debubble.engine.exist import has
 from debubble.engine.timeline import Timeline
 from debubble.view import text_transfers, words
 from debubble.view.bars import LOWER, UPPER, WHOLE, Bars, bars_of
@@ -38,14 +39,7 @@ _PARTS, _LINES, _MOST_NAMED = 8, 100, 5000
 def print_timeline(timeline: Timeline, *, file: TextIO | None = None, time_unit: str = "") -> None:
     """Print a timeline, in colour when `file` is a terminal and NO_COLOR is not set.
 
-    Parameters
-    ----------
-    timeline
-        The timeline.
-    file
-        Stream to print to; the default is standard output.
-    time_unit
-        Unit of times; the default is that of the costs.
+    The default is standard output, and for times the unit of the costs.
     """
     out = file or sys.stdout
     true_color = os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
@@ -117,7 +111,7 @@ def draw(
     if bars.paired:
         below = [(" " * margin, sheet.row(rank, LOWER)) for rank in range(bars.ranks)]
         rows = [row for pair in zip(rows, below, strict=True) for row in pair]
-    moved = text_transfers.are_drawn(timeline)
+    moved = has(timeline.schedule, TRANSFER_KINDS)
     sent = text_transfers.rows(bars, columns, scale) if moved else []
     if sent:
         names = [f"{name if width >= 60 else name[0]:>{margin}}" for name in text_transfers.LABELS]

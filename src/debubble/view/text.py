@@ -18,18 +18,15 @@ NARROW = 6.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Points of the texts of a figure.
-
-    Parameters
-    ----------
-    title, name, text, small
-        Sizes of title, names of schedules, most text, and notes.
-    """
+    """Points of the texts of a figure."""
 
     title: float
     name: float
+    """Of names of schedules."""
     text: float
+    """Of most text."""
     small: float
+    """Of notes."""
 
 
 def sizes_of(options: FigureOptions, width: float) -> Sizes:

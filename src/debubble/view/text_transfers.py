@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.core.actions import TRANSFER_KINDS
-from debubble.engine.exist import has
-from debubble.engine.timeline import Timeline
 from debubble.view.bars import Bars
 from debubble.view.transfers import transfers_of
 
@@ -16,11 +13,6 @@ NO_ROOM = "transfers have no room here: a picture in a file has them"
 
 _MOST = 5000
 """Ends of transfers beyond which there is no room in any terminal."""
-
-
-def are_drawn(timeline: Timeline) -> bool:
-    """Whether a drawing of text has transfers: where they are actions of the schedule."""
-    return has(timeline.schedule, TRANSFER_KINDS)
 
 
 def rows(bars: Bars, columns: int, scale: float) -> list[tuple[str, str]]:

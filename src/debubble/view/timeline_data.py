@@ -91,20 +91,11 @@ def encode(
     palette: Palette = COLOR,
     numbers_from: int = 0,
 ) -> dict[str, Any]:
-    """The timelines as plain data for the component.
+    """The timelines as plain data for the component, the first one on top.
 
-    Parameters
-    ----------
-    timelines
-        Timelines, first on top.
-    limit
-        Memory of every rank, or one number for each: drawn as a line, and a cause of idle time.
-    time_unit
-        Unit of times; the default is that of the costs.
-    palette
-        Colours of the kinds.
-    numbers_from
-        The number of the first microbatch.
+    The limit, the memory of every rank or one number for each, is drawn as a line, and a cause of
+    idle time. Times have the unit of the costs unless another is given; `numbers_from` is the
+    number of the first microbatch.
     """
     memory = words.memory_scale(timelines, limit)
     return {

@@ -28,15 +28,7 @@ STYLE = """<style>
 
 
 def trace_page(found: Diagnosis, answers: Sequence[WhatIf] = ()) -> str:
-    """A self-contained page: findings, observed above predicted, and the account.
-
-    Parameters
-    ----------
-    found
-        The diagnosis.
-    answers
-        What was asked beside.
-    """
+    """A self-contained page: findings, observed above predicted, the account, and more answers."""
     view = trace_view(found, answers)
     account = view["account"]
     columns = [Column((one["title"],), tuple(one["cells"])) for one in account["columns"]]

@@ -15,28 +15,18 @@ from debubble.engine.timeline import Timeline
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Sends and receives of ranks. Arrays have one entry for every end of a transfer.
-
-    Parameters
-    ----------
-    rank
-        Whose row it is in.
-    start, end
-        Times.
-    received
-        Whether the rank receives; else it sends.
-    backward
-        Whether a gradient moves; else an activation.
-    unit
-        Microbatch, or slice of one, through all iterations.
-    """
+    """Sends and receives of ranks. Arrays have one entry for every end of a transfer."""
 
     rank: NDArray[np.int64]
+    """Whose row it is in."""
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     received: NDArray[np.bool_]
+    """Whether the rank receives; else it sends."""
     backward: NDArray[np.bool_]
+    """Whether a gradient moves; else an activation."""
     unit: NDArray[np.int64]
+    """Microbatch, or slice of one, through all iterations."""
 
     def __len__(self) -> int:
         return len(self.rank)

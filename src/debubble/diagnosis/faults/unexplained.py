@@ -33,51 +33,34 @@ MOST = 0.7
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """One cause of lost time in actions.
-
-    Parameters
-    ----------
-    cause
-        One of :data:`debubble.diagnosis.account.CAUSES`.
-    excess
-        What it adds to every action, shape ``(rows, actions)``; negative where an action is shorter
-        than it would be.
-    late
-        What it adds to the time that the host is late with an action, in the same way.
-    where
-        Numbers of the ``"stage"``, ``"rank"``, ``"copy"`` it is in, as far as it is in one.
-    size
-        How many times as long its actions take; NaN where that says nothing.
-    by_kind
-        The same for every kind.
-    count
-        How many actions it is in, where they are few enough to be counted; else 0.
-    """
+    """One cause of lost time in actions."""
 
     cause: str
+    """One of :data:`debubble.diagnosis.account.CAUSES`."""
     excess: Times
+    """What it adds to every action, shape ``(rows, actions)``; negative where an action is shorter
+    than it would be."""
     late: Times
+    """What it adds to the time that the host is late with an action, in the same way."""
     where: dict[str, int] = field(default_factory=dict)
+    """Numbers of the ``"stage"``, ``"rank"``, ``"copy"`` it is in, as far as it is in one."""
     size: float = math.nan
+    """How many times as long its actions take; NaN where that says nothing."""
     by_kind: dict[str, float] = field(default_factory=dict)
+    """The same for every kind."""
     count: int = 0
+    """How many actions it is in, where they are few enough to be counted; else 0."""
 
 
 @dataclass(eq=False)
 class Unexplained:
-    """Times of actions, and time that the host was late with them, less what is explained.
-
-    Parameters
-    ----------
-    run
-        The run.
-    times, gaps
-        Shape ``(rows, actions)``.
-    """
+    """Times of actions, and time that the host was late with them, less what is explained."""
 
     run: Run
+    """The run."""
     times: Times
     gaps: Times
+    """As `times`, shape ``(rows, actions)``."""
 
     def less(self, fault: Fault) -> Unexplained:
         """What is left when a fault is known, too."""
