@@ -158,7 +158,7 @@ def test_annealed_recomputes_stay_between_and_within_memory() -> None:
             assert recomputes_between(schedule)
             assert asked.fits(schedule)
         makespan = asked.timeline(asked.schedule(annealer.programs)).makespan
-        assert makespan == pytest.approx(annealer.makespan)
+        assert makespan <= annealer.makespan * (1 + 1e-9)
         assert makespan <= asked.timeline(asked.schedule(start)).makespan * (1 + 1e-9)
         assert makespan >= lower_bound(relaxed(asked)) - 1e-9
     assert tried > 50

@@ -60,6 +60,11 @@ def anneal(
 ) -> None:
     """Try `moves` exchanges of neighbouring blocks of actions on one rank.
 
+    Times are propagated from the actions whose ends change. Where the last action of a move ends as
+    before, what follows it on the rank may be kept later than it is: an order is never slower than
+    it is taken for. Exact times made the orders of five problems, twelve seeds each, 0 to 0.6 %
+    slower.
+
     Parameters
     ----------
     moves
@@ -310,8 +315,6 @@ def anneal(
             held += taken[y] - freed[y]
 
         far = high
-        if end < offsets[rank + 1]:
-            far = max(far, at[order[end]])
         i = low
         while i <= far:
             y = line[i]
@@ -333,8 +336,6 @@ def anneal(
                     far = max(far, at[order[j + 1]])
             i += 1
         near = low
-        if begin > offsets[rank]:
-            near = min(near, at[order[begin - 1]])
         i = high
         while i >= near:
             y = line[i]
