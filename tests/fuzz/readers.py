@@ -174,12 +174,13 @@ def sizes(content: bytes) -> object:
 
 def searched(content: bytes) -> object:
     from debubble.cli import optimize
+    from debubble.cli.options import positive
 
     said = typed(content)
     which, _, rest = said.partition("=")
     if which == "recompute":
         return optimize._stages("--recompute", rest, ("none", "full", "free"))
-    return optimize._shape(rest) if which == "placement" else optimize._number("--effort", rest)
+    return optimize._shape(rest) if which == "placement" else positive("--effort", rest)
 
 
 def held(content: bytes) -> object:

@@ -116,7 +116,7 @@ def test_a_request_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Timeline, "jitter", counting)
     result = db.optimize(
-        **SIZES, costs=COSTS, robust=JITTER, workers=1, until=lambda: JITTER.seed + 1 in drawn
+        **SIZES, costs=COSTS, robust=JITTER, until=lambda: JITTER.seed + 1 in drawn
     )
     assert result.published is not None
     assert result.spread is not None
