@@ -222,9 +222,8 @@ def schedule_page(
 
 def description(entry: Entry, names: set[str]) -> str:
     """The text of a schedule as Markdown, with links to the schedules it names."""
-    text = entry.text.partition("\nParameters\n----------\n")[0]
     kept = []
-    for paragraph in as_markdown(text).split("\n\n"):
+    for paragraph in as_markdown(entry.text).split("\n\n"):
         part, _, _ = paragraph.partition("When to use it: ")
         plain = not part.startswith((" ", "```"))
         kept.append(mentions(part.rstrip(), entry, names) if plain else part)

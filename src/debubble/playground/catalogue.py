@@ -8,7 +8,6 @@ from typing import Any
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry, Option
 
-_SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
 _PRIVATE = re.compile(r",? see :mod:`[\w.]*\._\w+`")
 _ROLE = re.compile(r":[a-z]+:`~?(?:[\w.]+\.)?([\w]+)`")
 
@@ -47,16 +46,15 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def prose(text: str) -> list[dict[str, str]]:
-    r"""A docstring up to its first section: paragraphs and preformatted figures, no markup.
+    r"""The text of a schedule: paragraphs and preformatted figures, no markup.
 
     Examples
     --------
-    >>> prose("Runs ``F``, like this::\n\n    r0 | F0\n    r1 | .\n\nParameters\n----------\nx")[1]
+    >>> prose("Runs ``F``, like this::\n\n    r0 | F0\n    r1 | .")[1]
     {'kind': 'figure', 'text': 'r0 | F0\nr1 | .'}
     """
-    body = _SECTION.split(f"{text}\n", maxsplit=1)[0]
     found: list[dict[str, str]] = []
-    for block in re.split(r"\n\s*\n", body.strip("\n")):
+    for block in re.split(r"\n\s*\n", text.strip("\n")):
         lines = block.split("\n")
         if all(line.startswith("    ") for line in lines):
             figure = "\n".join(line[4:].rstrip() for line in lines)

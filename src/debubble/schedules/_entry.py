@@ -21,6 +21,9 @@ from debubble.core.placement import Placement
 from debubble.schedules.formula import terms, value_of
 from debubble.schedules.sources import spelled_out
 
+_SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
+"""The title of a docstring's section."""
+
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
 
@@ -239,8 +242,8 @@ class Entry:
 
     @property
     def text(self) -> str:
-        """Description and figure of the schedule: the docstring of its function."""
-        return inspect.getdoc(self.order) or ""
+        """Description and figure of the schedule: its function's docstring up to its sections."""
+        return _SECTION.split(f"{inspect.getdoc(self.order) or ''}\n", maxsplit=1)[0].rstrip()
 
     @property
     def use(self) -> str:
