@@ -271,19 +271,19 @@ def dualpipe_v(*, ranks: int, microbatches: int, split_drain: bool = True) -> It
     chunks per rank with one copy of the weights. Give the time of a pair, O: without a gain there,
     zb-v waits less.
 
-    Parameters
-    ----------
-    ranks, microbatches
-        Ranks p and microbatches m, at least 2p.
-    split_drain
-        Whether the last backwards run as I and W.
-
     p = 2, m = 4, B twice as long as F::
 
         r0 | F0 F1 F2 f0 i0 w0 f1 F3------ .  f2------ b2--- .  f3------ b3--- I2 W2 I3 W3
            |                      b1------    B0------          B1------
         r1 | .  F0 f0 F1 f1 F2 b0--- f2------ F3------ f3------ b2--- B2--- .  i3 I3 w3 W3
            |                         B0------ b1------ B1------
+
+    Parameters
+    ----------
+    ranks, microbatches
+        Ranks p and microbatches m, at least 2p.
+    split_drain
+        Whether the last backwards run as I and W.
     """
     numbers = np.arange(microbatches)
     for rank in range(ranks):

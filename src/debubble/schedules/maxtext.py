@@ -66,17 +66,17 @@ def maxtext_circular(
     (m·v + p − 1)c is more than (p − 1)F. Where ranks need no lockstep, flexible-interleaved takes
     as long, or less, at a fraction of the memory.
 
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 f2 .  .  .  b2--- b1--- b0--- B2--- B1--- B0---
+        r1 | .  F0 F1 F2 f0 f1 f2 b2--- b1--- b0--- B2--- B1--- B0--- .  .
+
     Parameters
     ----------
     ranks, microbatches, chunks
         Ranks p, microbatches m and chunks v (repeats, there).
     delay
         Send beside the next iteration.
-
-    p = 2, m = 3, B twice as long as F::
-
-        r0 | F0 F1 F2 f0 f1 f2 .  .  .  b2--- b1--- b0--- B2--- B1--- B0---
-        r1 | .  F0 F1 F2 f0 f1 f2 b2--- b1--- b0--- B2--- B1--- B0--- .  .
     """
     del delay  # moves no action; the time of lockstep depends on it
     return looped_bfs(ranks=ranks, microbatches=microbatches, chunks=chunks)

@@ -89,6 +89,11 @@ def paddle_interleaved(
     the least memory. From 2p on flexible-interleaved is as fast in less memory, as it spreads what
     is left over. With latency balanced memory is slower.
 
+    p = 2, m = 3, B twice as long as F::
+
+        r0 | F0 F1 F2 f0 f1 .  .  b0--- f2 b1--- .  b2--- B0--- B1--- B2---
+        r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
+
     Parameters
     ----------
     ranks, microbatches, chunks
@@ -97,11 +102,6 @@ def paddle_interleaved(
         ``"one"`` is balanced memory for any number of microbatches, ``"larger-first"`` groups of p
         after a first one of p + m mod p; ``"paddle"`` takes the former below 2p, as PaddlePaddle
         with its best_unbalanced_scheduler, and the latter from there on.
-
-    p = 2, m = 3, B twice as long as F::
-
-        r0 | F0 F1 F2 f0 f1 .  .  b0--- f2 b1--- .  b2--- B0--- B1--- B2---
-        r1 | .  F0 F1 F2 f0 b0--- f1 b1--- f2 b2--- B0--- B1--- B2--- .  .
     """
     size, pace = _first_group(ranks, microbatches, groups)
     table = in_two_sizes(microbatches, chunks, split=size, first=size, then=ranks)

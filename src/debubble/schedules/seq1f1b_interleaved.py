@@ -108,6 +108,11 @@ def seq1f1b_interleaved(
     Groups are ⌈p/s⌉ microbatches. Rounded down, as in MindSpore, they lack slices where s does not
     divide p: with p = 5 and s = 2 the bubble grows with m, with p = 6 and s = 4 it is a deadlock.
 
+    p = 2, m = 1, s = 2, B twice as long as F::
+
+        r0 | F0.0 F0.1 f0.0 f0.1 .    .    .    b0.1----- b0.0----- B0.1----- B0.0-----
+        r1 | .    F0.0 F0.1 f0.0 f0.1 b0.1----- b0.0----- B0.1----- B0.0----- .    .
+
     Parameters
     ----------
     ranks, microbatches, chunks
@@ -120,11 +125,6 @@ def seq1f1b_interleaved(
     cut
         ``"flops"`` shortens later slices until all take the same time; ``"tokens"`` makes all
         equally long.
-
-    p = 2, m = 1, s = 2, B twice as long as F::
-
-        r0 | F0.0 F0.1 f0.0 f0.1 .    .    .    b0.1----- b0.0----- B0.1----- B0.0-----
-        r1 | .    F0.0 F0.1 f0.0 f0.1 b0.1----- b0.0----- B0.1----- B0.0----- .    .
     """
     wanted = group_size or -(-ranks // slices)
     return _orders(ranks, microbatches, chunks, slices, wanted, min(chunks, 2))

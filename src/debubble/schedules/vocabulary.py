@@ -201,6 +201,12 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     When to use it: a vocabulary so large that the output layer takes longer than a stage, on one
     stage per rank with a whole backward. vocab-2 exchanges once instead of twice, in less memory.
 
+    p = 3, m = 4, a head of F = 3, B = 3::
+
+        r0 | F0 F1 F2 S0 F3 S1 T0 .  S2 T1 T2 .  .  S3 B0--- T3 .  .  B1--- .  B2--- B3---
+        r1 | .  F0 F1 S0 F2 S1 T0 F3 S2 T1 .  B0--- T2 S3 T3 .  B1--- .  B2--- B3--- .  .
+        r2 | .  .  F0 S0 F1 S1 T0 F2 S2 B0--- T1 F3 T2 S3 B1--- T3 B2--- B3--- .  .  .  .
+
     Parameters
     ----------
     ranks, microbatches
@@ -208,12 +214,6 @@ def vocab_1(*, ranks: int, microbatches: int, costs: Costs | None = None) -> Ite
     costs
         Costs of actions, for the times at which passes are put in; the default is one unit of time
         for each F, I and W. The head makes no difference.
-
-    p = 3, m = 4, a head of F = 3, B = 3::
-
-        r0 | F0 F1 F2 S0 F3 S1 T0 .  S2 T1 T2 .  .  S3 B0--- T3 .  .  B1--- .  B2--- B3---
-        r1 | .  F0 F1 S0 F2 S1 T0 F3 S2 T1 .  B0--- T2 S3 T3 .  B1--- .  B2--- B3--- .  .
-        r2 | .  .  F0 S0 F1 S1 T0 F2 S2 B0--- T1 F3 T2 S3 B1--- T3 B2--- B3--- .  .  .  .
     """
     return _delayed_1f1b(ranks, microbatches, 1, costs)
 
