@@ -70,8 +70,6 @@ class Model:
             stored = held
             if choice[stage] & RECOMPUTE:
                 stored = sum(part["activation"] * part["recompute_kept"] for part in parts)
-                time["I"] += time["R"] + self.overhead
-                time["B"] += time["R"] + self.overhead
             if choice[stage] & OFFLOAD:
                 stored -= sum(part["activation"] * part["offload_share"] for part in parts)
             again = time["R"] + self.overhead if choice[stage] & RECOMPUTE else 0.0
@@ -79,7 +77,7 @@ class Model:
                 kept = held
             found.append(
                 {kind: time[kind] + self.overhead for kind in "FIWB"}
-                | {"again": again, "held": held, "kept": kept, "stored": stored}
+                | {"R": again, "held": held, "kept": kept, "stored": stored}
             )
         return found
 
@@ -93,8 +91,10 @@ class Model:
         ways = [
             [
                 order
-                for order in orders(kinds, tuple(s for s in range(len(cut)) if self.homes[s] == r),
-                                    self.microbatches)
+                for order in orders(
+                    kinds, tuple(s for s in range(len(cut)) if self.homes[s] == r),
+                    tuple(s for s, how in enumerate(choice) if how & RECOMPUTE), self.microbatches
+                )
                 if self._fits(order, stages)
             ]
             for r in sorted(set(self.homes))
@@ -103,14 +103,15 @@ class Model:
 
     def _fits(self, order: Order, stages: Sequence[Mapping[str, float]]) -> bool:
         now = peak = 0.0
-        for kind, s, _ in order:
+        redone = {(s, b) for kind, s, b in order if kind == "R"}
+        for kind, s, b in order:
             stage = stages[s]
             if kind == "F":
                 now += stage["stored"]
-            elif kind in "IB":
+            elif kind == "R" or (kind in "IB" and (s, b) not in redone):
                 now += stage["held"] - stage["stored"]
             peak = max(peak, now)
-            if kind != "F":
+            if kind not in "FR":
                 now -= {"I": stage["held"] - stage["kept"], "W": stage["kept"]}.get(
                     kind, stage["held"]
                 )
@@ -129,6 +130,7 @@ class Model:
                     kind, s, b = order[at[rank]]
                     needs = {
                         "F": [("F", s - 1, b)] if s else [],
+                        "R": [],
                         "W": [("I", s, b)],
                         back: [(back, s + 1, b)] if s < last else [],
                     }[kind]
@@ -141,10 +143,7 @@ class Model:
                         ),
                         default=0.0,
                     )
-                    again = stages[s]["again"] if kind == back else 0.0
-                    # R needs no gradient.
-                    start = max(free[rank] + again, ready)
-                    end[kind, s, b] = free[rank] = start + stages[s][kind] - again
+                    end[kind, s, b] = free[rank] = max(free[rank], ready) + stages[s][kind]
                     at[rank] += 1
                     left -= 1
             if left == before:
@@ -157,18 +156,28 @@ INFINITE = float("inf")
 
 
 @cache
-def orders(kinds: str, stages: tuple[int, ...], microbatches: int) -> tuple[Order, ...]:
-    """Every order of a rank's actions in which each kind of a stage takes microbatches in turn."""
-    actions = list(product(kinds, stages, range(microbatches)))
+def orders(
+    kinds: str, stages: tuple[int, ...], redone: tuple[int, ...], microbatches: int
+) -> tuple[Order, ...]:
+    """Every order of a rank's actions in which each kind of a stage takes microbatches in turn.
+
+    Some stages are `redone` between their forward and their backward.
+    """
+    again = [stage for stage in stages if stage in redone]
+    actions = [*product(kinds, stages, range(microbatches)),
+               *product("R", again, range(microbatches))]  # fmt: skip
 
     def ready(action: tuple[str, int, int], done: frozenset[tuple[str, int, int]]) -> bool:
         kind, s, b = action
         needs = [(kind, s, b - 1)] if b else []
         needs += [("F", one, b) for one in stages if (one < s if kind == "F" else one >= s)]
-        if kind == "W":
+        if kind == "R":
+            needs = [*needs[: b > 0], ("F", s, b)]
+        elif kind == "W":
             needs = [*needs, ("I", s, b)]
         elif kind != "F":
             needs += [(kind, one, b) for one in stages if one > s]
+            needs += [("R", s, b)] if s in again else []
         return done.issuperset(needs)
 
     def extend(order: Order) -> Iterator[Order]:

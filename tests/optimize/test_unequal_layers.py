@@ -137,8 +137,8 @@ def test_a_cut_costs_what_its_layers_do(seed: int) -> None:
             chosen = with_choice(problem, [way & 1 for way in choice])
             stages = one.model.stages(cut, choice_of(chosen))
             table = chosen.table
-            for kind in "FIWB":
-                times = table.duration[Kind[kind]] + chosen.recompute_time * (kind in "IB")
+            for kind in "FIWBR":
+                times = chosen.recompute_time if kind == "R" else table.duration[Kind[kind]]
                 assert times == pytest.approx([stage[kind] for stage in stages])
             for name, values in (("held", table.activation), ("kept", table.kept),
                                  ("stored", chosen.footprint[0])):  # fmt: skip
