@@ -99,7 +99,10 @@ class Model:
             ]
             for r in sorted(set(self.homes))
         ]  # fmt: skip
-        return min((self._makespan(chosen, stages) for chosen in product(*ways)), default=INFINITE)
+        best = INFINITE
+        for chosen in product(*ways):
+            best = min(best, self._makespan(chosen, stages, best))
+        return best
 
     def _fits(self, order: Order, stages: Sequence[Mapping[str, float]]) -> bool:
         now = peak = 0.0
@@ -117,11 +120,14 @@ class Model:
                 )
         return peak <= self.limit * (1 + 1e-9)
 
-    def _makespan(self, chosen: Sequence[Order], stages: Sequence[Mapping[str, float]]) -> float:
-        """Time of an order; infinite where it waits for itself."""
+    def _makespan(
+        self, chosen: Sequence[Order], stages: Sequence[Mapping[str, float]], known: float
+    ) -> float:
+        """Time of an order; infinite where it waits for itself or is no faster than is known."""
         end: dict[tuple[str, int, int], float] = {}
         back, last = "B" if self.backward == "fused" else "I", len(stages) - 1
         at, free = [0] * len(chosen), [0.0] * len(chosen)
+        after = [sum(stages[s][kind] for kind, s, _ in order) for order in chosen]
         left = sum(map(len, chosen))
         while left:
             before = left
@@ -144,6 +150,9 @@ class Model:
                         default=0.0,
                     )
                     end[kind, s, b] = free[rank] = max(free[rank], ready) + stages[s][kind]
+                    after[rank] -= stages[s][kind]
+                    if free[rank] + after[rank] >= known:
+                        return INFINITE
                     at[rank] += 1
                     left -= 1
             if left == before:

@@ -33,14 +33,14 @@ def wanted_of(schedule: db.Schedule) -> Any:
     return WANTED[key]
 
 
-def trained(schedule: db.Schedule, **options: Any) -> list[str]:
+def trained(schedule: db.Schedule, steps: int = STEPS, **options: Any) -> list[str]:
     """What differs on this rank from a loop without a pipeline."""
     wanted = wanted_of(schedule)
     model = gpt(schedule.stages)
     pipe = dt.Pipeline(schedule, lambda stage: model[stage], cross_entropy, **options)
     optimizer = adamw(pipe.parameters())
     wrong = []
-    for step in range(STEPS):
+    for step in range(steps):
         x, y = text(schedule.microbatches, step)
         loss = pipe.step(
             x if pipe.is_first else None, target=y if pipe.is_last or schedule.vocabulary else None
