@@ -49,14 +49,13 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Bubbles:
-    """Every time a rank is idle."""
+    """Every time a rank is idle: one entry each, rank by rank in order of time."""
 
     rank: NDArray[np.int64]
     start: NDArray[np.float64]
     end: NDArray[np.float64]
     cause: NDArray[np.int64]
-    """Indices into :data:`CAUSES`; one entry per idle time, rank by rank in order of time, as in
-    all of these."""
+    """Indices into :data:`CAUSES`."""
     before: NDArray[np.int64]
     """Position in the schedule of the action the idle time ends with, −1 for drains."""
     totals: NDArray[np.float64]

@@ -47,7 +47,7 @@ class CostTable:
     activation: NDArray[np.float64]
     """Memory after the forward; shape ``(places,)``."""
     kept: NDArray[np.float64]
-    """The part of it that stays until W ends."""
+    """Part of the activation that stays until W ends; shape ``(places,)``."""
     offload: NDArray[np.float64]
     """Share of what a forward leaves that an OFFLOAD moves; shape ``(places,)``."""
     checkpoint: NDArray[np.float64]
@@ -74,9 +74,11 @@ class CostTable:
     """Memory of one microbatch in each shard of the head, from S to T; 0 where it is not
     sharded."""
     costs: Costs
+    """Costs that the table was made from."""
     placement: Placement
+    """Placement that it was made for."""
     slicing: Slicing
-    """As the two before, what the table was made from."""
+    """Slices that it was made for."""
     pairs: Mapping[tuple[int, int], float]
     """Times of overlapped pairs by (stage of the forward, stage of the backward), where said."""
     overlap: NDArray[np.float64]

@@ -29,10 +29,10 @@ INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
 INTERPRET_UNCOMPILED = 4_000_000
-"""Loop iterations that a kernel is interpreted for in one process before it is compiled.
+"""Loop iterations of a kernel that one process interprets before it compiles the kernel.
 
-Compiling takes about as long as so many, for every kernel and every sort of arguments anew; where
-the machine code is on disk, it is loaded.
+Counted for each kernel and each tuple of argument types: compiling one of these takes about as long
+as interpreting so many iterations. Machine code that is on disk is loaded at once.
 """
 
 HELPER = "compiled_form"

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Program
+from debubble.core.kinds import KINDS, Kind, Of
 from debubble.engine.timeline import Timeline
 from debubble.optimize.backward import (
     fusable,
@@ -243,9 +244,8 @@ class Model:
             add(self.start[*chain, b] >= self._end(*other, b) + round(delay))
         for (stage, b), fused in self.fused.items():
             add(self.start[2, stage, b] == self._end(1, stage, b)).only_enforce_if(fused)
-        for stage, b in product(self.again, range(m)):
-            add(self.start[AGAIN, stage, b] >= self._end(0, stage, b))
-            add(self.start[1, stage, b] >= self._end(AGAIN, stage, b))
+        for stage, b, (kind, maker) in product(self.again, range(m), around_recomputes(problem)):
+            add(self.start[kind, stage, b] >= self._end(maker, stage, b))
         spare, last, lag = spare_microbatches(problem), last_stages(problem), memory_lag(problem)
         # A fused backward frees at its end.
         lag[problem.homes[self.fusable]] = 0.0
@@ -373,6 +373,22 @@ class Model:
     def stop(self) -> None:
         """End a running :meth:`solve` soon; callable from another thread."""
         self.solver.stop_search()
+
+
+def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
+    """Every need of a stage's R, and every need for it, by the table: who waits, and for whom.
+
+    Kinds are numbered as in the problem, R is :data:`AGAIN`.
+    """
+    numbers = {kind: number for number, kind in enumerate(problem.kinds)} | {Kind.R: AGAIN}
+    return [
+        (numbers[kind], numbers[maker])
+        for kind in numbers
+        for need in KINDS[kind].needs
+        for maker in need.kinds
+        if need.of is Of.STAGE and not need.stage and not need.slice
+        and maker in numbers and Kind.R in (kind, maker)
+    ]  # fmt: skip
 
 
 def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -75,7 +75,10 @@ def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:
 
 
 def units_apart(problem: Problem, unit: float) -> tuple[Units, Units]:
-    """The same with R as an action of its own, the fourth kind: what it brings back is its."""
+    """As :func:`whole_units`, with R as an action of its own, which takes what it brings back.
+
+    Rows are F, I or B, W (B once more where backwards are fused) and R.
+    """
     back, last = problem.taken_by_recompute, len(problem.kinds)
     taken = np.array([problem.taken[0], back, problem.taken[1] - back, *problem.taken[2:]])
     levels = _levels(taken, np.insert(problem.freed, 1, 0.0, axis=0), unit)

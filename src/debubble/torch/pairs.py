@@ -39,7 +39,7 @@ class Pairs:
         """
         current = None if self._side is None else torch.cuda.current_stream(self._device)
         if self._side is not None and current is not None:
-            self._part([task for task, _, _ in calls])
+            self._choose_streams([task for task, _, _ in calls])
             self._side.wait_stream(current)
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "debubble-pair")
@@ -60,8 +60,11 @@ class Pairs:
         if self._side is not None and current is not None:
             current.wait_stream(self._side)
 
-    def _part(self, tasks: Sequence[Task]) -> None:
-        """Give one half the side stream: that of a backward is where its forward ran."""
+    def _choose_streams(self, tasks: Sequence[Task]) -> None:
+        """Send the first forward to the side stream, unless a backward of the group runs there.
+
+        A backward runs on the stream of its forward.
+        """
         keys = [(task.step.stage, task.step.unit) for task in tasks]
         forwards = [task.step.kind in FORWARD_KINDS for task in tasks]
         taken = {key for key, forward in zip(keys, forwards, strict=True) if not forward}

@@ -129,7 +129,8 @@ class Wire:
         sending = self._sending.get(peer)
         while sending and gone < count:
             works, _ = sending[0]
-            # In batches the answer came in the same or in a later one: this stream waits no longer.
+            # Batches run in turn, and that of the answer, which is over, was not posted before that
+            # of the send: on a GPU this adds no wait to the stream.
             self.team.wait(works)
             sending.popleft()
             gone += 1
