@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import pickle
 import socket
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -62,6 +64,7 @@ class Link:
         self.rank, self.size, self.timeout = rank, size, timeout
         # Making a group of the world's would need all ranks of the world, or equal names of groups.
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        _LINKS.add(self)
 
     def send(self, tensor: Tensor, peer: int, tag: Tag) -> Any:
         """Begin to send."""
@@ -262,6 +265,20 @@ class Team:
 def by_nccl(group: Any) -> bool:
     """Whether a process group sends tensors of a GPU by NCCL."""
     return "cuda:nccl" in dist.get_backend_config(group)
+
+
+_LINKS: WeakSet[Link] = WeakSet()
+
+
+@atexit.register
+def _end_links() -> None:
+    """End the threads of all links.
+
+    They let go of the tensors of what is over; one that does so for the last time when there is no
+    interpreter any more ends the process with SIGABRT.
+    """
+    for link in _LINKS:
+        del link._gloo
 
 
 _COUNTS: dict[str, int] = {}
