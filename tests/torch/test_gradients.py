@@ -36,8 +36,9 @@ def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Ve
 
 
 def steps(entry: Entry) -> Case:
-    """Three optimizer steps, with all versions of the weights that the schedule keeps."""
-    schedule = smallest(entry, iterations=3)
+    """Two optimizer steps; where older weights are kept a third, after their last use."""
+    several = max(smallest(entry).versions) > 1
+    schedule = smallest(entry, iterations=3 if several else 2)
     small = schedule.slices == 1 and not schedule.vocabulary
     return Case(schedule, "mlp" if small else "gpt-tiny")
 
@@ -84,9 +85,9 @@ def test_what_pytorch_can_express_on_its_runtime(entry: Entry, theirs: Together)
 
 @pytest.mark.parametrize("entry", STEPPED, ids=lambda entry: entry.name)
 def test_training_steps(entry: Entry, ours: Together) -> None:
-    """Three optimizer steps, with all versions of the weights that the schedule keeps."""
+    """Some optimizer steps, with all versions of the weights that the schedule keeps."""
     checked = ours.verified(f"{entry.name}, steps")
-    assert checked.tensors >= 3 * 2 * smallest(entry).stages
+    assert checked.tensors >= 2 * 2 * smallest(entry).stages
 
 
 @pytest.mark.parametrize("after", AFTER)
