@@ -19,6 +19,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import RECOMPUTE_AT, add_recompute
 from debubble.schedules.registry import Entry, find
+from tests.conftest import EXPLORES
 
 ENTRIES = schedules()
 TIMES = st.integers(0, 24).map(lambda n: n / 4)
@@ -44,9 +45,17 @@ def accepted(name: str, microbatches: int, **parameters: int | None) -> tuple[in
     )
 
 
+RANKS, MICROBATCHES, CHUNKS = (8, 24, 4) if EXPLORES else (6, 14, 3)
+"""The most that random schedules have where a test names no others; oracles are slow."""
+
+
 @st.composite
 def made(
-    draw: st.DrawFn, entry: Entry, ranks: int = 8, microbatches: int = 24, chunks: int = 4
+    draw: st.DrawFn,
+    entry: Entry,
+    ranks: int = RANKS,
+    microbatches: int = MICROBATCHES,
+    chunks: int = CHUNKS,
 ) -> Schedule:
     """A schedule of one family with random parameters it accepts."""
 

@@ -229,7 +229,7 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
 @settings(max_examples=6)
 @given(data=st.data())
 def test_compiled_kernel_equals_its_python_source(entry: Entry, data: st.DataObject) -> None:
-    schedule = data.draw(made(entry, ranks=6, microbatches=12))
+    schedule = data.draw(made(entry, ranks=4, microbatches=8))
     for mode in ("overlapped", "channel", "blocking"):
         graphs = []
         for compiled in (True, False):

@@ -228,7 +228,7 @@ def test_explicit_transfers_take_the_same_times(
 @settings(max_examples=5)
 @given(data=st.data())
 def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataObject) -> None:
-    plain = data.draw(made(entry, ranks=6, microbatches=12))
+    plain = data.draw(made(entry, ranks=4, microbatches=8))
     schedule = data.draw(recomputing(plain))
     costs = data.draw(costs_for(schedule))
     found = []
@@ -466,7 +466,8 @@ They overlap actions, copy activations, shard the head, keep some for W, or depe
 def test_closed_forms_hold_with_recomputes(entry: Entry) -> None:
     costs = Costs(F=2, I=3, W=1, R=1.5, recompute_kept=0.125)
     checked = 0
-    for p, m, v in GRID:
+    # Orders that are searched for take long, and nothing is to be found for them.
+    for p, m, v in GRID[:: 9 if entry.name in NO_FORMS else 1]:
         at = RECOMPUTE_AT[(p + m + v) % len(RECOMPUTE_AT)]
         chunks = None if entry.chunks else v
         if m not in accepted(entry.name, 16, ranks=p, chunks=chunks):
