@@ -26,8 +26,8 @@ from debubble.optimize.strategies import listed
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest, orders, problem, random_problem, recomputes_between
 
-CASES, PARTS = (3000 if EXPLORES else 320), 8
-MOST_ORDERS = 3000 if EXPLORES else 800
+CASES, MOST_ORDERS = (3000, 3000) if EXPLORES else (240, 300)
+PARTS = 8
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
 
 

@@ -99,12 +99,21 @@ def case(seed: int) -> Case:
     return Case(asked, model, ways_of(recompute, offload, p * v), cuts)
 
 
+def too_many(one: Case) -> bool:
+    """Whether to leave a case out: a few have more orders by hand than all others together."""
+    asked = one.asked
+    choices = max(map(len, one.ways)) > 1
+    return choices and asked["ranks"] == asked["microbatches"] == 3 and not EXPLORES
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", range(12 if EXPLORES else 3))
 def test_bounds_hold_for_every_cut_choice_and_order(seeds: int) -> None:
     checked = 0
     for seed in range(20 * seeds, 20 * seeds + 20):
         asked, model, ways, cuts = one = case(seed)
+        if too_many(one):
+            continue
         root, refused = one.root(None), False
         if model.limit < INFINITE:
             root = replace(root, limits=np.full(root.ranks, model.limit))
@@ -216,7 +225,10 @@ def test_an_embedding_can_be_alone_in_every_program() -> None:
 @pytest.mark.parametrize("seeds", range(4))
 def test_the_result_is_the_best_of_all_cuts_and_choices(seeds: int) -> None:
     solved = 0
-    for asked, model, ways, cuts in map(case, range(12 * seeds, 12 * seeds + 12)):
+    for one in map(case, range(12 * seeds, 12 * seeds + 12)):
+        if too_many(one):
+            continue
+        asked, model, ways, cuts = one
         best = min(model.fastest(cut, choice) for cut in cuts for choice in product(*ways))
         if best == INFINITE or asked["offload"] != "none":
             continue
