@@ -26,8 +26,12 @@ settings.load_profile(PROFILE)
 EXPLORES = PROFILE == "explore"
 """Whether cases that are many and much alike all come, in place of some of them."""
 
-FACTOR, LEAST = 4, 3
-"""A property test has one in four of its cases when quick, but some; to explore, four times all."""
+FEWER, LEAST, MORE = 8, 3, 4
+"""A property test has an eighth of its cases when quick, but some; four times all to explore."""
+
+BATCH = 16
+"""Short tests of a file that a worker gets at once: xdist looks at all that was given before it
+gives the next."""
 
 MARKS = {
     "browser": {"browser", "visit"},
@@ -71,6 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick[item.path] = quick.get(item.path, False) or not left_out
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
+        batch(items)
+
+
+def batch(items: list[pytest.Item]) -> None:
+    """Put short tests of a file that may run anywhere into groups."""
+    counts: dict[Path, int] = {}
+    for item in items:
+        if not any(item.get_closest_marker(mark) for mark in ("xdist_group", "slow", *MARKS)):
+            count = counts[item.path] = counts.get(item.path, -1) + 1
+            group = f"{item.nodeid.partition('::')[0]}, {count // BATCH}"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -109,7 +124,7 @@ def scale_cases(item: pytest.Item) -> None:
     if is_hypothesis_test(test) and not hasattr(test, "scaled"):
         usual = test._hypothesis_internal_use_settings
         cases = usual.max_examples
-        scaled = min(cases, max(cases // FACTOR, LEAST)) if PROFILE == "quick" else cases * FACTOR
+        scaled = min(cases, max(cases // FEWER, LEAST)) if PROFILE == "quick" else cases * MORE
         test._hypothesis_internal_use_settings = settings(usual, max_examples=scaled)
         test.scaled = True
 

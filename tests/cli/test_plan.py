@@ -19,6 +19,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_has_the_contract(run: Run) -> None:
     data = run(*SMALL, "--top", 2, "--json").data
     assert data["model"]["parameters"] == 8_030_261_248
@@ -48,6 +49,7 @@ def test_json_has_the_contract(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_text_says_the_plan_and_why_others_lose(run: Run) -> None:
     out = run(*SMALL, "--top", 3, "--why", "pp=4").out
     assert "llama-3.1-8b: 8.03 B parameters, 32 layers, on 8 × h100" in out
@@ -86,6 +88,7 @@ def test_memory_is_that_of_the_framework(run: Run) -> None:
     assert "as PyTorch 2.13 with FSDP2 keeps it" in run(*held, "--framework", "automodel").out
 
 
+@pytest.mark.slow
 def test_a_sequence_need_not_be_given(run: Run, refused: Callable[..., str]) -> None:
     words = ("plan", "gpt2", "--gpu", "h100", "--gpus", 2, "--batch", 8, "--schedule", "1f1b")
     assert "8 sequences of 1,024 tokens" in " ".join(run(*words).out.split())
@@ -95,6 +98,7 @@ def test_a_sequence_need_not_be_given(run: Run, refused: Callable[..., str]) -> 
     assert "8 sequences of 4,096 tokens" in " ".join(run(*words).out.split())
 
 
+@pytest.mark.slow
 def test_odd_sizes_warn(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(
@@ -111,6 +115,7 @@ def test_odd_sizes_warn(run: Run, tmp_path: Path) -> None:
     assert plan["warnings"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["html", "yaml"])
 def test_files(run: Run, tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"plan.{ending}"
@@ -138,6 +143,7 @@ def test_a_plan_that_cannot_be_written_is_printed(
     assert "No space left" in result.err
 
 
+@pytest.mark.slow
 def test_an_order_of_its_own(
     run: Run, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

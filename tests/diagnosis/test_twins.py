@@ -81,6 +81,7 @@ class Figures:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "published", "cause"),
     [

@@ -143,6 +143,7 @@ def test_no_cut_beats_the_bound_of_all(backward: Any, mode: Any) -> None:
         assert found.lower_bound <= order.makespan + 1e-9, cut
 
 
+@pytest.mark.slow
 def test_cutting_by_frozen_layers_beats_an_even_cut() -> None:
     asked: dict[str, Any] = {"ranks": 4, "microbatches": 8, "cache": False, "effort": 0.05}
     layers = {"F": [1] * 12, "B": [2] * 12, "frozen": [1] * 6 + [0] * 6}

@@ -115,6 +115,7 @@ def test_a_grid_only_lowers_what_is_proven(grid: int) -> None:
     assert ends_before(kept, 200, Count(ENOUGH), Stop(), grid) is False
 
 
+@pytest.mark.slow
 def test_the_first_rank_of_a_loop_needs_few_states_on_a_grid() -> None:
     asked = problem(16, 32, 9, F=5, I=6, W=4, placement=db.Placement.loop(16, 2))
     kept = keep(asked, [0])

@@ -318,6 +318,7 @@ def test_even_cuts_and_neighbours() -> None:
     assert all(sum(cut) == 128 and min(cut) == 1 for cut in near)
 
 
+@pytest.mark.slow
 def test_fewer_cuts_are_tried_by_what_the_strongest_rank_does_exactly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

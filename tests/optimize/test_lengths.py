@@ -149,6 +149,7 @@ def test_a_search_that_is_ended_has_an_assignment_that_fits() -> None:
     assert sorted(result.microbatches or ()) == list(range(6))
 
 
+@pytest.mark.slow
 def test_no_slower_than_published_orders_whether_these_are_asked_for_or_not() -> None:
     costs = db.Costs(F=10, I=12, W=8, microbatch=[0.5, 1, 1, 1.5, 1.5, 1, 1, 0.5])
     known = db.simulate(db.make("interleaved-zb", ranks=4, microbatches=8, costs=costs), costs)

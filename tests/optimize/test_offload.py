@@ -131,6 +131,7 @@ def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.Mon
     assert not other.cached
 
 
+@pytest.mark.slow
 def test_placements_on_which_copies_have_no_room_are_passed_over() -> None:
     costs = db.Costs(F=5, I=6, W=4, host_bandwidth=4)
     result = db.optimize(

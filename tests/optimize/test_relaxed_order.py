@@ -61,6 +61,7 @@ def test_orders_run_within_memory(seed: int) -> None:
     assert all(asked.timeline(order).makespan >= bound * (1 - 1e-9) for order in judged)
 
 
+@pytest.mark.slow
 def test_annealing_comes_to_better_orders_from_there_than_from_lists() -> None:
     asked = even(8, 16, 4)
     bound, programs = made(asked)

@@ -56,6 +56,7 @@ def test_without_jitter_the_fastest_stays_and_lengths_are_arranged() -> None:
 ENDLESS = 1 << 40
 
 
+@pytest.mark.slow
 def test_a_time_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not come back else."""
     monkeypatch.setattr("debubble.optimize.robust.MOVES", ENDLESS)

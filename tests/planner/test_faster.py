@@ -45,6 +45,7 @@ def test_a_faster_order_within_the_memory(solver: bool, monkeypatch: pytest.Monk
     assert timeline.schedule.placement == simulated(ASKED, ONE).schedule.placement
 
 
+@pytest.mark.slow
 def test_little_memory_is_kept() -> None:
     tight = replace(ASKED, limit=52e9)
     plan = evaluate(tight, ONE)

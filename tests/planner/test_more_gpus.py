@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from debubble.planner.ask import ask
 from debubble.planner.degrees import Fixed, groups
 from debubble.planner.more_gpus import enough_gpus, one_more_node, with_gpus
@@ -57,6 +59,7 @@ def test_enough_gpus_fit_and_half_of_them_do_not() -> None:
     assert not search(half, groups(half.model, half.cluster, half.training, small), 1).plans
 
 
+@pytest.mark.slow
 def test_no_number_of_gpus_is_enough_for_a_sequence_that_nothing_splits() -> None:
     asked = ask("llama-3.1-8b", "h100", 8, 8, 10_000_000)
     assert enough_gpus(asked, Fixed(cp=1, tp=8)) is None

@@ -44,6 +44,7 @@ def every(asked: Asked, found: list[Group]) -> Iterator[tuple[float, Candidate]]
                 yield plan.step_time, candidate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gpu", "gpus", "batch", "limit"),
     [

@@ -89,6 +89,7 @@ def test_plans_are_those_of_the_library(ask):
     assert timeline["ranks"] == 2
 
 
+@pytest.mark.slow
 def test_the_best_plan_goes_into_the_comparison(ask):
     answer = found(ask, QUESTION)
     other = answer["other_tab"]
@@ -134,6 +135,7 @@ def test_a_search_ends_when_its_time_is_over_or_nobody_asks(ask, monkeypatch, li
     assert "the best when the search was stopped" in answer["paragraphs"][1]
 
 
+@pytest.mark.slow
 def test_one_search_at_a_time(ask):
     name = started(ask, "/api/plan", LONG)
     second = ask("/api/plan", QUESTION)
