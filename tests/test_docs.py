@@ -46,7 +46,10 @@ PAGES = {
     if path.parent.name != "figures"
 }
 EXTENDING = "docs/extending.md"  # test_extending.py
-LESS = {"optimize": ["--effort", "0.01"], "plan": ["--schedule", "1f1b", "--tp", "4"]}
+LESS = {
+    "optimize": ["--effort", "0.01"],
+    "plan": ["--schedule", "1f1b", "--tp", "4", "--cp", "1", "--microbatch-size", "1"],
+}
 """What makes commands search less; searching is tested elsewhere."""
 
 ELSEWHERE = {
