@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -245,12 +246,19 @@ def world(size: int) -> list[dict[str, object]]:
     ]  # fmt: skip
 
 
-def joined(tmp_path: Path, *words: object, size: int = 2) -> list[tuple[int, str, str]]:
-    """Exit code and output of every rank of a world as torchrun starts it."""
+def joined(
+    tmp_path: Path, *words: object, size: int = 2, first: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[int, str, str]]:
+    """Exit code and output of every rank of a world as torchrun starts it.
+
+    The environment of the `first` has some variables more.
+    """
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "debubble", "run", *map(str, words)],
-            env=os.environ | {key: str(value) for key, value in rank.items()},
+            env=os.environ
+            | {key: str(value) for key, value in rank.items()}
+            | (dict(first) if rank["RANK"] == 0 else {}),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             # As in conftest.py.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -263,8 +271,14 @@ def joined(tmp_path: Path, *words: object, size: int = 2) -> list[tuple[int, str
 
 @pytest.mark.processes
 def test_a_world_of_torchrun(tmp_path: Path) -> None:
-    first, second = joined(tmp_path, "dualpipe", "-p", 2, "-m", 4, "--steps", 2)
+    words = ("dualpipe", "-p", 2, "-m", 4, "--steps", 2)
+    first, second = joined(tmp_path, *words, first={"PYTHONPROFILEIMPORTTIME": "1"})
     assert first[0] == 0, first[2]
+    # What takes as long to load as PyTorch, and our engine does without.
+    loaded = {line.split("|")[-1].strip() for line in first[2].splitlines()}
+    assert "torch" in loaded
+    aside = {"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "numba"}
+    assert not aside & loaded
     assert "gradients   all 60 equal" in first[1]
     assert "makespan" in first[1]
     assert second[:2] == (0, "")
