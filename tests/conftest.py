@@ -142,18 +142,14 @@ def browser() -> Iterator[Any]:
     yield from browsers.launch()
 
 
+@pytest.fixture(scope="module")
+def kept_pages(browser: Any) -> browsers.Pages:
+    """Pages for one test of a module after the other."""
+    return browsers.Pages(browser)
+
+
 @pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+def visit(kept_pages: browsers.Pages) -> Iterator[Callable[..., Any]]:
     """Open pages; at the end none of them may have had an error."""
-    opened: list[browsers.Watched] = []
-
-    def call(address: str, **options: Any) -> Any:
-        watched = browsers.Watched(browser, **options)
-        opened.append(watched)
-        page = watched.open(address)
-        page.requests = watched.requests
-        return page
-
-    yield call
-    for watched in opened:
-        watched.close()
+    with kept_pages.opened() as call:
+        yield call

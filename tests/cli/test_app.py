@@ -65,7 +65,8 @@ def test_the_examples_of_the_help_run(
     assert len(found) >= 3 * len(COMMANDS) - 1
     for words in found:
         # Searching is tested elsewhere.
-        less = {"optimize": ["--effort", 0.05, "--time-limit", 1], "plan": ["--schedule", "1f1b"]}
+        one = ["--schedule", "1f1b", "--tp", 4, "--cp", 1, "--microbatch-size", 1]
+        less = {"optimize": ["--effort", 0.01, "--time-limit", 1], "plan": one}
         # A server runs until somebody ends it: tests/playground starts one.
         assert words[0] == "serve" or run(*words, *less.get(words[0], [])).code == 0, words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import signal
 import subprocess
 import time
@@ -35,11 +36,17 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def swept(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("swept") / "sweep.yaml"
+    path.write_text(SPEC)
+    assert run("sweep", path, "-o", path.with_name("results.sqlite"), "-j", 1).code == 0
+    return path.with_name("results.sqlite")
+
+
 @pytest.fixture
-def results(run: Run, spec: Path) -> Path:
-    path = spec.with_name("results.sqlite")
-    assert run("sweep", spec, "-o", path, "-j", 1).code == 0
-    return path
+def results(swept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(swept, tmp_path))
 
 
 def test_a_dry_run_has_the_size(run: Run, spec: Path) -> None:

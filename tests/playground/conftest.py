@@ -42,7 +42,7 @@ def ask() -> Callable[..., Any]:
     loop.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """Address of ``debubble serve`` in a process of its own."""
     program = Path(sys.executable).with_name("debubble")

@@ -20,6 +20,16 @@ def page(visit, server):
     return visit(server)
 
 
+@pytest.fixture(scope="module")
+def begun(kept_pages, server):
+    """The page as it begins, for tests that leave it so."""
+    with kept_pages.opened() as visit:
+        page = visit(server)
+        settle(page, "document.querySelectorAll('#numbers tbody tr').length === 4")
+        settle(page, "document.querySelectorAll('.card').length === 4")
+        yield page
+
+
 def settle(page, condition):
     """Wait until the page shows what a change asked for."""
     page.wait_for_function(f"() => {condition}")
@@ -46,25 +56,25 @@ def shown(page):
     return page.evaluate("document.body.dataset.shown")
 
 
-def test_it_begins_with_a_comparison(page):
-    settle(page, "document.querySelectorAll('#numbers tbody tr').length === 4")
-    assert set(rows(page)) == {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v"}
-    assert len(runs(page)) == 4
-    assert "fastest" in page.locator("#headline").inner_text()
-    assert page.locator("#plot circle").count() == 4
-    assert page.locator(".card").count() == 4
-    assert "(m + p − 1)(F + B)" in card(page, "1f1b").inner_text()
+def test_it_begins_with_a_comparison(begun):
+    assert set(rows(begun)) == {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v"}
+    assert len(runs(begun)) == 4
+    assert "fastest" in begun.locator("#headline").inner_text()
+    assert begun.locator("#plot circle").count() == 4
+    assert begun.locator(".card").count() == 4
+    assert "(m + p − 1)(F + B)" in card(begun, "1f1b").inner_text()
     # The winner is on top of the timelines, of the table and of the cards.
-    assert runs(page)[0][0] == rows(page)[0] == page.locator(".card h3").first.inner_text()
-    assert page.locator("#headline").inner_text().startswith(rows(page)[0])
+    assert runs(begun)[0][0] == rows(begun)[0] == begun.locator(".card h3").first.inner_text()
+    assert begun.locator("#headline").inner_text().startswith(rows(begun)[0])
 
 
-def test_schedules_are_chosen_and_left_out(page):
-    page.fill("#filter", "gpipe")
-    page.get_by_role("checkbox", name="gpipe", exact=True).check()
-    settle(page, f"{HOST}.data.runs.length === 5")
-    page.get_by_role("checkbox", name="gpipe", exact=True).uncheck()
-    settle(page, f"{HOST}.data.runs.length === 4")
+def test_schedules_are_chosen_and_left_out(begun):
+    begun.fill("#filter", "gpipe")
+    begun.get_by_role("checkbox", name="gpipe", exact=True).check()
+    settle(begun, f"{HOST}.data.runs.length === 5")
+    begun.get_by_role("checkbox", name="gpipe", exact=True).uncheck()
+    settle(begun, f"{HOST}.data.runs.length === 4")
+    begun.fill("#filter", "")
 
 
 def test_numbers_follow_the_sliders(page):
@@ -169,19 +179,18 @@ def test_a_file_that_cannot_be_read_says_why(page):
      ("JSON", "zb-v.json", b"{"), ("Trace", "zb-v.trace.json", b"{"),
      ("Page", "zb-v.html", b"<!doctype")],
 )  # fmt: skip
-def test_files_are_downloaded(page, tmp_path, button, name, start):
-    settle(page, "document.querySelectorAll('.card').length === 4")
-    with page.expect_download() as begun:
-        card(page, "zb-v").get_by_role("button", name=button, exact=True).click()
-    path = tmp_path / begun.value.suggested_filename
-    begun.value.save_as(path)
+def test_files_are_downloaded(begun, tmp_path, button, name, start):
+    with begun.expect_download() as started:
+        card(begun, "zb-v").get_by_role("button", name=button, exact=True).click()
+    path = tmp_path / started.value.suggested_filename
+    started.value.save_as(path)
     assert path.name == name
     assert path.read_bytes().startswith(start)
 
 
-def test_it_asks_only_its_own_server(page, server):
-    page.wait_for_timeout(300)
-    assert all(url.startswith((server, "data:")) for url in page.requests)
+def test_it_asks_only_its_own_server(begun, server):
+    begun.wait_for_timeout(300)
+    assert all(url.startswith((server, "data:")) for url in begun.requests)
 
 
 def test_it_fits_a_phone(visit, server):
@@ -303,11 +312,12 @@ def test_no_stale_result_looks_fresh(page):
 @pytest.mark.parametrize(
     ("text", "name"), [("vpp", "interleaved-1f1b"), ("zero bubble", "zb-h1"), ("ZB1P", "zb-h1")]
 )
-def test_schedules_are_found_by_alias_and_title(page, text, name):
-    page.fill("#filter", text)
-    found = page.locator("#schedules [name=schedule]").evaluate_all(
+def test_schedules_are_found_by_alias_and_title(begun, text, name):
+    begun.fill("#filter", text)
+    found = begun.locator("#schedules [name=schedule]").evaluate_all(
         "boxes => boxes.map(box => box.value)"
     )
+    begun.fill("#filter", "")
     assert name in found
     assert found == sorted(found)
     assert len(found) < 20
@@ -322,15 +332,17 @@ def test_one_schedule_is_compared_with_several_chunks(page):
     settle(page, "decodeURIComponent(location.hash).includes('interleaved-1f1b(chunks=4)')")
 
 
-def test_options_are_inputs_of_their_kind(page):
-    objective = page.get_by_label("objective of zb-v")
+def test_options_are_inputs_of_their_kind(begun):
+    objective = begun.get_by_label("objective of zb-v")
     assert objective.evaluate("field => field.tagName") == "SELECT"
     assert objective.locator("option").all_inner_texts() == ["makespan", "stage-time"]
-    tick = page.get_by_label("published of zb-v")
+    tick = begun.get_by_label("published of zb-v")
     assert tick.get_attribute("type") == "checkbox"
     assert "fixed order" in tick.evaluate("field => field.parentElement.title")
     tick.check()
-    settle(page, f"{of('zb-v (published=True)')}")
+    settle(begun, f"{of('zb-v (published=True)')}")
+    tick.uncheck()
+    settle(begun, of("zb-v"))
 
 
 def test_iterations_recompute_and_replicas(page):
@@ -361,18 +373,17 @@ def test_the_server_says_what_broke(page):
 
 
 @pytest.mark.parametrize("how", ["escape", "outside", "choice"])
-def test_menus_close(page, how):
-    settle(page, f"{HOST}.data.runs.length === 4")
-    menu = page.locator("debubble-timeline details.menu")
+def test_menus_close(begun, how):
+    menu = begun.locator("debubble-timeline details.menu")
     menu.locator("summary").click()
     assert menu.get_attribute("open") is not None
     menu.get_by_text("Trace of zb-v").wait_for()
     if how == "escape":
-        page.keyboard.press("Escape")
+        begun.keyboard.press("Escape")
     elif how == "outside":
-        page.locator("#headline").click()
+        begun.locator("#headline").click()
     else:
-        page.locator("debubble-timeline [data-do=area]").click()
+        begun.locator("debubble-timeline [data-do=area]").click()
     assert menu.get_attribute("open") is None
 
 
@@ -401,10 +412,9 @@ def test_details_of_a_click_are_in_view(visit, server):
     assert page.evaluate(f"{HOST}.view.panels[3].y < {HOST}.tall")
 
 
-def test_ideas_are_read_as_text_and_figure(page):
-    settle(page, "document.querySelectorAll('.card').length === 4")
-    page.locator(".card summary").first.click()
-    first = page.locator(".card").first
+def test_ideas_are_read_as_text_and_figure(begun):
+    begun.locator(".card summary").first.click()
+    first = begun.locator(".card").first
     text = first.inner_text()
     assert "``" not in text
     assert "::" not in text

@@ -10,7 +10,7 @@ import debubble as db
 from debubble.core.schedule import SYNCS
 from debubble.lowering.recompute import add_recompute
 from debubble.schedules.registry import Entry
-from debubble.torch.pytorch_runtime import not_for_pytorch
+from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.report import RunReport
 from debubble.torch.run import Settings, run
 from debubble.torch.verify import Verification

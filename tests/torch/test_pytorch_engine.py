@@ -24,7 +24,8 @@ from debubble.core.errors import DebubbleError, ParameterError
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
 from debubble.torch import pytorch_engine
-from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch
+from debubble.torch.not_for_pytorch import not_for_pytorch
+from debubble.torch.pytorch_runtime import PyTorchRuntime
 from tests.conftest import EXPLORES
 from tests.torch.world import in_ranks
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+import debubble.torch.pytorch_engine  # noqa: F401 - before ranks are forked
 from debubble import Schedule
 from debubble.torch.batches import Batches
 from debubble.torch.job import Job

@@ -19,7 +19,7 @@ from debubble.view import component
 from debubble.view.colors import COLOR, PALETTES, STACKED, Palette, contrast, text_color
 from debubble.view.files import save
 from debubble.view.timeline_data import encode
-from tests.browser import Watched
+from tests.browser import Pages
 from tests.strategies import ENTRIES
 from tests.view.timelines import pairs, run, two_copies, zero_bubble
 
@@ -74,9 +74,8 @@ def page(browser, tmp_path_factory):
     """A page that shows what it is told to."""
     path = tmp_path_factory.mktemp("kinds") / "x.html"
     save([run("1f1b", 2, 2)], path)
-    watched = Watched(browser)
-    yield watched.open(path.as_uri())
-    watched.close()
+    with Pages(browser).opened() as visit:
+        yield visit(path.as_uri())
 
 
 def show(page, timeline):

@@ -17,12 +17,13 @@ from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind, Need
 from debubble.torch.batch import Batch, Forwarded, weighted
 from debubble.torch.errors import RunError
 from debubble.torch.gradients import Gradients, hold_back, let_go
-from debubble.torch.modules import autocast_of, is_sharded
+from debubble.torch.modules import autocast_of
 from debubble.torch.offload import Copies
 from debubble.torch.pairs import Pairs
 from debubble.torch.plan import Plan, Step
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
+from debubble.torch.sharded import is_sharded
 from debubble.torch.stage import Given, Handed, stages_of
 from debubble.torch.tasks import (
     BACKWARD,

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from debubble.core.errors import ParameterError
+from debubble.torch.sharded import is_sharded, is_spread
 from debubble.torch.team import Team
 from debubble.torch.weights import Homes, add_gradient, in_a_row, local, taken_apart
 
@@ -34,7 +33,7 @@ class Gradients:
             (stage, part, name, own)
             for stage, module in modules.items() for part in module.modules()
             for name, own in part.named_parameters(recurse=False)
-            if id(own) in aside and not isinstance(own, DTensor)
+            if id(own) in aside and not is_spread(own)
         ]  # fmt: skip
         self._before: dict[int, Tensor | None] = {}
         self._averaged: set[int] = set()
@@ -99,7 +98,7 @@ class Gradients:
         norm = torch.zeros((), dtype=torch.float64)
         for gradient in (gradient for key, gradient in there.items() if key not in elsewhere):
             part = torch.linalg.vector_norm(gradient, kind)
-            if isinstance(part, DTensor):
+            if is_spread(part):
                 part = part.full_tensor()
             value = part.detach().to("cpu", torch.float64)
             norm = torch.maximum(norm, value) if kind == float("inf") else norm + value**kind
@@ -115,7 +114,7 @@ class Gradients:
 def hold_back(module: nn.Module) -> None:
     """Keep ``fully_shard`` from exchanging gradients and dropping weights after a backward."""
     for part in module.modules():
-        if isinstance(part, FSDPModule):
+        if is_sharded(part):
             part.set_is_last_backward(False)
             part.set_reshard_after_backward(False)
             part.set_requires_gradient_sync(False)
@@ -124,7 +123,7 @@ def hold_back(module: nn.Module) -> None:
 def let_go(module: nn.Module) -> None:
     """Let ``fully_shard`` do so after the next backward, the last of a step."""
     for part in module.modules():
-        if isinstance(part, FSDPModule):
+        if is_sharded(part):
             part.set_is_last_backward(True)
             part.set_reshard_after_backward(True)
             part.set_requires_gradient_sync(True)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+
+from debubble.torch.sharded import is_sharded
 
 WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What wrappers put into names of parameters."""
@@ -68,13 +69,8 @@ def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for part, training in before:
             part.training = training
-            if isinstance(part, FSDPModule):
+            if is_sharded(part):
                 part.reshard()
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was applied to it."""
-    return isinstance(module, FSDPModule)
 
 
 def why_whole(module: nn.Module) -> str:
@@ -82,7 +78,7 @@ def why_whole(module: nn.Module) -> str:
     parts = list(module.modules())
     if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
         return "it is compiled, and a compiled backward is one piece"
-    if any(isinstance(part, FSDPModule) for part in parts):
+    if any(is_sharded(part) for part in parts):
         return "fully_shard looks after whole backwards"
     if any(isinstance(part, DistributedDataParallel) for part in parts[1:]):
         return "a part of it is wrapped in DDP"

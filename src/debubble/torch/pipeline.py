@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from debubble.torch.losses import Loss
 from debubble.torch.modules import evaluating
 from debubble.torch.options import SCALES, check_options
 from debubble.torch.plan import Plan
-from debubble.torch.pytorch_engine import PyTorchEngine
 from debubble.torch.recorder import Recorded, costs_of, makespans
 from debubble.torch.rows import take_rows
 from debubble.torch.setup import (
@@ -50,6 +49,9 @@ from debubble.torch.vocabulary import Shard
 from debubble.torch.watch import Watch
 from debubble.torch.weights import Homes, find_shared
 from debubble.torch.wire import Wire
+
+if TYPE_CHECKING:
+    from debubble.torch.pytorch_engine import PyTorchEngine
 
 
 class Pipeline:
@@ -385,6 +387,8 @@ class Pipeline:
         )
         setup = Setup(self._team, self.schedule, self._modules, self._loss, fuses, self._tell)
         if self._kind == "torch":
+            from debubble.torch.pytorch_engine import PyTorchEngine
+
             return PyTorchEngine(setup, self._watch, self._pace)
         parts = (self._gradients, self._watch, self._wire, self._shard)
         return OwnEngine(setup, *parts, self._pace, self._steps)

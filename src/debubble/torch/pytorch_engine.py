@@ -19,8 +19,9 @@ from debubble.core.kinds import KINDS
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
 from debubble.torch.losses import added_losses, single
+from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.plan import Plan
-from debubble.torch.pytorch_runtime import PyTorchRuntime, not_for_pytorch, receive_policy
+from debubble.torch.pytorch_runtime import PyTorchRuntime, receive_policy
 from debubble.torch.recorder import Recorder
 from debubble.torch.setup import Setup
 from debubble.torch.tasks import sleep_until

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
@@ -26,7 +25,6 @@ from debubble.core.actions import (
     SHARDING_KINDS,
     among,
     kinds_of,
-    pairs_of,
     unpack,
 )
 from debubble.core.errors import ParameterError
@@ -38,6 +36,7 @@ from debubble.interchange.torch_csv import COMMUNICATING, refuse_inexpressible, 
 from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import ReceivePolicy, add_transfers
 from debubble.torch.errors import RunError
+from debubble.torch.sharded import is_sharded
 from debubble.torch.team import by_nccl
 
 _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
@@ -45,23 +44,6 @@ _HAS_WAITS = "WAIT_SEND_F" in schedules._ComputationType.__members__
 
 _TAKES_MICROBATCHES = "arg_mbs" in inspect.signature(_PipelineScheduleRuntime.step).parameters
 """Whether ``step`` takes what is cut into microbatches already."""
-
-
-def not_for_pytorch(schedule: Schedule) -> str:
-    """Why PyTorch's runtime cannot run a schedule as it says, empty when it can."""
-    if np.any(pairs_of(schedule.actions)):
-        return "it overlaps forwards and backwards, which PyTorch runs one after the other"
-    if np.any(np.diff(schedule.offsets) == 0):
-        return "a rank has nothing to do"
-    if schedule.newest_weights:
-        return "its backwards take newer weights than their forwards"
-    if max(schedule.versions) > 1:
-        return "it keeps several versions of the weights"
-    try:
-        refuse_inexpressible(schedule, COMMUNICATING)
-    except ParameterError as error:
-        return "it " + str(error).removeprefix(f"'{schedule.name}' ").partition(";")[0]
-    return ""
 
 
 class PyTorchRuntime(_PipelineScheduleRuntime):
@@ -108,7 +90,7 @@ class PyTorchRuntime(_PipelineScheduleRuntime):
         )
         # PyTorch would divide what is there already, too; a part of the loss has its gradients.
         self.share = 1 / schedule.microbatches if scale_grads else 1.0
-        sharded = any(isinstance(stage.submod, FSDPModule) for stage in stages)
+        sharded = any(is_sharded(stage.submod) for stage in stages)
         lowered = with_communication(schedule, stages[0].group, stages[0].device, sharded)
         self._prepare_schedule_with_comms(_actions(lowered), format="compute_comms")
         self._forward_order = _actions(forward_only(lowered, sharded))

@@ -21,8 +21,8 @@ from debubble.torch.batches import Batches
 from debubble.torch.job import Job
 from debubble.torch.measure import Measured, calibrate, predict, sleeping_times
 from debubble.torch.models import build
+from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.plan import Plan
-from debubble.torch.pytorch_runtime import not_for_pytorch
 from debubble.torch.report import RunReport
 from debubble.torch.torchrun import check_size, is_joined, local_size, run_joined
 from debubble.torch.verify import precision, verify
@@ -123,6 +123,8 @@ def run(schedule: Schedule, settings: Settings | None = None) -> RunReport | Non
     if settings.runtime == "torch" and reason:
         raise ParameterError(f"PyTorch's runtime cannot run '{schedule.name}': {reason}")
     theirs = settings.runtime != "debubble" and not reason
+    if theirs:  # loaded once, before ranks are forked
+        import debubble.torch.pytorch_engine  # noqa: F401
     jobs = _jobs(schedule, settings, batches, theirs, backend, exact)
 
     def work(world: World) -> dict[int, Any]:

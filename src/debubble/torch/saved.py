@@ -104,7 +104,10 @@ class Saved:
 
     def watch(self) -> AbstractContextManager[Any]:
         """A context in which everything that a forward saves is noted."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        # Compiled code calls these two, and they are no part of it. Saying so loads the compiler,
+        # which takes as long as loading PyTorch: only here, where something is watched.
+        hooks = map(torch.compiler.disable, (self._pack, _unpack))
+        return torch.autograd.graph.saved_tensors_hooks(*hooks)
 
     def share(self, more: Iterable[Tensor]) -> None:
         """Count what is kept now, and `more`, no longer: it belongs to others, too."""
@@ -119,8 +122,6 @@ class Saved:
         slots = (slot for ref in self._slots if (slot := ref()) is not None)
         return (slot.tensor for slot in slots if slot.tensor is not None)
 
-    # Compiled code calls these two, and they are no part of it.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _pack(self, tensor: Tensor) -> Slot:
         # An output with its node would keep that node, and the node this slot.
         slot = Slot(tensor.detach())
@@ -128,7 +129,6 @@ class Saved:
         return slot
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _unpack(slot: Slot) -> Tensor:
     assert slot.tensor is not None, "it was released"
     return slot.tensor

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
@@ -30,7 +29,8 @@ from debubble.engine.exist import has
 from debubble.interchange import files
 from debubble.interchange.named import make
 from debubble.torch.errors import RunError
-from debubble.torch.modules import bare, is_sharded, ties_of, why_whole
+from debubble.torch.modules import bare, ties_of, why_whole
+from debubble.torch.sharded import is_sharded, is_spread
 from debubble.torch.team import Team
 from debubble.torch.watch import reason
 
@@ -250,7 +250,7 @@ def check_replicas(modules: Mapping[int, nn.Module], team: Team) -> None:
         over = [dist.get_process_group_ranks(part.process_group) for part in module.modules()
                 if isinstance(part, DistributedDataParallel)]  # fmt: skip
         over += [weight.device_mesh.mesh.flatten().tolist() for weight in module.parameters()
-                 if isinstance(weight, DTensor)]  # fmt: skip
+                 if is_spread(weight)]  # fmt: skip
         wrong = next(
             (sorted(ours & set(ranks)) for ranks in over if len(ours & set(ranks)) > 1), ()
         )

@@ -21,7 +21,7 @@ from debubble.engine.exist import has
 from debubble.engine.graph import compile_graph
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.torch.pytorch_runtime import not_for_pytorch
+from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.recorder import KEPT
 from debubble.torch.weights import local
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.schedule import Schedule
 from debubble.torch.modules import bare, bare_name
 from debubble.torch.rows import LAYERS
 from debubble.torch.setup import says_tied
+from debubble.torch.sharded import is_spread
 from debubble.torch.team import Team
 
 
@@ -223,13 +223,15 @@ def taken_apart(row: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor
 
 def local(tensor: Tensor) -> Tensor:
     """What is here of a tensor that may be sharded over ranks."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def add_gradient(weight: Tensor, part: Tensor) -> None:
     """Add to a parameter's gradient; `part` is what is here of it."""
     if weight.grad is None:
-        if isinstance(weight, DTensor):
+        if is_spread(weight):
+            from torch.distributed.tensor import DTensor
+
             part = DTensor.from_local(
                 part, weight.device_mesh, weight.placements, shape=weight.shape,
                 stride=weight.stride(),
