@@ -31,16 +31,14 @@ demo: $(BIN)/debubble  ## which schedule wins on a real profile, with a picture
 		'  debubble costs --init -o costs.yaml        the costs of your own model' \
 		'  debubble compare 1f1b zb-v --costs costs.yaml'
 
-# Pages are tested in a real browser; without one these tests are skipped. The headless shell is the
-# same browser without windows, in which pages take a third of the processor time.
+# Pages are tested in a real browser; without one these tests are skipped.
 browser:  ## Chromium for the tests of pages, where apt has it
-	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	command -v apt-get >/dev/null || { echo "no Chromium here: tests of pages are skipped"; exit 0; }; \
 	sudo=$$([ "$$(id -u)" = 0 ] || echo "sudo -n"); \
 	$$sudo apt-get -qq update; \
-	for name in chromium-headless-shell chromium; do \
-	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $$name >/dev/null && exit 0; done; \
-	echo "Chromium could not be installed: tests of pages are skipped"
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null \
+	|| echo "Chromium could not be installed: tests of pages are skipped"
 
 test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

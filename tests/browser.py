@@ -10,15 +10,7 @@ from typing import Any
 
 from tests.missing import missing
 
-PROGRAMS = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "chrome",
-)
-"""By name, the cheapest first: without windows to draw, pages take a third of the time."""
-
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,7 +19,7 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-quic",
-    # Pages that a page is used for again stay in one process, with the code that it has compiled.
+    # A page that is used again stays in one process, with the code that it has compiled.
     "--process-per-site",
 ]
 

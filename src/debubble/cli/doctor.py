@@ -34,7 +34,7 @@ FOR = {
 }
 """What each extra is for."""
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 RANKS, MICROBATCHES, RUNS = 16, 2048, 5
 """The simulation whose time is measured: 65,536 actions, the fastest of some runs."""
