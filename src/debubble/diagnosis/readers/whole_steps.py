@@ -11,7 +11,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.core.units import counted
 from debubble.diagnosis.observed import Actions
-from debubble.diagnosis.readers.paired import packed
+from debubble.diagnosis.readers.paired import LARGEST, packed
 
 NAMED = 3
 """Ranks, actions or microbatches that a message names."""
@@ -37,7 +37,7 @@ def whole_steps(
     where
         The file or folder, for messages.
     actions
-        All that was read.
+        All that was read, in order of step, copy and rank.
     count
         Told why how many ranks or steps are left out.
 
@@ -46,36 +46,40 @@ def whole_steps(
     FormatError
         When nothing is left.
     """
-    columns = {name: getattr(actions, name).astype(np.int64) for name in ACTION}
-    code = packed(list(columns.values()))
-    group = packed(
-        [column.astype(np.int64) for column in (actions.copy, actions.rank, actions.step)]
-    )
-    order = np.lexsort((code, group))
-    new = np.diff(group[order], prepend=-1) != 0
-    again = np.append(False, np.diff(code[order]) == 0) & ~new
-    twice = set(np.unique(actions.step[order[again]]).tolist())
-    order, new = order[~again], new[~again]
-    bounds = [*np.flatnonzero(new).tolist(), len(order)]
-    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
-    shown: dict[bytes, slice] = {}
-    first = order[bounds[:-1]]
+    code = packed([getattr(actions, name) for name in ACTION])
+    new = np.diff(packed([actions.copy, actions.rank, actions.step]), prepend=-1) != 0
+    group = np.cumsum(new) - 1
+    first = np.flatnonzero(new)
+    width = int(code.max(initial=0)) + 1
+    if width * len(first) >= LARGEST:
+        values, code = np.unique(code, return_inverse=True)
+        width = len(values)
+    code = np.sort(group * width + code)
+    again = np.diff(code, prepend=-1) == 0
+    code -= group * width
+    twice = set(actions.step[again].tolist())
+    if again.any():
+        code, group = code[~again], group[~again]
+    ends = np.searchsorted(group, np.arange(len(first)), side="right").tolist()
     groups = zip(
         *(getattr(actions, n)[first].tolist() for n in ("copy", "rank", "step")), strict=True
     )
+    found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
+    shown: dict[bytes, int] = {}
     for at, (copy, rank, step) in enumerate(groups):
-        here = slice(bounds[at], bounds[at + 1])
-        key = code[order[here]].tobytes()
+        key = code[ends[at - 1] if at else 0 : ends[at]].tobytes()
         found[copy, rank][step] = key
-        shown.setdefault(key, here)
-    steps = set(np.unique(actions.step).tolist())
+        shown.setdefault(key, at)
+    bounds = [*first.tolist(), len(actions)]
+    steps = {step for by_step in found.values() for step in by_step}
     wrong: dict[tuple[int, int], set[int]] = {}
     usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
     for place, by_step in found.items():
         counts = Counter(by_step.values())
         most = max(counts, key=lambda done: (counts[done], len(done)))
-        rows = order[shown[most]]
-        usual[place] = frozenset(zip(*(columns[n][rows].tolist() for n in ACTION), strict=True))
+        here = slice(*bounds[shown[most] :][:2])
+        columns = (getattr(actions, name)[here].tolist() for name in ACTION)
+        usual[place] = frozenset(zip(*columns, strict=True))
         wrong[place] = {step for step in steps if by_step.get(step) != most}
     parts = _parts(usual)
     if len(parts) == len(usual):
@@ -102,11 +106,13 @@ def whole_steps(
             f"{where}: none of {len(steps)} steps is complete on every rank with every "
             "action once; trace whole steps on all ranks"
         )
-    keep = np.isin(actions.step, kept)
+    keep = np.ones(len(actions), bool)
+    if len(kept) < len(steps):
+        keep = np.isin(actions.step, kept)
     for copy, rank in parts:
         keep &= (actions.copy != copy) | (actions.rank != rank)
     actions = actions.take(keep)
-    index = np.searchsorted(kept, actions.step).astype(np.int32)
+    index = np.searchsorted(np.array(kept, np.int32), actions.step).astype(np.int32)
     return Actions(**{**vars(actions), "step": index}), tuple(kept)
 
 
