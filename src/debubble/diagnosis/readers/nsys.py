@@ -18,14 +18,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.ending import look
-from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, stage_of
+from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
+from debubble.diagnosis.readers.paired import packed
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -97,7 +100,7 @@ def _stride(ranks: Sequence[int]) -> int:
 def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: LeftOut) -> Observed:
     ranks = 1 + max(traces)
     origin = min(trace.file.base + trace.steps[0][0][0].start for trace in traces.values())
-    rows: list[tuple[Row, int, float, float]] = []
+    rows: list[tuple[float, ...]] = []
     for rank, trace in traces.items():
         base = trace.file.base - origin
         for number, (computed, _) in enumerate(trace.steps):
@@ -107,19 +110,22 @@ def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: L
                     NAN if time == UNKNOWN else (base + time) * NANOSECONDS
                     for time in (one.start, one.end, one.issued)
                 )
-                for part in one.parts:
-                    row = step, rank, part.kind, part.stage, part.microbatch, start, end
-                    rows.append((row, part.slice, issued, one.busy * NANOSECONDS))
-    v_shaped = is_v_shaped([row for row, *_ in rows], ranks)
-    split = {(*row[:2], *row[3:5], piece) for row, piece, *_ in rows if row[2] == Kind.W}
+                rows += [
+                    (step, rank, *part, start, end, issued, one.busy * NANOSECONDS)
+                    for part in one.parts
+                ]
+    *numbers, start, end, issued, busy = np.array(rows, np.float64).T
+    step, rank, kind, chunk, microbatch, piece = (each.astype(np.int64) for each in numbers)
+    calls = Calls(step, rank, kind, chunk, microbatch, start, end)
+    v_shaped = is_v_shaped(calls, ranks)
+    action = packed([step, rank, chunk, microbatch, piece])
+    split = np.isin(action, action[kind == Kind.W])
     collected = Collected(where, left_out)
-    for (step, rank, kind, chunk, microbatch, start, end), piece, issued, busy in rows:
-        if kind == Kind.B and (step, rank, chunk, microbatch, piece) in split:
-            kind = Kind.I
-        collected.action(
-            step, 0, rank, kind, stage_of(rank, chunk, ranks, v_shaped), microbatch, start, end,
-            slice=piece, issued=issued, busy=busy,
-        )  # fmt: skip
+    collected.many(
+        "actions", step, 0, rank, np.where(split & (kind == Kind.B), Kind.I, kind),
+        stage_of(rank, chunk, ranks, v_shaped), microbatch, piece, ALONE, start, end, issued, NAN,
+        busy,
+    )  # fmt: skip
     hosts = {(0, rank): trace.file.host for rank, trace in traces.items()}
     return collected.observed(
         NAME,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -121,16 +122,40 @@ def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
     return found.getvalue()
 
 
-def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
+def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
     """The object of a small JSON file; empty where it is none, which is counted."""
     try:
-        data = json.loads(whole(path, limit, left_out), strict=False)
+        data = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         left_out[UNREADABLE] += 1
         return {}
     return data
+
+
+def blocks(
+    path: Path, left_out: LeftOut, between: re.Pattern[bytes], size: int = CHUNK
+) -> Iterator[bytes]:
+    """A file in pieces of about `size` bytes that end where one thing ends and the next begins.
+
+    Parameters
+    ----------
+    between
+        What stands between two things and is left out; it begins with a closing brace.
+    """
+    rest = b""
+    for piece in chunks(path, left_out, size):
+        rest += piece
+        at = rest.rfind(b"}")
+        while at >= 0:
+            match = between.match(rest, at)
+            if match is not None:
+                yield rest[:at]
+                rest = rest[match.end() :]
+                break
+            at = rest.rfind(b"}", 0, at)
+    yield rest
 
 
 def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:

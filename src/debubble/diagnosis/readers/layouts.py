@@ -1,0 +1,217 @@
+"""Rows of text that differ in their numbers alone: what one of them means, all of them do.
+
+Traces repeat themselves: a writer's events, lines and iterations have a few layouts, and only
+digits differ. So one row of each layout is read as its format is, with the number of every run of
+digits in place of the run, counted from 1; that tells which run means what. Then the runs of all
+rows are read as columns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.diagnosis.readers.digits import (
+    MOST_DIGITS,
+    PADDING,
+    Text,
+    Whole,
+    joined,
+    over_tens,
+    runs_in,
+)
+
+RUN = b"\0"
+"""Stands for a run of digits in a layout."""
+
+NOTHING = 0
+"""Run of a number that a row does not have: it is 0."""
+
+LARGEST = np.uint64(1 << 62)
+
+_NUMBER = re.compile(r"([-+]?)(\d{1,9})(?:\.(\d{1,9})?)?(?:[eE][-+]?(\d{1,9}))?", re.ASCII)
+
+
+class Number(NamedTuple):
+    """Where rows of a layout have a number: its sign, and the runs before and behind the point."""
+
+    sign: str
+    whole: int
+    fraction: int = NOTHING
+    exponent: int = NOTHING
+
+    @classmethod
+    def of(cls, text: str) -> Number:
+        """The number of a text of a layout that is one."""
+        match = _NUMBER.fullmatch(text)
+        assert match is not None, "a number has a sign, digits and a point"
+        return cls(match[1], *(int(match[at] or NOTHING) for at in (2, 3, 4)))
+
+
+class Rows:
+    """Rows of one layout.
+
+    Parameters
+    ----------
+    text
+        The text that they are in.
+    begin, end
+        Of all runs of digits in it.
+    first
+        The first run of each row.
+    """
+
+    def __init__(self, text: Text, begin: Whole, end: Whole, first: Whole) -> None:
+        self._text, self._begin, self._end, self._first = text, begin, end, first
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def runs(self, places: Sequence[int]) -> NDArray[np.int64]:
+        """Values of runs, shape ``(rows, len(places))``; numbers without end are very large."""
+        _, end, length = self._at(places)
+        found = np.minimum(self._text.digits(end, length), LARGEST).astype(np.int64)
+        return found.reshape(len(self), -1)
+
+    def wholes(self, numbers: Sequence[Number]) -> NDArray[np.int64]:
+        """Whole numbers, or −1 where they have a point or are below 0; shape as of `runs`."""
+        found = self.runs([each.whole for each in numbers])
+        for at, each in enumerate(numbers):
+            if each.fraction or each.exponent:
+                found[:, at] = -1
+            elif each.sign == "-":
+                found[found[:, at] > 0, at] = -1
+        return found
+
+    def numbers(self, numbers: Sequence[Number]) -> NDArray[np.float64]:
+        """Numbers, correctly rounded; shape as of `runs`."""
+        wholes = [each.whole for each in numbers]
+        fractions = [each.fraction for each in numbers]
+        begin, end, length = self._at(wholes)
+        found = self._text.digits(end, length)
+        if any(fractions):
+            _, point, digits = self._at(fractions)
+            long = length + digits > MOST_DIGITS
+            found = joined(found, self._text.digits(point, digits), digits)
+            values, unsure = over_tens(found, digits)
+            end = np.maximum(end, point)
+            unsure = np.append(unsure, np.flatnonzero(long))
+        else:
+            values = found.astype(np.float64)
+            unsure = np.zeros(0, int)
+        exponents = [each.exponent for each in numbers]
+        if any(exponents):
+            last, power = self._at(exponents)[1:]
+            end = np.where(power > 0, last, end)
+            unsure = np.append(unsure, np.flatnonzero(power))
+        for at in np.unique(unsure).tolist():
+            values[at] = float(self._text.letters[begin[at] : end[at]].tobytes())
+        values = values.reshape(len(self), -1)
+        for at, each in enumerate(numbers):
+            if each.sign == "-":
+                values[:, at] *= -1
+        return values
+
+    def _at(self, places: Sequence[int]) -> tuple[Whole, Whole, Whole]:
+        """Begin, end and length of runs, row by row."""
+        place = np.asarray(places, np.int64)
+        run = (self._first[:, None] + (place - 1)).ravel()
+        if not place.all():
+            run = np.maximum(run, 0)
+        begin, end = self._begin[run], self._end[run]
+        length = end - begin
+        if not place.all():
+            length.reshape(len(self), -1)[:, place == NOTHING] = 0
+        return begin, end, length
+
+
+class Layout(NamedTuple):
+    """The rows of a text that have one layout."""
+
+    text: bytes
+    """Text of a row with :data:`RUN` for each run of digits."""
+    at: Whole
+    """Which rows of the text they are."""
+    rows: Rows
+
+
+def layouts(
+    text: bytes, split: Callable[[bytes], list[bytes]], *, few: int = 1, strict: bool = True
+) -> tuple[list[Layout], list[int]]:
+    """The rows of a text by their layouts, and rows that are read one by one.
+
+    Parameters
+    ----------
+    text
+        Text of whole rows.
+    split
+        Cuts it into rows, whatever its digits are.
+    few
+        Rows of a layout below which they are read one by one where there are many layouts.
+    strict
+        Whether numbers do not begin with a 0 that means nothing, as in JSON.
+    """
+    read = Text(b"".join((b" " * PADDING, text, b" ")))
+    begin, end = runs_in(read.letters)
+    marked = bytearray(text)
+    np.frombuffer(marked, np.uint8)[begin - PADDING] = RUN[0]
+    rows = split(bytes(marked.translate(None, b"0123456789")))
+    codes = {row: code for code, row in enumerate(dict.fromkeys(rows))}
+    code = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
+    has = np.array([row.count(RUN) for row in codes], np.int64)
+    ends = np.cumsum(has[code])
+    count = np.bincount(code, minlength=len(codes))
+    odd = np.zeros(len(rows), bool)
+    if RUN in text:
+        odd[:] = True
+    strange = end - begin > MOST_DIGITS
+    if strict:
+        zero = np.flatnonzero(read.letters[begin] == ord("0"))
+        zero = zero[(end - begin)[zero] > 1]
+        strange[zero[read.letters[begin[zero] - 1] != ord(".")]] = True
+    odd[np.searchsorted(ends, np.flatnonzero(strange), side="right")] = True
+    if len(codes) > MOST_LAYOUTS:
+        odd |= (count < few)[code]
+    order = np.argsort(code, kind="stable")
+    found = []
+    for at, row in zip(np.split(order, np.cumsum(count)[:-1]), codes, strict=True):
+        at = at[~odd[at]]
+        if len(at):
+            found.append(Layout(row, at, Rows(read, begin, end, (ends - has[code])[at])))
+    return found, np.flatnonzero(odd).tolist()
+
+
+MOST_LAYOUTS = 64
+"""Layouts of a text from which on those of few rows are not worth while."""
+
+
+def numbered(text: bytes) -> bytes:
+    """A layout's text with the number of each run in its place."""
+    parts = text.split(RUN)
+    return b"".join(_between(parts))
+
+
+def _between(parts: Sequence[bytes]) -> Iterator[bytes]:
+    for number, part in enumerate(parts):
+        if number:
+            yield b"%d" % number
+        yield part
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_int=Number.of, parse_float=Number.of)
+
+
+def decoded(text: bytes) -> Any:
+    """The JSON value of a layout's text, with a :class:`Number` for each number.
+
+    Raises
+    ------
+    ValueError
+        When it is no JSON.
+    """
+    return _DECODER.decode(numbered(text).decode())
