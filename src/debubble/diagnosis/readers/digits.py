@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,30 @@ def over_tens(value: Digits, power: Whole) -> tuple[NDArray[np.float64], Whole]:
     least, most = (first + rest * (1 + slack) for slack in (-(2.0**-45), 2.0**-45))
     found[wide] = least
     return found, wide[least != most]
+
+
+def since(
+    zero: Decimal, value: Digits, power: Whole, below: NDArray[np.bool_]
+) -> tuple[Digits, Whole, NDArray[np.bool_]]:
+    """What ``value / 10**power``, or less than 0 by so much, is beyond `zero`: the same three.
+
+    Numbers of times since 1970 have more digits than a float; their differences do not.
+    """
+    places = max(-int(zero.as_tuple().exponent), 0)
+    deep = np.maximum(power, places)
+    tens = _POWERS.astype(np.int64)
+    found = value.astype(np.int64) * tens[deep - power]
+    found = np.where(below, -found, found) - int(zero.scaleb(places)) * tens[deep - places]
+    return np.abs(found).astype(np.uint64), deep, found < 0
+
+
+def fits(zero: Decimal, length: Whole, power: Whole) -> NDArray[np.bool_]:
+    """Whether numbers with so many digits before and behind the point can be taken `since` zero."""
+    places = max(-int(zero.as_tuple().exponent), 0)
+    fits: NDArray[np.bool_] = (
+        np.maximum(length, zero.adjusted() + 1) + np.maximum(power, places) < MOST_DIGITS
+    )
+    return fits
 
 
 def joined(whole: Digits, fraction: Digits, digits: Whole) -> Digits:

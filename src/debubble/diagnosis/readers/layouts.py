@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,11 @@ from debubble.diagnosis.readers.digits import (
     PADDING,
     Text,
     Whole,
+    fits,
     joined,
     over_tens,
     runs_in,
+    since,
 )
 
 RUN = b"\0"
@@ -37,6 +40,9 @@ LARGEST = np.uint64(1 << 62)
 _NUMBER = re.compile(r"([-+]?)(\d{1,9})(?:\.(\d{1,9})?)?(?:[eE][-+]?(\d{1,9}))?", re.ASCII)
 
 
+_DIGITS = re.compile(r"\d+", re.ASCII)
+
+
 class Number(NamedTuple):
     """Where rows of a layout have a number: its sign, and the runs before and behind the point."""
 
@@ -48,9 +54,15 @@ class Number(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Number:
         """The number of a text of a layout that is one."""
+        found = cls.read(text)
+        assert found is not None, "a number has a sign, digits and a point"
+        return found
+
+    @classmethod
+    def read(cls, text: str) -> Number | None:
+        """The number of a text of a layout; None where it is none that is read by its runs."""
         match = _NUMBER.fullmatch(text)
-        assert match is not None, "a number has a sign, digits and a point"
-        return cls(match[1], *(int(match[at] or NOTHING) for at in (2, 3, 4)))
+        return match and cls(match[1], *(int(match[at] or NOTHING) for at in (2, 3, 4)))
 
 
 class Rows:
@@ -72,15 +84,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self._first)
 
-    def runs(self, places: Sequence[int]) -> NDArray[np.int64]:
-        """Values of runs, shape ``(rows, len(places))``; numbers without end are very large."""
+    def runs(self, places: Sequence[int], longest: int = MOST_DIGITS) -> NDArray[np.int64]:
+        """Values of runs, shape ``(rows, len(places))``; those of more digits are very large."""
         _, end, length = self._at(places)
         found = np.minimum(self._text.digits(end, length), LARGEST).astype(np.int64)
+        found[length > longest] = LARGEST
         return found.reshape(len(self), -1)
 
-    def wholes(self, numbers: Sequence[Number]) -> NDArray[np.int64]:
+    def wholes(self, numbers: Sequence[Number], longest: int = MOST_DIGITS) -> NDArray[np.int64]:
         """Whole numbers, or −1 where they have a point or are below 0; shape as of `runs`."""
-        found = self.runs([each.whole for each in numbers])
+        found = self.runs([each.whole for each in numbers], longest)
         for at, each in enumerate(numbers):
             if each.fraction or each.exponent:
                 found[:, at] = -1
@@ -88,34 +101,46 @@ class Rows:
                 found[found[:, at] > 0, at] = -1
         return found
 
-    def numbers(self, numbers: Sequence[Number]) -> NDArray[np.float64]:
-        """Numbers, correctly rounded; shape as of `runs`."""
-        wholes = [each.whole for each in numbers]
+    def numbers(self, numbers: Sequence[Number], zero: Decimal = Decimal()) -> NDArray[np.float64]:
+        """What numbers are beyond `zero`, correctly rounded; shape as of `runs`."""
+        begin, end, length = self._at([each.whole for each in numbers])
+        value = self._text.digits(end, length)
         fractions = [each.fraction for each in numbers]
-        begin, end, length = self._at(wholes)
-        found = self._text.digits(end, length)
+        power: Whole = np.zeros(len(value), np.int64)
         if any(fractions):
-            _, point, digits = self._at(fractions)
-            long = length + digits > MOST_DIGITS
-            found = joined(found, self._text.digits(point, digits), digits)
-            values, unsure = over_tens(found, digits)
+            _, point, power = self._at(fractions)
+            value = joined(value, self._text.digits(point, power), power)
             end = np.maximum(end, point)
-            unsure = np.append(unsure, np.flatnonzero(long))
-        else:
-            values = found.astype(np.float64)
-            unsure = np.zeros(0, int)
+        slow = length + power > MOST_DIGITS
         exponents = [each.exponent for each in numbers]
         if any(exponents):
-            last, power = self._at(exponents)[1:]
-            end = np.where(power > 0, last, end)
-            unsure = np.append(unsure, np.flatnonzero(power))
-        for at in np.unique(unsure).tolist():
-            values[at] = float(self._text.letters[begin[at] : end[at]].tobytes())
-        values = values.reshape(len(self), -1)
-        for at, each in enumerate(numbers):
-            if each.sign == "-":
-                values[:, at] *= -1
-        return values
+            _, last, digits = self._at(exponents)
+            end = np.where(digits > 0, last, end)
+            slow |= digits > 0
+        negative = np.array([each.sign == "-" for each in numbers], bool)
+        below = signs = np.tile(negative, len(self))
+        if zero:
+            slow |= ~fits(zero, length, power)
+        value[slow], power[slow] = 0, 0
+        if zero and not slow.all():
+            value, power, below = since(zero, value, power, signs)
+        values, unsure = over_tens(value, power)
+        values[below] *= -1
+        slow[unsure] = True
+        for at in np.flatnonzero(slow).tolist():
+            text = self._text.letters[begin[at] : end[at]].tobytes().decode()
+            text = "-" + text if signs[at] else text
+            values[at] = float(Decimal(text) - zero if zero else text)
+        return values.reshape(len(self), -1)
+
+    def text(self, row: int, text: str) -> str:
+        """A part of the layout's text, numbered, as one row has it."""
+
+        def actual(match: re.Match[str]) -> str:
+            run = int(self._first[row]) + int(match[0]) - 1
+            return self._text.letters[self._begin[run] : self._end[run]].tobytes().decode()
+
+        return _DIGITS.sub(actual, text)
 
     def _at(self, places: Sequence[int]) -> tuple[Whole, Whole, Whole]:
         """Begin, end and length of runs, row by row."""

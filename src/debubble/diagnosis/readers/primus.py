@@ -326,7 +326,7 @@ def _one_by_one(data: Mapping[str, Any]) -> _Run:
     columns = list(zip(*rows, strict=True)) or [()] * len(Calls._fields)
     numbers = [np.array(each, np.int64) for each in columns[:5]]
     start, end = (np.array(each, np.float64) for each in columns[5:])
-    calls = Calls(*numbers, start, end)
+    calls = Calls._make([*numbers, start, end])
     return _Run(calls, longest, named, without)
 
 

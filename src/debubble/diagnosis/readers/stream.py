@@ -158,14 +158,20 @@ def blocks(
     yield rest
 
 
-def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]:
     """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
         whole_lines, end, last = piece.rpartition(b"\n")
         if end:
-            yield (rest + whole_lines + end).decode("utf-8", "replace")
+            yield rest + whole_lines + end
             rest = b""
         rest = (rest + last)[: max(longest, len(last))]
     if rest:
-        yield rest.decode("utf-8", "replace")
+        yield rest
+
+
+def pieces(path: Path, left_out: LeftOut) -> Iterator[str]:
+    """The same as text."""
+    for piece in lines(path, left_out):
+        yield piece.decode("utf-8", "replace")
