@@ -211,6 +211,19 @@ def layouts(
     return found, np.flatnonzero(odd).tolist()
 
 
+def in_order(blocks: Sequence[tuple[Any, ...]]) -> list[NDArray[Any]]:
+    """Columns of several blocks in one, by the first column, which is the place of a row."""
+    counts = [len(block[0]) for block in blocks]
+    columns = [
+        np.concatenate([np.broadcast_to(each, n) for each, n in zip(parts, counts, strict=True)])
+        for parts in zip(*blocks, strict=True)
+    ]
+    if len(blocks) == 1:
+        return columns
+    order = np.argsort(columns[0], kind="stable")
+    return [column[order] for column in columns]
+
+
 MOST_LAYOUTS = 64
 """Layouts of a text from which on those of few rows are not worth while."""
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from debubble.core.kinds import COMPUTE_KINDS, FORWARD_KINDS, KINDS
 from debubble.diagnosis.observed import ALONE, PAUSES
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.layouts import Layout, Number, layouts, numbered
+from debubble.diagnosis.readers.layouts import Layout, Number, in_order, layouts, numbered
 from debubble.diagnosis.readers.names import LIMIT, actions_named
 from debubble.diagnosis.readers.paired import Whole, grouped
 from debubble.interchange.text import read_number
@@ -267,19 +267,6 @@ class Batch:
                     columns[7] = np.where(pair == ALONE, ALONE, pair + pairs)
                 collected.many(sort, *columns)
         return pairs + self._count
-
-
-def in_order(blocks: Sequence[tuple[Any, ...]]) -> list[NDArray[Any]]:
-    """Columns of several blocks in one, by the first column, which is the place of a row."""
-    counts = [len(block[0]) for block in blocks]
-    columns = [
-        np.concatenate([np.broadcast_to(each, n) for each, n in zip(parts, counts, strict=True)])
-        for parts in zip(*blocks, strict=True)
-    ]
-    if len(blocks) == 1:
-        return columns
-    order = np.argsort(columns[0], kind="stable")
-    return [column[order] for column in columns]
 
 
 def _by_line(text: bytes) -> list[bytes]:
