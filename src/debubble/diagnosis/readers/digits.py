@@ -30,12 +30,12 @@ _EXACT = np.uint64(1 << 53)
 """Least whole number that a float may not have."""
 
 
-def runs_in(text: NDArray[np.uint8]) -> tuple[Whole, Whole]:
+def runs_in(text: NDArray[np.uint8]) -> NDArray[np.int32]:
     """Where runs of digits begin and end in a text that begins and ends with something else."""
     digit = text - np.uint8(ord("0")) < 10
-    edges = np.flatnonzero(digit[1:] != digit[:-1]) + 1
-    begin, end = np.ascontiguousarray(edges.reshape(-1, 2).T)
-    return begin, end
+    edges = np.flatnonzero(digit[1:] != digit[:-1]).astype(np.int32)
+    edges += 1
+    return edges.reshape(-1, 2)
 
 
 class Text:
@@ -49,9 +49,11 @@ class Text:
         """The numbers of these digits, which are :data:`MOST_DIGITS` at most."""
         found = self._eight(end, np.minimum(length, 8))
         for done in range(8, MOST_DIGITS, 8):
-            more = np.flatnonzero(length > done)
-            if not len(more):
+            longest = int(length.max(initial=0))
+            if longest <= done:
                 break
+            # Often all have as many.
+            more = slice(None) if longest == length.min() else np.flatnonzero(length > done)
             rest = self._eight(end[more] - done, np.minimum(length[more] - done, 8))
             found[more] += rest * _POWERS[done]
         return found

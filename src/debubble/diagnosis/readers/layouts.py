@@ -72,14 +72,14 @@ class Rows:
     ----------
     text
         The text that they are in.
-    begin, end
-        Of all runs of digits in it.
+    edges
+        Where all runs of digits in it begin and end.
     first
         The first run of each row.
     """
 
-    def __init__(self, text: Text, begin: Whole, end: Whole, first: Whole) -> None:
-        self._text, self._begin, self._end, self._first = text, begin, end, first
+    def __init__(self, text: Text, edges: NDArray[np.int32], first: Whole) -> None:
+        self._text, self._edges, self._first = text, edges, first
 
     def __len__(self) -> int:
         return len(self._first)
@@ -138,7 +138,7 @@ class Rows:
 
         def actual(match: re.Match[str]) -> str:
             run = int(self._first[row]) + int(match[0]) - 1
-            return self._text.letters[self._begin[run] : self._end[run]].tobytes().decode()
+            return self._text.letters[slice(*self._edges[run])].tobytes().decode()
 
         return _DIGITS.sub(actual, text)
 
@@ -148,7 +148,8 @@ class Rows:
         run = (self._first[:, None] + (place - 1)).ravel()
         if not place.all():
             run = np.maximum(run, 0)
-        begin, end = self._begin[run], self._end[run]
+        # Both edges of a run are taken as one number, which takes half the time.
+        begin, end = self._edges.view(np.int64)[run, 0].view(np.int32).reshape(-1, 2).T
         length = end - begin
         if not place.all():
             length.reshape(len(self), -1)[:, place == NOTHING] = 0
@@ -182,7 +183,8 @@ def layouts(
         Whether numbers do not begin with a 0 that means nothing, as in JSON.
     """
     read = Text(b"".join((b" " * PADDING, text, b" ")))
-    begin, end = runs_in(read.letters)
+    edges = runs_in(read.letters)
+    begin, end = edges.T
     marked = bytearray(text)
     np.frombuffer(marked, np.uint8)[begin - PADDING] = RUN[0]
     rows = split(bytes(marked.translate(None, b"0123456789")))
@@ -207,7 +209,7 @@ def layouts(
     for at, row in zip(np.split(order, np.cumsum(count)[:-1]), codes, strict=True):
         at = at[~odd[at]]
         if len(at):
-            found.append(Layout(row, at, Rows(read, begin, end, (ends - has[code])[at])))
+            found.append(Layout(row, at, Rows(read, edges, (ends - has[code])[at])))
     return found, np.flatnonzero(odd).tolist()
 
 

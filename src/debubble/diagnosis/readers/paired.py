@@ -76,17 +76,27 @@ def packed(columns: Sequence[Whole]) -> Whole:
     return code
 
 
+def some_of_each(code: Whole) -> Whole:
+    """A row of each group of rows that have one number."""
+    size = int(code.max(initial=-1)) + 1
+    if size > SPARSE * len(code):
+        return np.unique(code, return_index=True)[1]
+    row = np.full(size, -1)
+    row[code] = np.arange(len(code))
+    return row[row >= 0]
+
+
 def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
     """A row of every group of rows that are equal, and the group of every row."""
     code = packed(columns)
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
-        _, rows, group = np.unique(code, return_index=True, return_inverse=True)
-        return rows, group
-    row = np.full(size, -1)
-    row[code] = np.arange(len(code))
-    there = row >= 0
-    return row[there], (np.cumsum(there) - 1)[code]
+        _, first, group = np.unique(code, return_index=True, return_inverse=True)
+        return first, group
+    rows = some_of_each(code)
+    number = np.zeros(size, np.int64)
+    number[code[rows]] = np.arange(len(rows))
+    return rows, number[code]
 
 
 def paired(

@@ -162,11 +162,11 @@ def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]
     """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
-        whole_lines, end, last = piece.rpartition(b"\n")
+        end = piece.rfind(b"\n") + 1
         if end:
-            yield rest + whole_lines + end
+            yield b"".join((rest, memoryview(piece)[:end]))
             rest = b""
-        rest = (rest + last)[: max(longest, len(last))]
+        rest = (rest + piece[end:])[: max(longest, len(piece) - end)]
     if rest:
         yield rest
 

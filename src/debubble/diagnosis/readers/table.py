@@ -70,7 +70,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     pairs = wrong = 0
     for path in files:
         # A file cut by a full disk may have null bytes.
-        pieces = (piece.replace(b"\0", b"") for piece in lines(path, left_out))
+        pieces = (
+            piece.replace(b"\0", b"") if b"\0" in piece else piece
+            for piece in lines(path, left_out)
+        )
         header, _, first = next(pieces, b"").partition(b"\n")
         columns, scale = _columns(path, _cells(path, header), left_out)
         known = Lines(columns)

@@ -20,7 +20,7 @@ from debubble.diagnosis.observed import ALONE, PAUSES
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, in_order, layouts, numbered
 from debubble.diagnosis.readers.names import LIMIT, actions_named
-from debubble.diagnosis.readers.paired import Whole, grouped
+from debubble.diagnosis.readers.paired import Whole, packed, some_of_each
 from debubble.interchange.text import read_number
 
 PLACE = ("step", "copy", "rank")
@@ -187,7 +187,7 @@ class Batch:
         """The host of every worker of these lines, by one line that tells it."""
         where = np.flatnonzero(sound)
         copy, rank = (np.broadcast_to(each, len(sound))[where] for each in place[1:])
-        for one in grouped([copy, rank])[0].tolist() if len(where) else []:
+        for one in some_of_each(packed([copy, rank])).tolist():
             row = int(where[one])
             worker = int(copy[one]), int(rank[one])
             self._hosts.append((int(layout.at[row]), worker, layout.rows.text(row, host)))
