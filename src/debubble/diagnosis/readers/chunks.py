@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -33,17 +34,22 @@ class Calls(NamedTuple):
         return Calls(*(column[rows] for column in self))
 
 
+def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
+    """The forwards of the first microbatch on the first and last rank, which show a V."""
+    found = []
+    for calls in parts:
+        shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
+        shows &= (calls.rank == 0) | (calls.rank == ranks - 1)
+        found.append(calls.taken(shows))
+    return Calls(*map(np.concatenate, zip(*found, strict=True)))
+
+
 def is_v_shaped(calls: Calls, ranks: int) -> bool:
-    """Whether the second chunks lie on the ranks in reverse order.
+    """Whether the second chunks lie on the ranks in reverse order, by their :func:`first_units`.
 
     Then the last rank's second chunk comes right after its first, and rank 0's after the way to
     the last rank and back. Else the way from one chunk to the next is as long on every rank.
     """
-    if not calls.chunk.any():
-        return False
-    edge = (calls.rank == 0) | (calls.rank == ranks - 1)
-    calls = calls.taken(edge & (calls.microbatch == 0) & (calls.chunk < 2))
-    calls = calls.taken(np.isin(calls.kind, FORWARD_KINDS))
     times: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
     for step, rank, _, chunk, _, start, end in zip(*map(np.ndarray.tolist, calls), strict=True):
         times.setdefault((step, rank), {})[chunk] = (start, end)

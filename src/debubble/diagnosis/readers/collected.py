@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -128,8 +128,8 @@ class Collected:
         made = {}
         for key in columns.types():
             # Each column of a block is let go as soon as it is in the whole.
-            parts = [np.broadcast_to(block.pop(key), block[""]) for block in blocks]
-            made[key] = np.concatenate(parts) if len(parts) > 1 else np.ascontiguousarray(parts[0])
+            parts = [block.pop(key) for block in blocks]
+            made[key] = _joined(parts, [block[""] for block in blocks])
         return columns(**made)
 
     def _flush(self, name: Literal["actions", "sends", "receives"]) -> None:
@@ -243,9 +243,11 @@ class Collected:
         """Actions in order of step, copy, rank and time, without what was written twice."""
         place = packed([actions.step, actions.copy, actions.rank])
         order = np.lexsort((actions.start, place))
-        if _equal_neighbours(order, place, actions.start).any():
+        same = _like_before(place[order], actions.start[order])
+        if same.any():
             order = np.lexsort((actions.end, actions.start, place))
-        if not _equal_neighbours(order, place, actions.start, actions.end).any():
+            same = _like_before(place[order], actions.start[order], actions.end[order])
+        if not same.any():
             return actions.take(order)
         rows = np.stack([getattr(actions, name) for name in (*KEY, "start", "end")])
         _, first = np.unique(rows, axis=1, return_index=True)
@@ -262,18 +264,25 @@ def table(columns: type[T], rows: array[float]) -> T:
     return columns.of(**dict(zip(names, values.T, strict=True)))
 
 
+def _joined(parts: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:
+    """A column of its parts, each of which is one value for all or has one for every row."""
+    if not any(part.ndim for part in parts) and len(set(map(repr, parts))) == 1:
+        return np.broadcast_to(parts[0], sum(counts))
+    parts = [np.broadcast_to(part, count) for part, count in zip(parts, counts, strict=True)]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
 def _all_are(unit: float, spans: NDArray[np.float64]) -> bool:
     """Whether all actions take one unit of time; in most traces the first does not."""
     first = spans[:1]
     return all(np.allclose(some, unit, rtol=1e-6, atol=0) for some in (first, spans))
 
 
-def _equal_neighbours(order: NDArray[Any], *columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows, in this order, are equal to the one before."""
-    same = np.ones(len(order) - 1, bool)
+def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are equal to the one before."""
+    same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
-        ordered = column[order]
-        same &= ordered[1:] == ordered[:-1]
+        same &= column[1:] == column[:-1]
     return same
 
 
@@ -287,4 +296,5 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 def since(zero: float, rows: T) -> T:
     """Rows with their times counted from `zero`."""
-    return type(rows)(**{**vars(rows), **{k: v - zero for k, v in times_of(rows).items()}})
+    columns = {**vars(rows), **{k: v - zero for k, v in times_of(rows).items()}}
+    return type(rows)(**{name: np.ascontiguousarray(each) for name, each in columns.items()})

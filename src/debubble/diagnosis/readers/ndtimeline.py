@@ -20,7 +20,14 @@ from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
-from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, rank_of, stage_of
+from debubble.diagnosis.readers.chunks import (
+    Calls,
+    first_units,
+    is_v_shaped,
+    placed,
+    rank_of,
+    stage_of,
+)
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.paired import grouped
 from debubble.diagnosis.readers.scan import Scan, events_of, number, whole
@@ -131,7 +138,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
     ranks = int(workers[:, 1].max()) + 1
     works = _works(events, left_out)
-    v_shaped = is_v_shaped(_first_units(workers, events, works, ranks), ranks)
+    v_shaped = is_v_shaped(_first_copy(workers, events, works, ranks), ranks)
     collected = Collected(where, left_out)
     _add(collected, workers, events, works, ranks, v_shaped)
     # All is in the rows by now.
@@ -278,15 +285,17 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_units(workers: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
-    """Actions of the first microbatch on the first and last rank of a copy: they show a V."""
-    here = works[(events.unit[works] == 0) & (events.chunk[works] < 2)]
-    copy, rank, _ = workers[events.worker[here]].T
-    edge = (copy == 0) & np.isin(rank, (0, ranks - 1))
-    here, rank = here[edge], rank[edge]
-    kind = np.array([*WORK.values()])[events.name[here]]
-    columns = (events.chunk, events.unit, events.start, events.end)
-    return Calls(events.step[here], rank, kind, *(column[here] for column in columns))
+def _first_copy(workers: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
+    """Actions of the first copy that show whether chunks are placed in a V."""
+    works = works[events.unit[works] == 0]
+    copy, rank, _ = workers[events.worker[works]].T
+    works, rank = works[copy == 0], rank[copy == 0]
+    kind = np.array([*WORK.values()])[events.name[works]]
+    calls = Calls(
+        events.step[works], rank, kind, events.chunk[works], events.unit[works],
+        events.start[works], events.end[works],
+    )  # fmt: skip
+    return first_units([calls], ranks)
 
 
 def _add(

@@ -24,7 +24,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.ending import look
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import Calls, is_v_shaped, placed, stage_of
+from debubble.diagnosis.readers.chunks import Calls, first_units, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
@@ -117,7 +117,7 @@ def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: L
     *numbers, start, end, issued, busy = np.array(rows, np.float64).T
     step, rank, kind, chunk, microbatch, piece = (each.astype(np.int64) for each in numbers)
     calls = Calls(step, rank, kind, chunk, microbatch, start, end)
-    v_shaped = is_v_shaped(calls, ranks)
+    v_shaped = is_v_shaped(first_units([calls], ranks), ranks)
     action = packed([step, rank, chunk, microbatch, piece])
     split = np.isin(action, action[kind == Kind.W])
     collected = Collected(where, left_out)

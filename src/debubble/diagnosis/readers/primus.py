@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,15 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import Calls, Whole, is_v_shaped, kth_call, placed, stage_of
+from debubble.diagnosis.readers.chunks import (
+    Calls,
+    Whole,
+    first_units,
+    is_v_shaped,
+    kth_call,
+    placed,
+    stage_of,
+)
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, decoded, layouts
 from debubble.diagnosis.readers.paired import packed
@@ -52,15 +60,14 @@ NO_STEP = "iterations without lists of starts and ends of the same length"
 class _Run(NamedTuple):
     """What one rank's file tells; times in milliseconds from the beginning of the iteration."""
 
-    calls: Calls
+    parts: Sequence[Calls]
+    """The calls of some iterations each."""
     longest: Mapping[int, float]
     """How long every iteration took at least."""
     named: bool = True
     """Whether the file numbers the calls."""
     without: int = 0
     """Iterations without calls."""
-    paired: bool = True
-    """Whether two calls of an iteration may have begun together."""
 
 
 def recognises(head: bytes) -> bool:
@@ -95,12 +102,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     ranks = max(_size(config, "pp_size"), max(runs) + 1)
     chunks = max(_size(config, "vp_size"), 1)
     named = all(run.named for run in runs.values())
-    calls = _together(runs, ranks, chunks)
-    pairs = _pairs(calls) if any(run.paired for run in runs.values()) else ALONE
-    return _observed(where, calls, pairs, ranks, chunks, named, left_out)
+    return _observed(where, _together(runs, ranks, chunks), ranks, chunks, named, left_out)
 
 
-def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Calls:
+def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Calls]:
     """The calls of all ranks, with iterations laid one behind the other."""
     longest: dict[int, float] = {}
     for run in runs.values():
@@ -108,14 +113,14 @@ def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Calls:
             longest[step] = max(longest.get(step, 0.0), length)
     steps = np.array(sorted(longest))
     zeros = np.cumsum([0.0, *(longest[step] for step in steps.tolist())])
-    every = []
     for rank, run in runs.items():
-        calls = _numbered(run.calls, ranks, chunks)
-        zero = zeros[np.searchsorted(steps, calls.step)]
-        every.append(calls._replace(
-            rank=np.full(len(zero), rank, np.int32), start=zero + calls.start, end=zero + calls.end
-        ))  # fmt: skip
-    return Calls(*map(np.concatenate, zip(*every, strict=True)))
+        for part in run.parts:
+            calls = _numbered(part, ranks, chunks)
+            zero = zeros[np.searchsorted(steps, calls.step)]
+            yield calls._replace(
+                rank=np.full(len(zero), rank, np.int32), start=zero + calls.start,
+                end=zero + calls.end,
+            )  # fmt: skip
 
 
 def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
@@ -132,17 +137,22 @@ def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
 
 
 def _observed(
-    where: str, calls: Calls, pairs: Whole | int, ranks: int, chunks: int, named: bool,
-    left_out: LeftOut,
-) -> Observed:  # fmt: skip
+    where: str, calls: Iterable[Calls], ranks: int, chunks: int, named: bool, left_out: LeftOut
+) -> Observed:
     collected = Collected(where, left_out)
-    v_shaped = named and is_v_shaped(calls, ranks)
-    collected.many(
-        "actions", calls.step, 0, calls.rank, _kinds(calls),
-        stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, pairs,
-        calls.start * MILLISECONDS, calls.end * MILLISECONDS, NAN, NAN, NAN,
-    )  # fmt: skip
-    del calls
+    parts = list(calls)
+    v_shaped = named and is_v_shaped(first_units(parts, ranks), ranks)
+    pairs = 0
+    while parts:
+        part = parts.pop(0)
+        pair = _pairs(part)
+        collected.many(
+            "actions", part.step, 0, part.rank, _kinds(part),
+            stage_of(part.rank, part.chunk, ranks, v_shaped), part.microbatch, 0,
+            np.where(pair == ALONE, ALONE, pair + pairs) if np.ndim(pair) else pair,
+            part.start * MILLISECONDS, part.end * MILLISECONDS, NAN, NAN, NAN,
+        )  # fmt: skip
+        pairs += len(part.step)
     return collected.observed(
         NAME,
         {
@@ -167,8 +177,11 @@ def _kinds(calls: Calls) -> Whole:
     return np.where(split & (calls.kind == Kind.B), Kind.I, calls.kind)
 
 
-def _pairs(calls: Calls) -> Whole:
+def _pairs(calls: Calls) -> Whole | int:
     """The pair of every call: forward and backward that ran together have one interval."""
+    starts = np.sort(calls.start)
+    if not (starts[1:] == starts[:-1]).any():
+        return ALONE
     pair = np.full(len(calls.start), ALONE)
     mine = np.flatnonzero(calls.kind != Kind.W)
     place = packed([calls.step[mine], calls.rank[mine]])
@@ -190,7 +203,7 @@ def _by_layout(path: Path) -> _Run | None:
     parts: list[Calls] = []
     longest: dict[int, float] = {}
     size = iterations = without = 0
-    named, paired = True, False
+    named = True
     for text in _texts(path):
         size += len(text)
         found, odd = layouts(text, _BETWEEN.split)
@@ -206,13 +219,10 @@ def _by_layout(path: Path) -> _Run | None:
             longest |= lengths
             iterations += len(layout.at)
             named &= plan.named
-            starts = np.sort(calls.start.reshape(len(layout.at), -1), axis=1)
-            paired |= bool((starts[:, 1:] == starts[:, :-1]).any())
             without += 0 if plan.starts else len(layout.at)
     if len(longest) < iterations:
         return None
-    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
-    return _Run(calls, longest, named, without, paired)
+    return _Run(parts, longest, named, without)
 
 
 def _texts(path: Path) -> Iterator[bytes]:
@@ -327,7 +337,7 @@ def _one_by_one(data: Mapping[str, Any]) -> _Run:
     numbers = [np.array(each, np.int64) for each in columns[:5]]
     start, end = (np.array(each, np.float64) for each in columns[5:])
     calls = Calls._make([*numbers, start, end])
-    return _Run(calls, longest, named, without)
+    return _Run([calls], longest, named, without)
 
 
 def _calls(one: Mapping[str, Any]) -> Iterator[tuple[Kind, int, int, float, float]]:

@@ -20,7 +20,15 @@ import numpy as np
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.observed import ALONE, Observed
-from debubble.diagnosis.readers.chunks import Calls, Times, Whole, is_v_shaped, placed, stage_of
+from debubble.diagnosis.readers.chunks import (
+    Calls,
+    Times,
+    Whole,
+    first_units,
+    is_v_shaped,
+    placed,
+    stage_of,
+)
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import NOTHING, RUN, Layout, Number, decoded, layouts
 from debubble.diagnosis.readers.scan import FINITE, number
@@ -82,19 +90,21 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     parts = [calls for batch in _batches(named, left_out) for calls in _read(batch, left_out)]
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
-    calls = Calls(*map(np.concatenate, zip(*parts, strict=True)))
-    v_shaped = is_v_shaped(calls, ranks)
+    v_shaped = is_v_shaped(first_units(parts, ranks), ranks)
     # Iterations are laid one behind the other.
     longest = np.zeros(len(folders))
-    np.fmax.at(longest, calls.step, calls.end)
-    zero = np.append(0.0, np.cumsum(longest)[:-1])[calls.step]
+    for calls in parts:
+        np.fmax.at(longest, calls.step, calls.end)
+    zeros = np.append(0.0, np.cumsum(longest)[:-1])
     collected = Collected(where, left_out)
-    collected.many(
-        "actions", calls.step, 0, calls.rank, calls.kind,
-        stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, ALONE,
-        (zero + calls.start) * MILLISECONDS, (zero + calls.end) * MILLISECONDS, NAN, NAN, NAN,
-    )  # fmt: skip
-    del calls, parts, zero
+    for calls in parts:
+        zero = zeros[calls.step]
+        collected.many(
+            "actions", calls.step, 0, calls.rank, calls.kind,
+            stage_of(calls.rank, calls.chunk, ranks, v_shaped), calls.microbatch, 0, ALONE,
+            (zero + calls.start) * MILLISECONDS, (zero + calls.end) * MILLISECONDS, NAN, NAN, NAN,
+        )  # fmt: skip
+    del parts
     return collected.observed(
         NAME,
         {

@@ -11,7 +11,7 @@ from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
 from debubble.core.units import counted
 from debubble.diagnosis.observed import Actions
-from debubble.diagnosis.readers.paired import LARGEST, packed
+from debubble.diagnosis.readers.paired import packed
 
 NAMED = 3
 """Ranks, actions or microbatches that a message names."""
@@ -47,31 +47,27 @@ def whole_steps(
         When nothing is left.
     """
     code = packed([getattr(actions, name) for name in ACTION])
-    new = np.diff(packed([actions.copy, actions.rank, actions.step]), prepend=-1) != 0
-    group = np.cumsum(new) - 1
-    first = np.flatnonzero(new)
-    width = int(code.max(initial=0)) + 1
-    if width * len(first) >= LARGEST:
-        values, code = np.unique(code, return_inverse=True)
-        width = len(values)
-    code = np.sort(group * width + code)
-    again = np.diff(code, prepend=-1) == 0
-    code -= group * width
-    twice = set(actions.step[again].tolist())
-    if again.any():
-        code, group = code[~again], group[~again]
-    ends = np.searchsorted(group, np.arange(len(first)), side="right").tolist()
-    groups = zip(
-        *(getattr(actions, n)[first].tolist() for n in ("copy", "rank", "step")), strict=True
-    )
+    first = np.flatnonzero(np.diff(packed([actions.copy, actions.rank, actions.step]), prepend=-1))
+    bounds = [*first.tolist(), len(code)]
+    groups = list(zip(
+        *(getattr(actions, name)[first].tolist() for name in ("copy", "rank", "step")), strict=True
+    ))  # fmt: skip
     found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
     shown: dict[bytes, int] = {}
+    twice = set()
+    # Most steps have the same actions in the same order.
+    sets: dict[bytes, tuple[bytes, bool]] = {}
     for at, (copy, rank, step) in enumerate(groups):
-        key = code[ends[at - 1] if at else 0 : ends[at]].tobytes()
+        order = code[bounds[at] : bounds[at + 1]].tobytes()
+        if order not in sets:
+            once = np.unique(np.frombuffer(order, code.dtype))
+            sets[order] = once.tobytes(), len(once) * code.itemsize < len(order)
+        key, again = sets[order]
+        if again:
+            twice.add(step)
         found[copy, rank][step] = key
         shown.setdefault(key, at)
-    bounds = [*first.tolist(), len(actions)]
-    steps = {step for by_step in found.values() for step in by_step}
+    steps = {step for *_, step in groups}
     wrong: dict[tuple[int, int], set[int]] = {}
     usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
     for place, by_step in found.items():
@@ -106,14 +102,12 @@ def whole_steps(
             f"{where}: none of {len(steps)} steps is complete on every rank with every "
             "action once; trace whole steps on all ranks"
         )
-    keep = np.ones(len(actions), bool)
-    if len(kept) < len(steps):
-        keep = np.isin(actions.step, kept)
-    for copy, rank in parts:
-        keep &= (actions.copy != copy) | (actions.rank != rank)
-    actions = actions.take(keep)
-    index = np.searchsorted(np.array(kept, np.int32), actions.step).astype(np.int32)
-    return Actions(**{**vars(actions), "step": index}), tuple(kept)
+    index = {step: number for number, step in enumerate(kept)}
+    numbers = [-1 if (copy, rank) in parts else index.get(step, -1) for copy, rank, step in groups]
+    number = np.repeat(np.array(numbers, np.int32), np.diff(bounds))
+    if len(kept) < len(steps) or parts:
+        actions, number = actions.take(number >= 0), number[number >= 0]
+    return Actions(**{**vars(actions), "step": number}), tuple(kept)
 
 
 def _parts(
