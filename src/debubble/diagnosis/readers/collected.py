@@ -266,7 +266,7 @@ def table(columns: type[T], rows: array[float]) -> T:
 
 def _joined(parts: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:
     """A column of its parts, each of which is one value for all or has one for every row."""
-    if not any(part.ndim for part in parts) and len(set(map(repr, parts))) == 1:
+    if not any(part.ndim for part in parts) and len({part.tobytes() for part in parts}) == 1:
         return np.broadcast_to(parts[0], sum(counts))
     parts = [np.broadcast_to(part, count) for part, count in zip(parts, counts, strict=True)]
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
