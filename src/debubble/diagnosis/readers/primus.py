@@ -128,7 +128,7 @@ def _numbered(calls: Calls, ranks: int, chunks: int) -> Calls:
     without = calls.chunk == UNNUMBERED
     if not without.any():
         return calls
-    chunk, microbatch = np.where(without, 0, calls.chunk), calls.microbatch
+    chunk, microbatch = np.where(without, 0, calls.chunk), calls.microbatch.copy()
     if chunks > 1:
         for backward in (False, True):
             here = without & (np.isin(calls.kind, FORWARD_KINDS) != backward)
