@@ -192,24 +192,26 @@ def layouts(
     code = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
     has = np.array([row.count(RUN) for row in codes], np.int64)
     ends = np.cumsum(has[code])
+    first = ends - has[code]
     count = np.bincount(code, minlength=len(codes))
     odd = np.zeros(len(rows), bool)
     if RUN in text:
         odd[:] = True
-    strange = end - begin > MOST_DIGITS
+    length = end - begin
+    strange = length > MOST_DIGITS
     if strict:
-        zero = np.flatnonzero(read.letters[begin] == ord("0"))
-        zero = zero[(end - begin)[zero] > 1]
+        zero = np.flatnonzero((read.letters[begin] == ord("0")) & (length > 1))
         strange[zero[read.letters[begin[zero] - 1] != ord(".")]] = True
-    odd[np.searchsorted(ends, np.flatnonzero(strange), side="right")] = True
+    if strange.any():
+        odd[np.searchsorted(ends, np.flatnonzero(strange), side="right")] = True
     if len(codes) > MOST_LAYOUTS:
         odd |= (count < few)[code]
     order = np.argsort(code, kind="stable")
     found = []
     for at, row in zip(np.split(order, np.cumsum(count)[:-1]), codes, strict=True):
-        at = at[~odd[at]]
+        at = at[~odd[at]] if odd.any() else at
         if len(at):
-            found.append(Layout(row, at, Rows(read, edges, (ends - has[code])[at])))
+            found.append(Layout(row, at, Rows(read, edges, first[at])))
     return found, np.flatnonzero(odd).tolist()
 
 

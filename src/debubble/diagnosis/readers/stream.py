@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import zlib
@@ -57,7 +56,7 @@ def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
                     return
                 yield piece
     except OSError as error:
-        raise FormatError(f"cannot read '{path}': {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
 
 
 def _plain(file: BinaryIO, size: int) -> Iterator[bytes]:
@@ -103,7 +102,12 @@ def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
 
 def head(path: Path) -> bytes:
     """The beginning of a file, unpacked."""
-    return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            begin = file.read(HEAD)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD] if begin[:2] == GZIP else begin
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
@@ -114,12 +118,18 @@ def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
     FormatError
         When it has more than `limit` bytes.
     """
-    found = io.BytesIO()
+    found: list[bytes] = []
+    size = 0
     for piece in chunks(path, left_out):
-        found.write(piece)
-        if found.tell() > limit:
+        found.append(piece)
+        size += len(piece)
+        if size > limit:
             raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
-    return found.getvalue()
+    return b"".join(found)
+
+
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(f"cannot read '{path}': {error.strerror or error}")
 
 
 def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:

@@ -9,6 +9,7 @@ barrier. Files of other tensor-, context- or data-parallel ranks tell the same a
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ MAX_BYTES = 1 << 26
 MILLISECONDS = 1e-3
 KINDS = {"forward": Kind.F, "backward": Kind.B}
 
-BATCH = 1 << 19
+BATCH = 1 << 21
 """Bytes of files that are read together."""
 
 BETWEEN = b"\x1e"
@@ -71,12 +72,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no file has a pipeline rank in its name.
     """
-    folders = {
-        folder: number for number, folder in enumerate(dict.fromkeys(f.parent for f in files))
-    }
+    parents = [os.path.dirname(path) for path in files]
+    folders = {folder: number for number, folder in enumerate(dict.fromkeys(parents))}
     named: list[tuple[int, int, Path]] = []
     ranks = 0
-    for path in files:
+    for path, parent in zip(files, parents, strict=True):
         name = _FILE.search(path.name)
         if name is None:
             left_out[NO_RANK] += 1
@@ -85,7 +85,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
             left_out[OTHERS] += 1
             continue
         size = _SIZE.search(path.name)
-        named.append((folders[path.parent], int(name["rank"]), path))
+        named.append((folders[parent], int(name["rank"]), path))
         ranks = max(ranks, int(size[1]) if size else 0, int(name["rank"]) + 1)
     parts = [calls for batch in _batches(named, left_out) for calls in _read(batch, left_out)]
     if not parts:
