@@ -84,6 +84,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self._first)
 
+    def taken(self, rows: Whole) -> Rows:
+        """Some of the rows."""
+        return Rows(self._text, self._edges, self._first[rows])
+
+    def fit(self, limits: Sequence[tuple[int, int]]) -> bool:
+        """Whether no row has more digits in these runs than it may."""
+        _, _, length = self._at([place for place, _ in limits])
+        most = [digits for _, digits in limits]
+        return bool((length.reshape(len(self), -1) <= most).all())
+
     def runs(self, places: Sequence[int], longest: int = MOST_DIGITS) -> NDArray[np.int64]:
         """Values of runs, shape ``(rows, len(places))``; those of more digits are very large."""
         _, end, length = self._at(places)

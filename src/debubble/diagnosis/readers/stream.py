@@ -179,9 +179,3 @@ def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]
         rest = (rest + piece[end:])[: max(longest, len(piece) - end)]
     if rest:
         yield rest
-
-
-def pieces(path: Path, left_out: LeftOut) -> Iterator[str]:
-    """The same as text."""
-    for piece in lines(path, left_out):
-        yield piece.decode("utf-8", "replace")
