@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,12 +200,12 @@ def layouts(
     marked = bytearray(text)
     np.frombuffer(marked, np.uint8)[begin - PADDING] = RUN[0]
     rows = split(bytes(marked.translate(None, b"0123456789")))
-    codes = {row: code for code, row in enumerate(dict.fromkeys(rows))}
+    codes: defaultdict[bytes, int] = defaultdict(count().__next__)
     code = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
     has = np.array([row.count(RUN) for row in codes], np.int64)
     ends = np.cumsum(has[code])
     first = ends - has[code]
-    count = np.bincount(code, minlength=len(codes))
+    several = np.bincount(code, minlength=len(codes))
     odd = np.zeros(len(rows), bool)
     if RUN in text:
         odd[:] = True
@@ -215,10 +217,10 @@ def layouts(
     if strange.any():
         odd[np.searchsorted(ends, np.flatnonzero(strange), side="right")] = True
     if len(codes) > MOST_LAYOUTS:
-        odd |= (count < few)[code]
+        odd |= (several < few)[code]
     order = np.argsort(code, kind="stable")
     found = []
-    for at, row in zip(np.split(order, np.cumsum(count)[:-1]), codes, strict=True):
+    for at, row in zip(np.split(order, np.cumsum(several)[:-1]), codes, strict=True):
         at = at[~odd[at]] if odd.any() else at
         if len(at):
             found.append(Layout(row, at, Rows(read, edges, first[at])))

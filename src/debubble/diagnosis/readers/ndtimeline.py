@@ -163,6 +163,7 @@ def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Event
     found: list[_Events] = []
     for path in files:
         _read_file(path, workers, found, left_out)
+    found = found or [_Events.of(list(np.zeros((8, 0))), np.zeros(0, np.int32))]
     events = _Events(*map(np.concatenate, zip(*found, strict=True)))
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):

@@ -330,8 +330,7 @@ def _one_by_one(data: Mapping[str, Any]) -> _Run:
         without += not found
         rows += [(step, UNNUMBERED, *call) for call in found]
         ends = [max(_numbers(one.get(f"{name}_end")), default=0.0) for name in KINDS]
-        total = one.get("total")
-        ends.append(float(total) if isinstance(total, int | float) else 0.0)
+        ends += _numbers([one.get("total")])
         longest[step] = max(longest.get(step, 0.0), *ends)
     columns = list(zip(*rows, strict=True)) or [()] * len(Calls._fields)
     numbers = [np.array(each, np.int64) for each in columns[:5]]
