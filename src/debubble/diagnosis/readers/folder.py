@@ -22,7 +22,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
-from debubble.diagnosis.readers.stream import LeftOut, head
+from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
 from debubble.interchange.text import plain, shown
 
 MAX_FILES = 20_000
@@ -90,6 +90,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     known = {reader.NAME: reader for reader in READERS}
     if format is not None and format not in known:
         raise FormatError(f"there is no format {shown(format)}; known: {', '.join(known)}")
+    keep_freed_memory()
     left_out: LeftOut = Counter()
     files = _files(Path(path), where, left_out)
     found: dict[str, list[Path]] = {}
