@@ -198,28 +198,25 @@ class _Log:
 
     def _line(self, line: str) -> bool:
         """Read a line that is no rank's; False where its iteration is one too many."""
-        argument = _ARGUMENT.fullmatch(line)
-        if argument is not None:
-            self.arguments.setdefault(argument[1], int(argument[2]))
+        told = _told_by(line)
+        if told.argument is not None:
+            self.arguments.setdefault(*told.argument)
             return True
-        iteration = _ITERATION.search(line)
-        if iteration is not None:
+        if told.iteration is not None:
             if len(self.iterations) >= MAX_ITERATIONS:
                 return False
-            self.iterations.add(int(iteration[1]))
-        if any(words in line for words in _HEADS):
+            self.iterations.add(told.iteration)
+        if told.begins:
             self._inside, self._timer = True, ""
             return True
-        match = _TIMER.fullmatch(line) if self._inside else None
-        self._inside = match is not None
-        if match is None:
+        self._inside = self._inside and told.timer is not None
+        if not self._inside or told.timer is None:
             return True
-        self._timer = match[1]
+        self._timer = told.timer
         if self._timer not in TIMERS:
             self._left_out[OTHER_TIMERS] += 1
-        elif match[2]:
-            time = np.array([float(match[3] or match[2])])
-            self._found[TIMERS[self._timer]].append((np.array([ALL]), time))
+        elif told.time is not None:
+            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([told.time])))
         return True
 
     def sums(self) -> dict[str, dict[int, Times]]:
@@ -233,6 +230,31 @@ class _Log:
             split = np.split(times[order], first[1:])
             found[kind] = dict(zip(ranks.tolist(), split, strict=False))
         return found
+
+
+class _Line(NamedTuple):
+    """What a line tells that is no rank's."""
+
+    argument: tuple[str, int] | None
+    iteration: int | None
+    begins: bool
+    """Whether sums of timers follow."""
+    timer: str | None
+    time: float | None
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _told_by(line: str) -> _Line:
+    """What a line tells; most are names of timers, which come again and again."""
+    argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
+    iteration = _ITERATION.search(line)
+    return _Line(
+        None if argument is None else (argument[1], int(argument[2])),
+        None if iteration is None else int(iteration[1]),
+        any(words in line for words in _HEADS),
+        None if timer is None else timer[1],
+        float(timer[3] or timer[2]) if timer is not None and timer[2] else None,
+    )
 
 
 class _Plan(NamedTuple):
