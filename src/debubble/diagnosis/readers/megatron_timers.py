@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,27 +154,32 @@ class _Log:
             if plan is not None and layout.rows.fit(plan.limits):
                 which[layout.at] = number
         wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
-        sections: list[bytes] = []
-        for at, number in enumerate(which.tolist()):
+        seen: Counter[int] = Counter()
+        sections = _sections(text) if (which < 0).any() else []
+        last = len(which) - 1
+
+        def told(at: int, number: int) -> bool:
+            """Take what a section tells; False where an iteration is one too many."""
             plan = plans[number] if number >= 0 else None
-            is_last = at == len(which) - 1
             if plan is None:
-                sections = sections or _sections(text)
-                section = sections[at] + (b"" if is_last else TIMER)
-                if not self._lines(section.decode("utf-8", "replace")):
-                    return False
-                continue
-            if self._told:
-                wanted[number, self._told].append(at)
-            if plan.timer or not is_last:
-                self._line(plan.timer if is_last else plan.timer + ":")
+                section = sections[at] + (b"" if at == last else TIMER)
+                return self._lines(section.decode("utf-8", "replace"))
+            rows, place = found[number].rows, seen[number]
+            seen[number] += 1
+            if plan.ranks and self._told:
+                wanted[number, self._told].append(place)
+            rest = rows.text(place, plan.rest) if plan.differs else plan.rest
+            lines = (rest if at == last else rest + ":").split("\n")
+            return all(self._line(line.rstrip("\r")) for line in lines if line or at < last)
+
+        enough = all(told(at, number) for at, number in enumerate(which.tolist()))
         for (number, kind), rows in wanted.items():
             layout, plan = found[number], plans[number]
             assert plan is not None, "it was read by its layout"
-            some = layout.rows.taken(np.searchsorted(layout.at, rows))
+            some = layout.rows.taken(np.array(rows))
             times = some.numbers(plan.times).ravel()
             self._found[kind].append((some.runs(plan.ranks).ravel(), times))
-        return True
+        return enough
 
     @property
     def _told(self) -> str:
@@ -258,11 +264,13 @@ def _told_by(line: str) -> _Line:
 
 
 class _Plan(NamedTuple):
-    """Lines of ranks in a section of a log, and the name of the timer behind them."""
+    """Lines of ranks in a section of a log, and what comes behind them."""
 
     ranks: tuple[int, ...]
     times: tuple[Number, ...]
-    timer: str
+    rest: str
+    differs: bool
+    """Whether the rest has numbers."""
 
     @property
     def limits(self) -> list[tuple[int, int]]:
@@ -274,13 +282,14 @@ class _Plan(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _plan(text: bytes) -> _Plan | None:
     """What sections of one layout say; None for those that are read line by line."""
-    *ranks, timer = numbered(text).decode("utf-8", "replace").split("\n")
-    found = [_NUMBERED.fullmatch(line) for line in ranks]
-    if any(match is None for match in found) or _DIGIT.search(timer):
+    each = numbered(text).decode("utf-8", "replace").split("\n")
+    found = [_NUMBERED.fullmatch(line) for line in each]
+    rows = [tuple(map(int, match.groups())) for match in takewhile(bool, found) if match]
+    if any(found[len(rows) :]):
         return None
-    rows = [tuple(map(int, match.groups())) for match in found if match is not None]
+    rest = "\n".join(each[len(rows) :])
     times = tuple(Number("", whole, fraction) for _, whole, fraction in rows)
-    return _Plan(tuple(rank for rank, *_ in rows), times, timer)
+    return _Plan(tuple(rank for rank, *_ in rows), times, rest, _DIGIT.search(rest) is not None)
 
 
 def _sections(text: bytes) -> list[bytes]:
