@@ -38,6 +38,10 @@ NOTHING = 0
 """Run of a number that a row does not have: it is 0."""
 
 LARGEST = np.uint64(1 << 62)
+"""Stands for numbers that are larger, too."""
+
+MOST_LAYOUTS = 64
+"""Layouts of a text from which on those of few rows are not worth while."""
 
 _NUMBER = re.compile(r"([-+]?)(\d{1,9})(?:\.(\d{1,9})?)?(?:[eE][-+]?(\d{1,9}))?", re.ASCII)
 
@@ -248,10 +252,6 @@ def in_order(blocks: Sequence[tuple[Any, ...]]) -> list[NDArray[Any]]:
         return columns
     order = np.argsort(columns[0], kind="stable")
     return [column[order] for column in columns]
-
-
-MOST_LAYOUTS = 64
-"""Layouts of a text from which on those of few rows are not worth while."""
 
 
 def numbered(text: bytes) -> bytes:

@@ -54,7 +54,7 @@ NO_TIME = "events without numbers as pid, ts and dur"
 OPEN = "transfers without a beginning or an end"
 
 
-FEW = 4
+FEW = 16
 """Events of a layout that are sooner read one by one."""
 
 LONGEST_NAMED = 7

@@ -32,7 +32,7 @@ LONGEST_WHOLE = 9
 LONGEST_NAMED = 7
 """Digits of a number in the name of an action."""
 
-FEW = 4
+FEW = 32
 """Lines of a layout that are sooner read one by one."""
 
 _DIGITS = re.compile(r"\d+", re.ASCII)
