@@ -54,10 +54,14 @@ class Columns:
         return len(getattr(self, fields(self)[0].name))
 
     def take(self: T, rows: NDArray[Any]) -> T:
-        """Some of the rows: a mask, or positions."""
+        """Some of the rows: a mask, or positions. A column with one value for all keeps that."""
         if rows.dtype == bool and rows.all():
             return self
-        return type(self)(**{spec.name: getattr(self, spec.name)[rows] for spec in fields(self)})
+        count = int(np.count_nonzero(rows)) if rows.dtype == bool else len(rows)
+        return type(self)(**{
+            name: np.broadcast_to(column[:1], count) if column.strides == (0,) else column[rows]
+            for name, column in vars(self).items()
+        })  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import pytest
 from debubble import Kind
 from debubble.core.errors import FormatError
 from debubble.diagnosis.readers.folder import read
+from debubble.diagnosis.readers.stream import CHUNK
 from tests.diagnosis.readers import made
 
 
@@ -117,3 +118,15 @@ def test_a_column_of_any_numbers_is_read(tmp_path: Path) -> None:
     more = ["1e-9999999999999999999999", "1e400", "1_0", "٣"]
     path.write_text("\n".join([*lines, *(f"7,0,0,0F0,{text},1" for text in more)]))
     assert read(path).left_out == {"lines that are no action with a rank and times": len(more)}
+
+
+def test_a_cell_with_a_line_break_where_two_pieces_of_a_file_meet(tmp_path: Path) -> None:
+    """A note goes on from the first megabyte into the second: it is one line, and tells nothing."""
+    lines = ["rank,action,start,end", "0,0F0,0,1.5", '0,"a note', 'goes on",1,2', "0,0B0,2,4"]
+    room = CHUNK - 5 - sum(len(line) + 1 for line in lines[:3])
+    lines[1:1] = [" " * 1023] * (room // 1024) + [" " * (room % 1024)]
+    path = tmp_path / "run.csv"
+    path.write_text("\n".join(lines))
+    found = read(path)
+    assert found.actions.start.tolist() == [0, 2]
+    assert found.left_out == {"lines that are no action with a rank and times": 1}

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS
 
 CHUNK_TWO_IS_NEXT = 0.5
 """Share of rank 0's time from chunk to chunk below which it is short on the last rank."""
 
-Row = tuple[int, int, int, int, int, float, float]
-"""Step, rank, kind, chunk, microbatch, start and end of an action."""
+T = TypeVar("T", int, NDArray[np.integer[Any]])
+Whole = NDArray[np.integer[Any]]
+Times = NDArray[np.float64]
 
 
-def is_v_shaped(rows: Iterable[Row], ranks: int) -> bool:
-    """Whether the second chunks lie on the ranks in reverse order.
+class Calls(NamedTuple):
+    """Actions as formats tell them that count chunks: columns of one length."""
+
+    step: Whole
+    rank: Whole
+    kind: Whole
+    chunk: Whole
+    microbatch: Whole
+    start: Times
+    end: Times
+
+    def taken(self, rows: NDArray[Any]) -> Calls:
+        """Some of them."""
+        return Calls(*(column[rows] for column in self))
+
+
+def first_units(parts: Iterable[Calls], ranks: int) -> Calls:
+    """The forwards of the first microbatch on the first and last rank, which show a V."""
+    found = []
+    for calls in parts:
+        shows = (calls.microbatch == 0) & (calls.chunk < 2) & np.isin(calls.kind, FORWARD_KINDS)
+        shows &= (calls.rank == 0) | (calls.rank == ranks - 1)
+        found.append(calls.taken(shows))
+    return Calls(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def is_v_shaped(calls: Calls, ranks: int) -> bool:
+    """Whether the second chunks lie on the ranks in reverse order, by their :func:`first_units`.
 
     Then the last rank's second chunk comes right after its first, and rank 0's after the way to
     the last rank and back. Else the way from one chunk to the next is as long on every rank.
     """
-    times: dict[tuple[int, int, int], dict[int, tuple[float, float]]] = {}
-    for step, rank, kind, chunk, microbatch, start, end in rows:
-        if kind in FORWARD_KINDS and microbatch == 0 and chunk < 2 and rank in (0, ranks - 1):
-            times.setdefault((step, rank, microbatch), {})[chunk] = (start, end)
+    times: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
+    for step, rank, _, chunk, _, start, end in zip(*map(np.ndarray.tolist, calls), strict=True):
+        times.setdefault((step, rank), {})[chunk] = (start, end)
     waits = {
         rank: [
             two[1][0] - two[0][1]
-            for (_, at, _), two in times.items() if at == rank and len(two) == 2
+            for (_, at), two in times.items() if at == rank and len(two) == 2
         ]
         for rank in (0, ranks - 1)
     }  # fmt: skip
@@ -37,15 +65,18 @@ def is_v_shaped(rows: Iterable[Row], ranks: int) -> bool:
     return bool(np.median(waits[ranks - 1]) < CHUNK_TWO_IS_NEXT * np.median(waits[0]))
 
 
-def stage_of(rank: int, chunk: int, ranks: int, v_shaped: bool) -> int:
+def stage_of(rank: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
     """The stage of a chunk: rounds over the ranks, there and back where they are V-shaped."""
-    return chunk * ranks + (ranks - 1 - rank if v_shaped and chunk % 2 else rank)
+    return chunk * ranks + _placed_at(rank, chunk, ranks, v_shaped)
 
 
-def rank_of(stage: int, ranks: int, v_shaped: bool) -> int:
+def rank_of(stage: Whole, ranks: int, v_shaped: bool) -> Whole:
     """The rank of a stage."""
-    chunk, place = divmod(stage, ranks)
-    return ranks - 1 - place if v_shaped and chunk % 2 else place
+    return _placed_at(stage % ranks, stage // ranks, ranks, v_shaped)
+
+
+def _placed_at(place: Whole, chunk: Whole, ranks: int, v_shaped: bool) -> Whole:
+    return np.where(chunk % 2 == 1, ranks - 1 - place, place) if v_shaped else place
 
 
 def placed(v_shaped: bool) -> str:
@@ -53,8 +84,10 @@ def placed(v_shaped: bool) -> str:
     return "placed in a V" if v_shaped else "placed round by round"
 
 
-def kth_call(k: int, ranks: int, chunks: int, backward: bool) -> tuple[int, int]:
+def kth_call(k: T, ranks: int, chunks: int, backward: bool) -> tuple[T, T]:
     """Chunk and microbatch of a rank's k-th call as Megatron's interleaved schedule numbers them.
+
+    `k` may be an array of many.
 
     Examples
     --------

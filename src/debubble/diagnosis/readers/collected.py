@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -20,7 +20,7 @@ from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Observed, Pauses
-from debubble.diagnosis.readers.paired import paired
+from debubble.diagnosis.readers.paired import Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
 
@@ -42,9 +42,8 @@ LIMITS = {
 }  # fmt: skip
 """Least number of each column that is refused."""
 
-WIDTHS = {"actions": len(Actions.types()), "sends": 8, "receives": 10}
-"""Values of a row: of a message's end step, copy, whether it is an activation, stage, microbatch
-and slice of what it carries, the rank, and when it was sent, or posted, waited for and there."""
+ROWS: Mapping[str, type[Columns]] = {"actions": Actions, "sends": Sends, "receives": Receives}
+"""What is collected, and its columns."""
 
 BACKWARDS_IN_TIME = "actions whose end is before their start"
 TWICE = "actions that occur twice with the same times"
@@ -69,7 +68,9 @@ class Collected:
     sends: array[float] = field(default_factory=lambda: array("d"))
     receives: array[float] = field(default_factory=lambda: array("d"))
     pauses: array[float] = field(default_factory=lambda: array("d"))
-    _blocks: dict[str, list[NDArray[np.float64]]] = field(default_factory=lambda: defaultdict(list))
+    _blocks: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    _counts: Counter[str] = field(default_factory=Counter)
+    _most: Counter[str] = field(default_factory=Counter)
 
     def action(
         self, step: int, copy: int, rank: int, kind: int, stage: int, microbatch: int,
@@ -105,19 +106,40 @@ class Collected:
         A column may be one value for all.
         """
         (count,) = np.broadcast_shapes(*map(np.shape, columns))
-        rows = np.empty((count, len(columns)))
-        for place, column in enumerate(columns):
-            rows[:, place] = column
-        self._blocks[name].append(rows)
-        if sum(map(len, self._blocks[name])) > MAX_ROWS:
+        if not count:
+            return
+        self._counts[name] += count
+        if self._counts[name] > MAX_ROWS:
             self._full()
+        block: dict[str, Any] = {}
+        for (key, dtype), column in zip(ROWS[name].types().items(), columns, strict=True):
+            values = np.asarray(column)
+            if name == "actions" and key in LIMITS:
+                self._most[key] = max(self._most[key], int(values.max()))
+            block[key] = values.astype(dtype, copy=False)
+        self._blocks[name].append({"": count, **block})
 
-    def _rows(self, name: Literal["actions", "sends", "receives"]) -> NDArray[np.float64]:
+    def _rows(self, name: Literal["actions", "sends", "receives"], columns: type[T]) -> T:
         """All rows of a kind, which are kept no longer."""
-        single = np.frombuffer(getattr(self, name), np.float64).reshape(-1, WIDTHS[name])
+        self._flush(name)
+        blocks = self._blocks.pop(name, [])
+        if not blocks:
+            return columns.of()
+        made = {}
+        for key in columns.types():
+            # Each column of a block is let go as soon as it is in the whole.
+            parts = [block.pop(key) for block in blocks]
+            made[key] = _joined(parts, [block[""] for block in blocks])
+        return columns(**made)
+
+    def _flush(self, name: Literal["actions", "sends", "receives"]) -> None:
+        """Put rows that came one by one before those that came together."""
+        rows = np.frombuffer(getattr(self, name), np.float64)
         setattr(self, name, array("d"))
-        blocks = [block for block in (single, *self._blocks.pop(name, ())) if len(block)]
-        return np.concatenate(blocks) if len(blocks) > 1 else (blocks or [single])[0]
+        if len(rows):
+            later = self._blocks.pop(name, [])
+            self.many(name, *rows.reshape(-1, len(ROWS[name].types())).T)
+            self._blocks[name] += later
 
     def _append(self, rows: array[float], *row: float) -> None:
         if len(rows) >= MAX_ROWS * len(row):
@@ -163,10 +185,8 @@ class Collected:
         FormatError
             When no step is complete, or nothing was measured.
         """
-        rows = self._rows("actions")
-        self._check_numbers(rows)
-        actions = table(Actions, rows)
-        del rows
+        actions = self._rows("actions", Actions)
+        self._check_numbers()
         span = actions.end - actions.start
         sound = np.isfinite(span) & (span >= 0)
         self._count(BACKWARDS_IN_TIME, len(actions) - int(sound.sum()))
@@ -177,7 +197,7 @@ class Collected:
                 "and write times that go forward"
             )
         span = span[sound]
-        if len(span) > 1 and (np.allclose(span, unit, rtol=1e-6, atol=0) or not span.any()):
+        if len(span) > 1 and (_all_are(unit, span) or not span.any()):
             raise FormatError(
                 f"{self.where}: all {len(span):,} actions take {1 if span.any() else 0}, so it is "
                 "a drawing of a schedule and no measurement; give the trace of a run"
@@ -186,7 +206,8 @@ class Collected:
         ranks = max(ranks, int(actions.rank.max()) + 1)
         copies = max(copies, int(actions.copy.max()) + 1)
         actions, steps = whole_steps(self.where, actions, self._count)
-        messages, stray = paired(actions, steps, self._rows("sends"), self._rows("receives"))
+        sends, receives = self._rows("sends", Sends), self._rows("receives", Receives)
+        messages, stray = paired(actions, steps, sends, receives)
         self._count(NO_ACTION, stray)
         pauses = table(Pauses, self.pauses)
         zero = float(min(
@@ -200,19 +221,18 @@ class Collected:
             )
         names = hosts or {}
         known = [names.get(divmod(at, ranks), "") for at in range(copies * ranks)]
-        present = set(np.unique(actions.copy.astype(np.int64) * ranks + actions.rank).tolist())
-        missing = [divmod(each, ranks) for each in range(copies * ranks) if each not in present]
+        present = np.bincount(actions.copy * ranks + actions.rank, minlength=copies * ranks)
+        missing = [divmod(each, ranks) for each in np.flatnonzero(present == 0).tolist()]
         return Observed(
             format, ranks, copies, steps, since(zero, actions), since(zero, messages),
             since(zero, pauses), tuple(known) if any(known) else (), clocks, missing=tuple(missing),
             taken_for=dict(taken_for), left_out=dict(self.left_out), **others,
         )  # fmt: skip
 
-    def _check_numbers(self, rows: NDArray[np.float64]) -> None:
+    def _check_numbers(self) -> None:
         """Refuse numbers of actions that no run has."""
-        for place, name in enumerate(KEY):
-            found, most = int(rows[:, place].max(initial=0)), LIMITS[name]
-            if found >= most:
+        for name, most in LIMITS.items():
+            if (found := self._most[name]) >= most:
                 raise FormatError(f"{self.where}: {name} {found:,}; they go to {most - 1:,}")
 
     def _count(self, reason: str, count: int) -> None:
@@ -221,11 +241,12 @@ class Collected:
 
     def _once(self, actions: Actions) -> Actions:
         """Actions in order of step, copy, rank and time, without what was written twice."""
-        order = np.lexsort((actions.end, actions.start, actions.rank, actions.copy, actions.step))
-        same = np.ones(len(order) - 1, bool)
-        for name in ("step", "copy", "rank", "start", "end"):
-            column = getattr(actions, name)[order]
-            same &= column[1:] == column[:-1]
+        place = packed([actions.step, actions.copy, actions.rank])
+        order = np.lexsort((actions.start, place))
+        same = _like_before(place[order], actions.start[order])
+        if same.any():
+            order = np.lexsort((actions.end, actions.start, place))
+            same = _like_before(place[order], actions.start[order], actions.end[order])
         if not same.any():
             return actions.take(order)
         rows = np.stack([getattr(actions, name) for name in (*KEY, "start", "end")])
@@ -236,11 +257,33 @@ class Collected:
         return actions.take(order[keep[order]])
 
 
-def table(columns: type[T], rows: array[float] | NDArray[np.float64]) -> T:
+def table(columns: type[T], rows: array[float]) -> T:
     """Columns of rows that have a value for each of them."""
     names = list(columns.types())
     values = np.asarray(rows, dtype=np.float64).reshape(-1, len(names))
     return columns.of(**dict(zip(names, values.T, strict=True)))
+
+
+def _joined(parts: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:
+    """A column of its parts, each of which is one value for all or has one for every row."""
+    if not any(part.ndim for part in parts) and len({part.tobytes() for part in parts}) == 1:
+        return np.broadcast_to(parts[0], sum(counts))
+    parts = [np.broadcast_to(part, count) for part, count in zip(parts, counts, strict=True)]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _all_are(unit: float, spans: NDArray[np.float64]) -> bool:
+    """Whether all actions take one unit of time; in most traces the first does not."""
+    first = spans[:1]
+    return all(np.allclose(some, unit, rtol=1e-6, atol=0) for some in (first, spans))
+
+
+def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are equal to the one before."""
+    same = np.ones(max(len(columns[0]) - 1, 0), bool)
+    for column in columns:
+        same &= column[1:] == column[:-1]
+    return same
 
 
 def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
@@ -253,4 +296,5 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 def since(zero: float, rows: T) -> T:
     """Rows with their times counted from `zero`."""
-    return type(rows)(**{**vars(rows), **{k: v - zero for k, v in times_of(rows).items()}})
+    columns = {**vars(rows), **{k: v - zero for k, v in times_of(rows).items()}}
+    return type(rows)(**{name: np.ascontiguousarray(each) for name, each in columns.items()})

@@ -22,7 +22,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
-from debubble.diagnosis.readers.stream import LeftOut, head
+from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
 from debubble.interchange.text import plain, shown
 
 MAX_FILES = 20_000
@@ -39,6 +39,9 @@ EMPTY = "empty files"
 NO_ACCESS = "files that cannot be read"
 REPORTS = (".nsys-rep", ".qdrep")
 NOT_EXPORTED = "reports of Nsight Systems; 'nsys export --type sqlite' makes readable files of them"
+
+
+_NUMBERS = re.compile(r"(\d{1,18})", re.ASCII)
 
 
 class Reader(Protocol):
@@ -87,6 +90,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     known = {reader.NAME: reader for reader in READERS}
     if format is not None and format not in known:
         raise FormatError(f"there is no format {shown(format)}; known: {', '.join(known)}")
+    keep_freed_memory()
     left_out: LeftOut = Counter()
     files = _files(Path(path), where, left_out)
     found: dict[str, list[Path]] = {}
@@ -142,14 +146,15 @@ def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
             return [path]
         if not path.exists():
             raise FormatError(f"there is no file or folder '{where}'")
-        found: list[Path] = []
+        # Of thousands of small files a trace may consist; as text their names take less time.
+        found: list[str] = []
         root = len(path.parts)
         for folder, folders, names in os.walk(path):
             depth = len(Path(folder).parts) - root
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             if depth >= MAX_DEPTH:
                 folders.clear()
-            found += [Path(folder, name) for name in names if not name.startswith(".")]
+            found += [os.path.join(folder, name) for name in names if not name.startswith(".")]
             if len(found) > MAX_FILES:
                 raise FormatError(
                     f"{where}: more than {MAX_FILES:,} files; give the folder of one run's traces"
@@ -158,18 +163,16 @@ def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"cannot read '{where}': {getattr(error, 'strerror', error)}") from None
-    regular = [file for file in found if file.is_file()]
+    regular = [file for file in found if os.path.isfile(file)]
     if len(regular) < len(found):
         left_out[NO_ACCESS] += len(found) - len(regular)
-    return sorted(regular, key=_natural)
+    return [Path(file) for file in sorted(regular, key=_natural)]
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural(path: str) -> list[tuple[int, str]]:
     """A key that sorts rank2 before rank10."""
-    parts = re.split(r"(\d{1,18})", str(path))
-    return [
-        (int(part), "") if part.isdecimal() and part.isascii() else (-1, part) for part in parts
-    ]
+    parts = _NUMBERS.split(path)
+    return [(-1, part) if place % 2 == 0 else (int(part), "") for place, part in enumerate(parts)]
 
 
 def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequence[str]) -> str:

@@ -180,6 +180,8 @@ class _Host:
 
     def arrivals_in(self, start: int, end: int) -> list[int]:
         """When receives were there that were posted in a range."""
+        if not self.arrivals.size:
+            return []
         first, last = np.searchsorted(self.arrivals[0], [start, end])
         return [int(each) for each in self.arrivals[1][first:last]]
 

@@ -8,18 +8,25 @@ there are is in the list of arguments at its beginning.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
-from debubble.diagnosis.readers.stream import LeftOut, pieces
+from debubble.diagnosis.readers.layouts import Number, layouts, numbered
+from debubble.diagnosis.readers.paired import Whole
+from debubble.diagnosis.readers.stream import LeftOut, lines
+
+Times = NDArray[np.float64]
 
 NAME = "megatron-timers"
 TIMERS = {"forward-compute": "F", "backward-compute": "B"}
@@ -33,6 +40,22 @@ _TIMER = re.compile(
 )
 _RANK = re.compile(r"rank\s+(\d{1,6}): (\d{1,12}\.\d+)", re.ASCII)
 _RANKS = re.compile(r"(?:[ \t]*rank +\d{1,6}: \d{1,12}\.\d++[ \t\r]*(?:\n|\Z))++", re.ASCII)
+_NUMBERED = re.compile(r"[ \t]*rank +(\d+): (\d+)\.(\d+)[ \t\r]*", re.ASCII)
+"""A line of a rank as a layout has it."""
+
+_DIGIT = re.compile(r"\d", re.ASCII)
+RANK_DIGITS, TIME_DIGITS = 6, 12
+"""Digits of a rank, and of its milliseconds before the point, at most."""
+
+TIMER = b":\n"
+"""Ends the name of a timer that the times of ranks follow."""
+
+FEW = 2
+"""Sections of a layout that are sooner read line by line."""
+
+ALL = -1
+"""Rank of a time that is the slowest's."""
+
 _ITERATION = re.compile(r"iteration\s+(\d{1,9})/")
 
 OTHER_TIMERS = "sums of timers other than forward-compute and backward-compute"
@@ -53,11 +76,10 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no forwards and backwards are summed, or nothing says how many microbatches there are.
     """
-    arguments: dict[str, int] = {}
-    sums: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in TIMERS.values()}
-    iterations: set[int] = set()
+    log = _Log(left_out)
     for path in files:
-        _read_file(path, arguments, sums, iterations, left_out)
+        log.read(path)
+    arguments, iterations, sums = log.arguments, log.iterations, log.sums()
     if not all(sums.values()):
         raise FormatError(
             f"{where}: no sums of forward-compute and backward-compute; log with "
@@ -74,7 +96,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         )
     world = arguments.get("world_size", 1 + max(max(each) for each in sums.values()))
     peers = max(world // ranks, 1)
-    every = all(-1 not in each for each in sums.values())
+    every = all(ALL not in each for each in sums.values())
     costs: dict[str, Any] = {
         kind: _per_stage(each, ranks, chunks, peers, microbatches) for kind, each in sums.items()
     }
@@ -94,60 +116,193 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(
-    path: Path, arguments: dict[str, int], sums: Mapping[str, dict[int, list[float]]],
-    iterations: set[int], left_out: LeftOut,
-) -> None:  # fmt: skip
-    timer = ""
-    inside = False
-    for line, ranks in _lines(path, left_out):
-        if ranks and inside:
-            if timer in TIMERS:
-                for rank, value in _RANK.findall(line):
-                    sums[TIMERS[timer]][int(rank)].append(float(value))
-            continue
-        argument = _ARGUMENT.fullmatch(line)
-        if argument is not None:
-            arguments.setdefault(argument[1], int(argument[2]))
-            continue
-        iteration = _ITERATION.search(line)
-        if iteration is not None:
-            if len(iterations) >= MAX_ITERATIONS:
-                left_out[TOO_MANY] += 1
+class _Log:
+    """What logs of one run say.
+
+    Attributes
+    ----------
+    arguments
+        Numbers in the list of arguments.
+    iterations
+        Those that have times.
+    """
+
+    def __init__(self, left_out: LeftOut) -> None:
+        self._left_out = left_out
+        self.arguments: dict[str, int] = {}
+        self.iterations: set[int] = set()
+        self._found: dict[str, list[tuple[Whole, Times]]] = defaultdict(list)
+        self._inside, self._timer = False, ""
+
+    def read(self, path: Path) -> None:
+        """Read a log."""
+        self._inside, self._timer = False, ""
+        for text in lines(path, self._left_out):
+            if not self._read(text):
+                self._left_out[TOO_MANY] += 1
                 return
-            iterations.add(int(iteration[1]))
-        if any(words in line for words in _HEADS):
-            inside, timer = True, ""
-            continue
-        match = _TIMER.fullmatch(line) if inside else None
-        inside = match is not None
-        if match is None:
-            continue
-        timer = match[1]
-        if timer not in TIMERS:
-            left_out[OTHER_TIMERS] += 1
-        elif match[2]:
-            sums[TIMERS[timer]][-1].append(float(match[3] or match[2]))
 
+    def _read(self, text: bytes) -> bool:
+        """Read some lines; False where an iteration is one too many.
 
-def _lines(path: Path, left_out: LeftOut) -> Iterator[tuple[str, bool]]:
-    """Lines of a log; those of ranks, one below the other, come as one, and as such."""
-    for text in pieces(path, left_out):
+        They are cut behind the names of timers: the times of all ranks have one layout.
+        """
+        found, odd = layouts(text, _sections, few=FEW, strict=False)
+        plans = [_plan(layout.text) for layout in found]
+        which = np.full(sum(len(layout.at) for layout in found) + len(odd), -1)
+        for number, (layout, plan) in enumerate(zip(found, plans, strict=True)):
+            if plan is not None and layout.rows.fit(plan.limits):
+                which[layout.at] = number
+        wanted: dict[tuple[int, str], list[int]] = defaultdict(list)
+        seen: Counter[int] = Counter()
+        sections = _sections(text) if (which < 0).any() else []
+        last = len(which) - 1
+
+        def told(at: int, number: int) -> bool:
+            """Take what a section tells; False where an iteration is one too many."""
+            plan = plans[number] if number >= 0 else None
+            if plan is None:
+                section = sections[at] + (b"" if at == last else TIMER)
+                return self._lines(section.decode("utf-8", "replace"))
+            rows, place = found[number].rows, seen[number]
+            seen[number] += 1
+            if plan.ranks and self._told:
+                wanted[number, self._told].append(place)
+            rest = rows.text(place, plan.rest) if plan.differs else plan.rest
+            lines = (rest if at == last else rest + ":").split("\n")
+            return all(self._line(line.rstrip("\r")) for line in lines if line or at < last)
+
+        enough = all(told(at, number) for at, number in enumerate(which.tolist()))
+        for (number, kind), rows in wanted.items():
+            layout, plan = found[number], plans[number]
+            assert plan is not None, "it was read by its layout"
+            some = layout.rows.taken(np.array(rows))
+            times = some.numbers(plan.times).ravel()
+            self._found[kind].append((some.runs(plan.ranks).ravel(), times))
+        return enough
+
+    @property
+    def _told(self) -> str:
+        """The kind of action of which times of ranks are that follow; empty for none."""
+        return TIMERS.get(self._timer, "") if self._inside else ""
+
+    def _lines(self, text: str) -> bool:
+        """Read lines one by one; those of ranks, one below the other, as one."""
         at = 0
         while at < len(text):
             ranks = _RANKS.match(text, at)
             end = ranks.end() if ranks else text.find("\n", at) + 1 or len(text)
-            yield text[at:end].rstrip("\r\n"), ranks is not None
+            if ranks is None:
+                if not self._line(text[at:end].rstrip("\r\n")):
+                    return False
+            elif self._told:
+                pairs = _RANK.findall(text, at, end)
+                rank, time = zip(*pairs, strict=True)
+                self._found[self._told].append((np.array(rank, int), np.array(time, float)))
             at = end
+        return True
+
+    def _line(self, line: str) -> bool:
+        """Read a line that is no rank's; False where its iteration is one too many."""
+        told = _told_by(line)
+        if told.argument is not None:
+            self.arguments.setdefault(*told.argument)
+            return True
+        if told.iteration is not None:
+            if len(self.iterations) >= MAX_ITERATIONS:
+                return False
+            self.iterations.add(told.iteration)
+        if told.begins:
+            self._inside, self._timer = True, ""
+            return True
+        self._inside = self._inside and told.timer is not None
+        if not self._inside or told.timer is None:
+            return True
+        self._timer = told.timer
+        if self._timer not in TIMERS:
+            self._left_out[OTHER_TIMERS] += 1
+        elif told.time is not None:
+            self._found[TIMERS[self._timer]].append((np.array([ALL]), np.array([told.time])))
+        return True
+
+    def sums(self) -> dict[str, dict[int, Times]]:
+        """Sums of times by kind and rank, in milliseconds."""
+        found: dict[str, dict[int, Times]] = {}
+        for kind in TIMERS.values():
+            parts = [(np.zeros(0, int), np.zeros(0)), *self._found[kind]]
+            rank, times = (np.concatenate(each) for each in zip(*parts, strict=True))
+            order = np.argsort(rank, kind="stable")
+            ranks, first = np.unique(rank[order], return_index=True)
+            split = np.split(times[order], first[1:])
+            found[kind] = dict(zip(ranks.tolist(), split, strict=False))
+        return found
+
+
+class _Line(NamedTuple):
+    """What a line tells that is no rank's."""
+
+    argument: tuple[str, int] | None
+    iteration: int | None
+    begins: bool
+    """Whether sums of timers follow."""
+    timer: str | None
+    time: float | None
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _told_by(line: str) -> _Line:
+    """What a line tells; most are names of timers, which come again and again."""
+    argument, timer = _ARGUMENT.fullmatch(line), _TIMER.fullmatch(line)
+    iteration = _ITERATION.search(line)
+    return _Line(
+        None if argument is None else (argument[1], int(argument[2])),
+        None if iteration is None else int(iteration[1]),
+        any(words in line for words in _HEADS),
+        None if timer is None else timer[1],
+        float(timer[3] or timer[2]) if timer is not None and timer[2] else None,
+    )
+
+
+class _Plan(NamedTuple):
+    """Lines of ranks in a section of a log, and what comes behind them."""
+
+    ranks: tuple[int, ...]
+    times: tuple[Number, ...]
+    rest: str
+    differs: bool
+    """Whether the rest has numbers."""
+
+    @property
+    def limits(self) -> list[tuple[int, int]]:
+        """Runs of digits, and how many there may be."""
+        wholes = ((each.whole, TIME_DIGITS) for each in self.times)
+        return [*((rank, RANK_DIGITS) for rank in self.ranks), *wholes]
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(text: bytes) -> _Plan | None:
+    """What sections of one layout say; None for those that are read line by line."""
+    each = numbered(text).decode("utf-8", "replace").split("\n")
+    found = [_NUMBERED.fullmatch(line) for line in each]
+    rows = [tuple(map(int, match.groups())) for match in takewhile(bool, found) if match]
+    if any(found[len(rows) :]):
+        return None
+    rest = "\n".join(each[len(rows) :])
+    times = tuple(Number("", whole, fraction) for _, whole, fraction in rows)
+    return _Plan(tuple(rank for rank, *_ in rows), times, rest, _DIGIT.search(rest) is not None)
+
+
+def _sections(text: bytes) -> list[bytes]:
+    return text.split(TIMER)
 
 
 def _per_stage(
-    sums: Mapping[int, Sequence[float]], ranks: int, chunks: int, peers: int, microbatches: int
+    sums: Mapping[int, Times], ranks: int, chunks: int, peers: int, microbatches: int
 ) -> float | list[float]:
     """The cost of an action of every stage: the median iteration's, of the slowest peer."""
     share = microbatches * chunks
-    if -1 in sums:
-        return float(np.median(sums[-1])) / share
+    if ALL in sums:
+        return float(np.median(sums[ALL])) / share
     found: dict[int, float] = {}
     for rank, values in sums.items():
         at = min(rank // peers, ranks - 1)

@@ -20,7 +20,14 @@ from debubble.core.errors import FormatError
 from debubble.core.kind_relations import transfer_of
 from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.observed import ALONE, PAUSES, Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, rank_of, stage_of
+from debubble.diagnosis.readers.chunks import (
+    Calls,
+    first_units,
+    is_v_shaped,
+    placed,
+    rank_of,
+    stage_of,
+)
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.paired import grouped
 from debubble.diagnosis.readers.scan import Scan, events_of, number, whole
@@ -131,7 +138,7 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
     ranks = int(workers[:, 1].max()) + 1
     works = _works(events, left_out)
-    v_shaped = is_v_shaped(_first_units(workers, events, works, ranks), ranks)
+    v_shaped = is_v_shaped(_first_copy(workers, events, works, ranks), ranks)
     collected = Collected(where, left_out)
     _add(collected, workers, events, works, ranks, v_shaped)
     # All is in the rows by now.
@@ -156,6 +163,7 @@ def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Event
     found: list[_Events] = []
     for path in files:
         _read_file(path, workers, found, left_out)
+    found = found or [_Events.of(list(np.zeros((8, 0))), np.zeros(0, np.int32))]
     events = _Events(*map(np.concatenate, zip(*found, strict=True)))
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
@@ -278,17 +286,17 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_units(workers: Whole, events: _Events, works: Whole, ranks: int) -> list[Row]:
-    """Actions of the first microbatch on the first and last rank of a copy: they show a V."""
-    here = works[(events.unit[works] == 0) & (events.chunk[works] < 2)]
-    copy, rank, _ = workers[events.worker[here]].T
-    edge = (copy == 0) & np.isin(rank, (0, ranks - 1))
-    here, rank = here[edge], rank[edge]
-    if not events.chunk[here].any():
-        return []
-    columns = events.step, events.name, events.chunk, events.unit, events.start, events.end
-    rows = zip(rank.tolist(), *(column[here].tolist() for column in columns), strict=True)
-    return [(step, at, WORK[name], *rest) for at, step, name, *rest in rows]
+def _first_copy(workers: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
+    """Actions of the first copy that show whether chunks are placed in a V."""
+    works = works[events.unit[works] == 0]
+    copy, rank, _ = workers[events.worker[works]].T
+    works, rank = works[copy == 0], rank[copy == 0]
+    kind = np.array([*WORK.values()])[events.name[works]]
+    calls = Calls(
+        events.step[works], rank, kind, events.chunk[works], events.unit[works],
+        events.start[works], events.end[works],
+    )  # fmt: skip
+    return first_units([calls], ranks)
 
 
 def _add(
@@ -297,11 +305,9 @@ def _add(
     copy, rank = (workers[:, place].astype(np.int32)[events.worker] for place in (0, 1))
     start, end = events.start, events.end
     chunks = 1 + int(events.chunk[works].max(initial=0))
-    stage_at = np.array([[stage_of(r, c, ranks, v_shaped) for c in range(chunks)]
-                         for r in range(ranks)])  # fmt: skip
-    rank_at = np.array([rank_of(s, ranks, v_shaped) for s in range(ranks * chunks)])
+    rank_at = rank_of(np.arange(ranks * chunks), ranks, v_shaped)
     stage = np.full(len(rank), -1, np.int32)
-    stage[works] = stage_at[rank[works], events.chunk[works]]
+    stage[works] = stage_of(rank[works], events.chunk[works], ranks, v_shaped)
     kind = np.array([WORK.get(name, TRANSFERS.get(name, 0)) for name in range(len(NAMES))])
     kind = kind[events.name[works]]
     collected.many(

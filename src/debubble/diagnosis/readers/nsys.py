@@ -8,24 +8,29 @@ first to its last kernel, as in traces of PyTorch's profiler.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import sqlite3
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import numpy as np
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
 from debubble.diagnosis.ending import look
-from debubble.diagnosis.observed import Observed
-from debubble.diagnosis.readers.chunks import Row, is_v_shaped, placed, stage_of
+from debubble.diagnosis.observed import ALONE, Observed
+from debubble.diagnosis.readers.chunks import Calls, first_units, is_v_shaped, placed, stage_of
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
+from debubble.diagnosis.readers.paired import packed
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -97,29 +102,30 @@ def _stride(ranks: Sequence[int]) -> int:
 def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: LeftOut) -> Observed:
     ranks = 1 + max(traces)
     origin = min(trace.file.base + trace.steps[0][0][0].start for trace in traces.values())
-    rows: list[tuple[Row, int, float, float]] = []
+    rows: list[tuple[int, ...]] = []
     for rank, trace in traces.items():
         base = trace.file.base - origin
         for number, (computed, _) in enumerate(trace.steps):
             step = trace.numbers[number] if trace.numbers else number
-            for one in computed:
-                start, end, issued = (
-                    NAN if time == UNKNOWN else (base + time) * NANOSECONDS
-                    for time in (one.start, one.end, one.issued)
-                )
-                for part in one.parts:
-                    row = step, rank, part.kind, part.stage, part.microbatch, start, end
-                    rows.append((row, part.slice, issued, one.busy * NANOSECONDS))
-    v_shaped = is_v_shaped([row for row, *_ in rows], ranks)
-    split = {(*row[:2], *row[3:5], piece) for row, piece, *_ in rows if row[2] == Kind.W}
+            rows += [
+                (step, rank, *part, one.start, one.end, one.issued, one.busy, base)
+                for one in computed for part in one.parts
+            ]  # fmt: skip
+    *numbers, busy, bases = np.array(rows, np.int64).T
+    step, rank, kind, chunk, microbatch, piece = numbers[:6]
+    start, end, issued = (
+        np.where(time == UNKNOWN, NAN, (bases + time) * NANOSECONDS) for time in numbers[6:]
+    )
+    calls = Calls(step, rank, kind, chunk, microbatch, start, end)
+    v_shaped = is_v_shaped(first_units([calls], ranks), ranks)
+    action = packed([step, rank, chunk, microbatch, piece])
+    split = np.isin(action, action[kind == Kind.W])
     collected = Collected(where, left_out)
-    for (step, rank, kind, chunk, microbatch, start, end), piece, issued, busy in rows:
-        if kind == Kind.B and (step, rank, chunk, microbatch, piece) in split:
-            kind = Kind.I
-        collected.action(
-            step, 0, rank, kind, stage_of(rank, chunk, ranks, v_shaped), microbatch, start, end,
-            slice=piece, issued=issued, busy=busy,
-        )  # fmt: skip
+    collected.many(
+        "actions", step, 0, rank, np.where(split & (kind == Kind.B), Kind.I, kind),
+        stage_of(rank, chunk, ranks, v_shaped), microbatch, piece, ALONE, start, end, issued, NAN,
+        busy * NANOSECONDS,
+    )  # fmt: skip
     hosts = {(0, rank): trace.file.host for rank, trace in traces.items()}
     return collected.observed(
         NAME,
@@ -179,51 +185,108 @@ def _ranges(
         f"SELECT e.start, e.end, e.globalTid, {text} FROM {NVTX} e {join} WHERE e.end IS NOT NULL"
     )
     for start, end, thread, name in rows:
-        if not _are_times(start, end, thread) or not isinstance(name, str):
+        if not isinstance(name, str) or not _are_times(start, end, thread):
             continue
         file = found[thread >> 24]
-        iteration = _ITERATION.fullmatch(name)
-        match = _RANGE.fullmatch(name)
-        if iteration is not None:
-            file.rank, file.named_by = int(iteration[1]), "iter"
-            file.steps.add(start, end, int(iteration[2]))
-        elif name.startswith("W_clear"):
-            left_out[CLEARED] += 1
-        elif _SHARDED.fullmatch(name) is not None:
-            left_out[SHARDED] += 1
-        elif match is not None:
-            kind = "B" if match[1] == "BW" else match[1]
+        told = _told(name)
+        if told is None:
+            continue
+        if isinstance(told, tuple):
+            file.rank, number = told
+            file.named_by = "iter"
+            file.steps.add(start, end, number)
+        elif told in (CLEARED, SHARDED):
+            left_out[told] += 1
+        else:
             if file.ranges.full:
                 raise FormatError(f"{path}: too many NVTX ranges; export fewer iterations")
-            file.add_range(f"{int(match[3])}{kind}{match[2]}.{match[4] or 0}", start, end)
-    number = _RANK.findall(path.name)
+            file.add_range(told, start, end)
+    by_name = _RANK.findall(path.name)
     for file in found.values():
-        if file.rank < 0 and number and len(found) == 1:
-            file.rank = int(number[-1])
+        if file.rank < 0 and by_name and len(found) == 1:
+            file.rank = int(by_name[-1])
     return found
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _told(name: str) -> tuple[int, int] | str | None:
+    """What a range is: rank and number of an iteration, an action, or why it is left out."""
+    iteration = _ITERATION.fullmatch(name)
+    if iteration is not None:
+        return int(iteration[1]), int(iteration[2])
+    if name.startswith("W_clear"):
+        return CLEARED
+    if _SHARDED.fullmatch(name) is not None:
+        return SHARDED
+    match = _RANGE.fullmatch(name)
+    if match is None:
+        return None
+    kind = "B" if match[1] == "BW" else match[1]
+    return f"{int(match[3])}{kind}{match[2]}.{match[4] or 0}"
 
 
 def _kernels(base: sqlite3.Connection, files: dict[int, KinetoFile]) -> None:
     """Launches and kernels by process; names tell which are NCCL's."""
     columns = _columns(base, KERNELS)
     name = "shortName" if "shortName" in columns else "demangledName"
+    if not files:
+        return
     alone = "OR k.globalPid IS NULL" if len(files) == 1 else ""
     mine = f"(k.globalPid >> 24 = :process {alone})" if "globalPid" in columns else f"{alone != ''}"
-    launches = (
-        f"SELECT correlationId, start, 0 FROM {RUNTIME} WHERE globalTid >> 24 = :process AND "
-        f"{_are_fine('start', 'globalTid', 'correlationId')} LIMIT {MAX_EVENTS}"
-    )
-    kernels = (
-        "SELECT k.correlationId, k.start, k.end, k.streamId, "
-        "CASE WHEN typeof(s.value) <> 'text' OR NOT instr(s.value, 'nccl') THEN 0 "
-        "WHEN instr(s.value, 'SendRecv') THEN 2 ELSE 1 END "
-        f"FROM {KERNELS} k LEFT JOIN StringIds s ON s.id = k.{name} WHERE {mine} AND "
-        f"{_are_fine('k.start', 'k.end', 'k.streamId', 'k.correlationId')} LIMIT {MAX_EVENTS}"
-    )
+    launches = _Query(
+        ("correlationId", "start", "0"), RUNTIME, "globalTid >> 24 = :process",
+        ("start", "globalTid", "correlationId"),
+    )  # fmt: skip
+    times = "k.correlationId", "k.start", "k.end", "k.streamId"
+    sort = f"CASE {_names(base, f'k.{name}')} ELSE 0 END"
+    kernels = _Query((*times, sort), f"{KERNELS} k", mine, times)
     for process, file in files.items():
         for rows, query in ((file.launches, launches), (file.kernels, kernels)):
             look()
-            rows.values.extend(chain.from_iterable(base.execute(query, {"process": process})))
+            query.add(base, process, rows.values)
+
+
+def _names(base: sqlite3.Connection, column: str) -> str:
+    """Which names are those of NCCL's kernels, in SQL."""
+    found = base.execute(
+        "SELECT id, instr(value, 'SendRecv') FROM StringIds "
+        "WHERE typeof(value) = 'text' AND instr(value, 'nccl') AND typeof(id) = 'integer'"
+    ).fetchall()
+    p2p, other = (
+        ", ".join(str(name) for name, is_p2p in found if bool(is_p2p) == wanted)
+        for wanted in (True, False)
+    )
+    return f"WHEN {column} IN ({p2p}) THEN 2 WHEN {column} IN ({other}) THEN 1"
+
+
+class _Query(NamedTuple):
+    """Rows of a table that are whole numbers."""
+
+    columns: tuple[str, ...]
+    table: str
+    where: str
+    fine: tuple[str, ...]
+    """Columns that must hold whole numbers that fit."""
+
+    def add(self, base: sqlite3.Connection, process: int, values: array[int]) -> None:
+        """Add the rows of a process.
+
+        In nearly all reports all are fine; to ask SQLite for that takes as long as the rest.
+        """
+        query = f"SELECT {', '.join(self.columns)} FROM {self.table} WHERE {self.where}"
+        before = len(values)
+        for more in ("", f" AND {_are_fine(*self.fine)}"):
+            rows = base.execute(f"{query}{more} LIMIT {MAX_EVENTS}", {"process": process})
+            try:
+                values.extend(chain.from_iterable(rows))
+            except (TypeError, OverflowError):
+                pass
+            else:
+                added = np.frombuffer(values, np.int64)[before:]
+                if added.min(initial=0) >= 0 and added.max(initial=0) < LATEST:
+                    return
+                del added
+            del values[before:]
 
 
 def _are_fine(*columns: str) -> str:

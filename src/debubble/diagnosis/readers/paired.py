@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.kinds import FORWARD_KINDS, GRADIENT_KINDS, Kind
-from debubble.diagnosis.observed import Actions, Messages
+from debubble.diagnosis.observed import Actions, Columns, Messages
 
-Table = NDArray[np.float64]
 Whole = NDArray[np.integer[Any]]
 
 LARGEST = 1 << 62
@@ -20,11 +20,44 @@ LARGEST = 1 << 62
 SPARSE = 8
 """Numbers to a row from which on those that occur are found by sorting."""
 
-STAGE = 3
-"""Column of the stage in what a message carries."""
+CARRIED = ("step", "copy", "forward", "slice", "microbatch", "stage")
+"""What a message carries.
 
-UNIT = 6
-"""Columns of what it carries: step, copy, whether it is an activation, stage, microbatch, slice."""
+With the stage last, what a neighbouring stage makes has a neighbouring number.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Sends(Columns):
+    """What is sent: the action that made it and whether it is an activation, from where, when."""
+
+    step: NDArray[np.int32]
+    copy: NDArray[np.int32]
+    forward: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    slice: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    sent: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Receives(Columns):
+    """What is received: the same, and when the receive was posted, waited for and done."""
+
+    step: NDArray[np.int32]
+    copy: NDArray[np.int32]
+    forward: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    slice: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    posted: NDArray[np.float64]
+    waited: NDArray[np.float64]
+    arrived: NDArray[np.float64]
+
+
+T = TypeVar("T", Sends, Receives)
 
 
 def packed(columns: Sequence[Whole]) -> Whole:
@@ -36,9 +69,21 @@ def packed(columns: Sequence[Whole]) -> Whole:
         if size * width >= LARGEST:
             values, code = np.unique(code, return_inverse=True)
             size = len(values)
-        code = code * width + (column - low)
+        code *= width
+        code += column
+        code -= low
         size *= width
     return code
+
+
+def some_of_each(code: Whole) -> Whole:
+    """A row of each group of rows that have one number."""
+    size = int(code.max(initial=-1)) + 1
+    if size > SPARSE * len(code):
+        return np.unique(code, return_index=True)[1]
+    row = np.full(size, -1)
+    row[code] = np.arange(len(code))
+    return row[row >= 0]
 
 
 def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
@@ -46,16 +91,16 @@ def grouped(columns: Sequence[Whole]) -> tuple[Whole, Whole]:
     code = packed(columns)
     size = int(code.max(initial=-1)) + 1
     if size > SPARSE * len(code):
-        _, rows, group = np.unique(code, return_index=True, return_inverse=True)
-        return rows, group
-    row = np.full(size, -1)
-    row[code] = np.arange(len(code))
-    there = row >= 0
-    return row[there], (np.cumsum(there) - 1)[code]
+        _, first, group = np.unique(code, return_index=True, return_inverse=True)
+        return first, group
+    rows = some_of_each(code)
+    number = np.zeros(size, np.int64)
+    number[code[rows]] = np.arange(len(rows))
+    return rows, number[code]
 
 
 def paired(
-    actions: Actions, steps: Sequence[int], sends: Table, receives: Table
+    actions: Actions, steps: Sequence[int], sends: Sends, receives: Receives
 ) -> tuple[Messages, int]:
     """Messages with what is known of both ends, and how many belong to no action.
 
@@ -65,29 +110,24 @@ def paired(
         Those of whole steps, with the indices of these in place of their numbers.
     steps
         Their numbers.
-    sends, receives
-        Rows of step, copy, whether it is an activation, stage, microbatch and slice of what is
-        sent, the rank, and when it was sent, or posted, waited for and there.
     """
+    if not len(sends) and not len(receives):
+        return Messages.of(), 0
     sends, receives = _of_steps(sends, steps), _of_steps(receives, steps)
     makes = np.flatnonzero(np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS)))
     done = actions.take(makes)
-    made = (
-        done.step, done.copy, np.isin(done.kind, FORWARD_KINDS), done.stage, done.microbatch,
-        done.slice,
-    )  # fmt: skip
-    every = [
-        np.concatenate([mine, sends[:, at], receives[:, at]], dtype=np.int32, casting="unsafe")
-        for at, mine in enumerate(made)
-    ]
-    # With the stage last, what a neighbouring stage makes has a neighbouring number.
-    code = packed([*every[:STAGE], *every[STAGE + 1 :], every[STAGE]])
+    made = {**vars(done), "forward": np.isin(done.kind, FORWARD_KINDS)}
+    every = {
+        name: np.concatenate([made[name], getattr(sends, name), getattr(receives, name)])
+        for name in CARRIED
+    }
+    code = packed(list(every.values()))
     first, row = grouped([code[len(makes) :]])
     first += len(makes)
     at, to = row[: len(sends)], row[len(sends) :]
-    step, copy, forward, stage, microbatch, slice = (column[first] for column in every)
+    step, copy, forward, slice, microbatch, stage = (column[first] for column in every.values())
     after = stage + np.where(forward == 1, 1, -1)
-    exists = (after >= every[STAGE].min(initial=0)) & (after <= every[STAGE].max(initial=0))
+    exists = (after >= every["stage"].min(initial=0)) & (after <= every["stage"].max(initial=0))
     wanted = code[first] + np.where(exists, after - stage, 0)
     _, group = grouped([np.concatenate([code[: len(makes)], code[first], wanted])])
     maker = np.full(int(group.max(initial=-1)) + 1, -1)
@@ -96,8 +136,9 @@ def paired(
     needs[~exists] = -1
 
     ranks, times = np.full((2, len(first)), -1), np.full((4, len(first)), np.nan)
-    ranks[0, at], times[0, at] = sends[:, UNIT:].T
-    ranks[1, to], times[1:, to] = receives[:, UNIT], receives[:, UNIT + 1 :].T
+    ranks[0, at], times[0, at] = sends.rank, sends.sent
+    ranks[1, to] = receives.rank
+    times[1:, to] = receives.posted, receives.waited, receives.arrived
     for mine, action in zip(ranks, (source, needs), strict=True):
         mine[:] = np.where((mine < 0) & (action >= 0), actions.rank[action], mine)
     kind = np.where(needs >= 0, actions.kind[needs], Kind.B)
@@ -109,10 +150,9 @@ def paired(
     return messages.take(order), len(messages) - len(order)
 
 
-def _of_steps(rows: Table, steps: Sequence[int]) -> Table:
+def _of_steps(rows: T, steps: Sequence[int]) -> T:
     """Rows of these steps, with the indices of those."""
-    numbers = np.array(steps, dtype=np.float64)
-    known = np.isin(rows[:, 0], numbers)
-    rows = rows if known.all() else rows[known]
-    rows[:, 0] = np.searchsorted(numbers, rows[:, 0])
-    return rows
+    numbers = np.array(steps, dtype=np.int32)
+    rows = rows.take(np.isin(rows.step, numbers))
+    index = np.searchsorted(numbers, rows.step).astype(np.int32)
+    return type(rows)(**{**vars(rows), "step": index})

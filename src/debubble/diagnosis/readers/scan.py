@@ -25,6 +25,9 @@ KEPT = 1 << 20
 WINDOW = 1 << 14
 """Bytes at a text's end in which the last event is looked for first."""
 
+FINITE = 1e21
+"""Least number that is no time."""
+
 TOO_LONG = f"events of more than {LONGEST >> 20} MiB"
 ENDS_EARLY = "files that end within an event (read as far as they go)"
 NO_JSON = "events that are no JSON"
@@ -148,7 +151,7 @@ def _last(text: bytes) -> re.Match[bytes] | None:
 
 def number(value: Any) -> float:
     """A finite number of an event, or NaN."""
-    if type(value) in (int, float) and abs(value) < 1e21:
+    if type(value) in (int, float) and abs(value) < FINITE:
         return float(value)
     return float("nan")
 

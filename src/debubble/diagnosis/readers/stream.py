@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +28,9 @@ CUT = "files whose compressed data ends early (read as far as they go)"
 DAMAGED = "files whose compressed data is damaged (read as far as they go)"
 UNREADABLE = "files that are no JSON"
 TOO_LONG = f"files of more than {MAX_UNPACKED >> 30} GiB unpacked (the rest of them)"
+
+LARGE = 31 << 20
+"""Bytes of a piece of memory from which on the C library of Linux gives it back at once."""
 
 LeftOut = Counter[str]
 """How many things were not used, by the reason in words."""
@@ -56,7 +59,7 @@ def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
                     return
                 yield piece
     except OSError as error:
-        raise FormatError(f"cannot read '{path}': {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
 
 
 def _plain(file: BinaryIO, size: int) -> Iterator[bytes]:
@@ -100,9 +103,24 @@ def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
         return
 
 
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, as much as a block of a trace takes to be read.
+
+    The library of Linux learns by what is freed; at first it gives back all of a block's memory,
+    and asks for as much for the next, which takes up to half of the time of reading. Nothing is
+    written to the piece here, so that it takes none.
+    """
+    bytes(LARGE)
+
+
 def head(path: Path) -> bytes:
     """The beginning of a file, unpacked."""
-    return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD]
+    try:
+        with open(path, "rb", buffering=0) as file:
+            begin = file.read(HEAD)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return next(chunks(path, LeftOut(), HEAD), b"")[:HEAD] if begin[:2] == GZIP else begin
 
 
 def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
@@ -113,18 +131,24 @@ def whole(path: Path, limit: int, left_out: LeftOut) -> bytes:
     FormatError
         When it has more than `limit` bytes.
     """
-    found = io.BytesIO()
+    found: list[bytes] = []
+    size = 0
     for piece in chunks(path, left_out):
-        found.write(piece)
-        if found.tell() > limit:
+        found.append(piece)
+        size += len(piece)
+        if size > limit:
             raise FormatError(f"{path}: more than {limit:,} bytes, the limit for such a file")
-    return found.getvalue()
+    return b"".join(found)
 
 
-def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
+def _unreadable(path: Path, error: OSError) -> FormatError:
+    return FormatError(f"cannot read '{path}': {error.strerror or error}")
+
+
+def as_object(text: bytes, left_out: LeftOut) -> dict[str, Any]:
     """The object of a small JSON file; empty where it is none, which is counted."""
     try:
-        data = json.loads(whole(path, limit, left_out), strict=False)
+        data = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
@@ -133,14 +157,38 @@ def json_object(path: Path, limit: int, left_out: LeftOut) -> dict[str, Any]:
     return data
 
 
-def pieces(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[str]:
+def blocks(
+    path: Path, left_out: LeftOut, between: re.Pattern[bytes], size: int = CHUNK
+) -> Iterator[bytes]:
+    """A file in pieces of about `size` bytes that end where one thing ends and the next begins.
+
+    Parameters
+    ----------
+    between
+        What stands between two things and is left out; it begins with a closing brace.
+    """
+    rest = b""
+    for piece in chunks(path, left_out, size):
+        rest += piece
+        at = rest.rfind(b"}")
+        while at >= 0:
+            match = between.match(rest, at)
+            if match is not None:
+                yield rest[:at]
+                rest = rest[match.end() :]
+                break
+            at = rest.rfind(b"}", 0, at)
+    yield rest
+
+
+def lines(path: Path, left_out: LeftOut, longest: int = HEAD) -> Iterator[bytes]:
     """A text file in pieces of whole lines; of a line, at least `longest` bytes are kept."""
     rest = b""
     for piece in chunks(path, left_out):
-        whole_lines, end, last = piece.rpartition(b"\n")
+        end = piece.rfind(b"\n") + 1
         if end:
-            yield (rest + whole_lines + end).decode("utf-8", "replace")
+            yield b"".join((rest, memoryview(piece)[:end]))
             rest = b""
-        rest = (rest + last)[: max(longest, len(last))]
+        rest = (rest + piece[end:])[: max(longest, len(piece) - end)]
     if rest:
-        yield rest.decode("utf-8", "replace")
+        yield rest

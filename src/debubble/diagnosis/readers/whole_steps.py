@@ -37,7 +37,7 @@ def whole_steps(
     where
         The file or folder, for messages.
     actions
-        All that was read.
+        All that was read, in order of step, copy and rank.
     count
         Told why how many ranks or steps are left out.
 
@@ -46,36 +46,37 @@ def whole_steps(
     FormatError
         When nothing is left.
     """
-    columns = {name: getattr(actions, name).astype(np.int64) for name in ACTION}
-    code = packed(list(columns.values()))
-    group = packed(
-        [column.astype(np.int64) for column in (actions.copy, actions.rank, actions.step)]
-    )
-    order = np.lexsort((code, group))
-    new = np.diff(group[order], prepend=-1) != 0
-    again = np.append(False, np.diff(code[order]) == 0) & ~new
-    twice = set(np.unique(actions.step[order[again]]).tolist())
-    order, new = order[~again], new[~again]
-    bounds = [*np.flatnonzero(new).tolist(), len(order)]
+    code = packed([getattr(actions, name) for name in ACTION])
+    first = np.flatnonzero(np.diff(packed([actions.copy, actions.rank, actions.step]), prepend=-1))
+    bounds = [*first.tolist(), len(code)]
+    groups = list(zip(
+        *(getattr(actions, name)[first].tolist() for name in ("copy", "rank", "step")), strict=True
+    ))  # fmt: skip
     found: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
-    shown: dict[bytes, slice] = {}
-    first = order[bounds[:-1]]
-    groups = zip(
-        *(getattr(actions, n)[first].tolist() for n in ("copy", "rank", "step")), strict=True
-    )
+    shown: dict[bytes, int] = {}
+    twice = set()
+    # Most steps have the same actions in the same order.
+    sets: dict[bytes, tuple[bytes, bool]] = {}
     for at, (copy, rank, step) in enumerate(groups):
-        here = slice(bounds[at], bounds[at + 1])
-        key = code[order[here]].tobytes()
+        order = code[bounds[at] : bounds[at + 1]].tobytes()
+        if order not in sets:
+            done = np.sort(np.frombuffer(order, code.dtype))
+            new = np.append(True, done[1:] != done[:-1])
+            sets[order] = done[new].tobytes(), not new.all()
+        key, again = sets[order]
+        if again:
+            twice.add(step)
         found[copy, rank][step] = key
-        shown.setdefault(key, here)
-    steps = set(np.unique(actions.step).tolist())
+        shown.setdefault(key, at)
+    steps = {step for *_, step in groups}
     wrong: dict[tuple[int, int], set[int]] = {}
     usual: dict[tuple[int, int], frozenset[tuple[int, ...]]] = {}
     for place, by_step in found.items():
         counts = Counter(by_step.values())
         most = max(counts, key=lambda done: (counts[done], len(done)))
-        rows = order[shown[most]]
-        usual[place] = frozenset(zip(*(columns[n][rows].tolist() for n in ACTION), strict=True))
+        here = slice(*bounds[shown[most] :][:2])
+        columns = (getattr(actions, name)[here].tolist() for name in ACTION)
+        usual[place] = frozenset(zip(*columns, strict=True))
         wrong[place] = {step for step in steps if by_step.get(step) != most}
     parts = _parts(usual)
     if len(parts) == len(usual):
@@ -102,12 +103,12 @@ def whole_steps(
             f"{where}: none of {len(steps)} steps is complete on every rank with every "
             "action once; trace whole steps on all ranks"
         )
-    keep = np.isin(actions.step, kept)
-    for copy, rank in parts:
-        keep &= (actions.copy != copy) | (actions.rank != rank)
-    actions = actions.take(keep)
-    index = np.searchsorted(kept, actions.step).astype(np.int32)
-    return Actions(**{**vars(actions), "step": index}), tuple(kept)
+    index = {step: number for number, step in enumerate(kept)}
+    numbers = [-1 if (copy, rank) in parts else index.get(step, -1) for copy, rank, step in groups]
+    number = np.repeat(np.array(numbers, np.int32), np.diff(bounds))
+    if len(kept) < len(steps) or parts:
+        actions, number = actions.take(number >= 0), number[number >= 0]
+    return Actions(**{**vars(actions), "step": number}), tuple(kept)
 
 
 def _parts(
