@@ -18,6 +18,7 @@ from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import areas, longest_paths
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.kept_ranks import PRECISION, Count, kept_bound
+from debubble.optimize.long_runs import far_bound
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -29,6 +30,15 @@ OTHER_STATES, SEVERAL_STATES = 200_000, 1_000_000
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
+
+LONG, LONG_EFFORT = 4, 2.0
+"""Microbatches of a long run for each rank, and the effort from which its two ranks are kept."""
+
+FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
+"""States of these two, times the effort, and how many times their columns at once."""
+
+FAR_SHARE = 0.9
+"""Their share of the time for several ranks."""
 
 REASON_SECONDS = 1.0
 """Seconds for each rank that may be the reason of a bound from an earlier search."""
@@ -45,7 +55,24 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
+    if is_long(problem) and stop.work.effort >= LONG_EFFORT:
+        _keep_far(easy, incumbent, Stop(FAR_SHARE * until.left, until))
     _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, until)
+
+
+def is_long(problem: Problem) -> bool:
+    """Whether most of an order is its steady state, where two ranks far apart tell the most."""
+    return problem.ranks > 2 and problem.microbatches >= LONG * problem.ranks
+
+
+def _keep_far(easy: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    if incumbent.done or stop():
+        return
+    left = Count(FAR_STATES * stop.work.effort, FAR_CELLS)
+    ranks = far_ranks(easy)
+    bound = far_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
+    if bound > incumbent.bound:
+        incumbent.prove(bound, in_words(easy, ranks, bound))
 
 
 def _keep(
@@ -72,6 +99,12 @@ def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
     """The strongest two ranks, three ranks and so on, strongest first in each."""
     ranks = strongest(problem)
     return [tuple(ranks[:number]) for number in range(2, len(ranks) + 1)]
+
+
+def far_ranks(problem: Problem) -> tuple[int, int]:
+    """The strongest rank, and the one that is furthest from it."""
+    first = strongest(problem)[0]
+    return first, max(range(problem.ranks), key=lambda rank: abs(rank - first))
 
 
 def strongest(problem: Problem) -> list[int]:
