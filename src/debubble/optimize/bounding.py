@@ -3,7 +3,8 @@
 Which ranks: the one that is busy and has memory taken the longest is the strongest by itself; at
 even times the one at the turn of a V, and the first one of a loop. Then the others one by
 one, and the strongest two, three and more together; if these are all ranks, nothing is relaxed but
-the modes of transfers.
+the modes of transfers. With more effort or a time limit, in long runs the strongest rank
+and the one that is furthest from it come last (:mod:`debubble.optimize.long_runs`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LONG, LONG_EFFORT = 4, 2.0
 FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
 """States of these two, times the effort, and how many times their columns at once."""
 
-FAR_SHARE = 0.9
+FAR_SHARE = 0.7
 """Their share of the time for several ranks."""
 
 REASON_SECONDS = 1.0
@@ -55,9 +56,11 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
-    if is_long(problem) and stop.work.effort >= LONG_EFFORT:
-        _keep_far(easy, incumbent, Stop(FAR_SHARE * until.left, until))
-    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, until)
+    far = is_long(problem) and stop.work.effort >= LONG_EFFORT
+    near = Stop((1 - FAR_SHARE) * until.left, until) if far else until
+    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, near)
+    if far:
+        _keep_far(easy, incumbent, until)
 
 
 def is_long(problem: Problem) -> bool:
