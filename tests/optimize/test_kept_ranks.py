@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from debubble.optimize.backward import fusable, relaxed
 from debubble.optimize.bounding import several_ranks, single_ranks, strongest
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.kept_ranks import Count, ends_before, keep, kept_bound
+from debubble.optimize.long_runs import far_bound
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import all_times, factor_for, rounded
 from debubble.optimize.stop import Stop
@@ -79,6 +81,9 @@ def test_no_bound_is_above_an_optimum(part: int) -> None:
         for ranks in single_ranks(easy) + several_ranks(easy):
             bound = bound_by(easy, *ranks, best=1.5 * best + 1)
             assert bound <= best * (1 + 1e-9) + 1e-9, (seed, ranks)
+        for pair in permutations(range(asked.ranks), 2):
+            bound = far_bound(easy, pair, 0.0, 1.5 * best + 1, Count(ENOUGH), Stop())
+            assert bound <= best * (1 + 1e-9) + 1e-9, (seed, pair)
         if proven and asked.mode == "overlapped" and not fusable(asked).any():
             # With all ranks nothing is relaxed but the last digits of times.
             whole = bound_by(easy, *range(asked.ranks), best=1.5 * best + 1)

@@ -3,7 +3,8 @@
 Which ranks: the one that is busy and has memory taken the longest is the strongest by itself; at
 even times the one at the turn of a V, and the first one of a loop. Then the others one by
 one, and the strongest two, three and more together; if these are all ranks, nothing is relaxed but
-the modes of transfers.
+the modes of transfers. With more effort or a time limit, in long runs the strongest rank
+and the one that is furthest from it come last (:mod:`debubble.optimize.long_runs`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import areas, longest_paths
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.kept_ranks import PRECISION, Count, kept_bound
+from debubble.optimize.long_runs import far_bound
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -29,6 +31,15 @@ OTHER_STATES, SEVERAL_STATES = 200_000, 1_000_000
 
 ONE_RANK_SHARE, RANKS_SHARE = 0.2, 0.4
 """Shares of the time limit for bounds by one rank, and by several."""
+
+LONG, LONG_EFFORT = 4, 2.0
+"""Microbatches of a long run for each rank, and the effort from which its two ranks are kept."""
+
+FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
+"""States of these two, times the effort, and how many times their columns at once."""
+
+FAR_SHARE = 0.7
+"""Their share of the time for several ranks."""
 
 REASON_SECONDS = 1.0
 """Seconds for each rank that may be the reason of a bound from an earlier search."""
@@ -45,7 +56,26 @@ def keep_one_rank(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Raise the bound by what two, three and more of the strongest ranks can do together."""
     easy, until = relaxed(problem), Stop(RANKS_SHARE * stop.left, stop)
-    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, until)
+    far = is_long(problem) and stop.work.effort >= LONG_EFFORT
+    near = Stop((1 - FAR_SHARE) * until.left, until) if far else until
+    _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, near)
+    if far:
+        _keep_far(easy, incumbent, until)
+
+
+def is_long(problem: Problem) -> bool:
+    """Whether most of an order is its steady state, where two ranks far apart tell the most."""
+    return problem.ranks > 2 and problem.microbatches >= LONG * problem.ranks
+
+
+def _keep_far(easy: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    if incumbent.done or stop():
+        return
+    left = Count(FAR_STATES * stop.work.effort, FAR_CELLS)
+    ranks = far_ranks(easy)
+    bound = far_bound(easy, ranks, incumbent.bound, incumbent.makespan, left, stop)
+    if bound > incumbent.bound:
+        incumbent.prove(bound, in_words(easy, ranks, bound))
 
 
 def _keep(
@@ -72,6 +102,12 @@ def several_ranks(problem: Problem) -> list[tuple[int, ...]]:
     """The strongest two ranks, three ranks and so on, strongest first in each."""
     ranks = strongest(problem)
     return [tuple(ranks[:number]) for number in range(2, len(ranks) + 1)]
+
+
+def far_ranks(problem: Problem) -> tuple[int, int]:
+    """The strongest rank, and the one that is furthest from it."""
+    first = strongest(problem)[0]
+    return first, max(range(problem.ranks), key=lambda rank: abs(rank - first))
 
 
 def strongest(problem: Problem) -> list[int]:

@@ -209,10 +209,11 @@ def _whole(times: NDArray[np.float64], factor: float) -> Whole:
 
 
 class Count:
-    """States that may still be looked at."""
+    """States that may still be looked at, and how many times their columns at once."""
 
-    def __init__(self, states: float) -> None:
+    def __init__(self, states: float, cells: int = MOST_CELLS) -> None:
         self.left = states
+        self.cells = cells
 
     @property
     def spent(self) -> bool:
@@ -272,7 +273,7 @@ def _levels(
     for _ in range(chains * kept.microbatches):
         number = room + 1
         while number > room:
-            if room * kept.width > 4 * MOST_CELLS:
+            if room * kept.width > 4 * left.cells:
                 return
             found = np.empty((room, kept.width), dtype=np.int64)
             parents = np.empty(room, dtype=np.int64)
@@ -290,7 +291,7 @@ def _levels(
         best = best[: keep_best.compiled(found, order, keys, alike, best)]
         states = found[best]
         left.left -= len(states) * max(1.0, kept.width / COLUMNS) + LEVEL_WORK
-        if len(states) * kept.width > MOST_CELLS or left.spent or stop():
+        if len(states) * kept.width > left.cells or left.spent or stop():
             return
         yield states, parents[best]
         if not len(states):
