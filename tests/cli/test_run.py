@@ -9,20 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess as Process
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 import debubble as db
-from debubble.cli.app import app
 from debubble.interchange.cost_files import load_costs
 from tests.missing import missing
 
@@ -161,110 +155,63 @@ def test_without_pytorch(refused: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert message == "running needs PyTorch; pip install 'debubble[run]'"
 
 
-def forked(folder: Path, words: Sequence[object], **env: object) -> Process:
-    """The command in a fork of this process, which has loaded PyTorch; what it says is in files.
-
-    For what does not depend on how a process begins; others start one of its own.
-    """
-
-    def command() -> None:
-        os.environ.update({key: str(value) for key, value in env.items()})
-        tempfile.tempdir = None  # it is of the environment, and looked up once
-        os.chdir(folder)
-        for stream, name in ((1, "out"), (2, "err")):
-            file = folder / f"{name}.{env.get('RANK', 0)}"
-            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-        app([str(word) for word in words], prog_name="debubble")
-
-    process: Process = get_context("fork").Process(target=command)
-    with warnings.catch_warnings():
-        # Python warns of threads that are not copied; the child uses none of them.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    return process
-
-
 def children(pid: int) -> list[Path]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [Path("/proc", child) for child in found]
 
 
-SLEEPS = ("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
-
-
-def ranks_of(pid: int, ended: Callable[[], object]) -> list[Path]:
-    """The processes of three ranks, once there are all."""
+@pytest.mark.processes
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_command(
+    start: Run, how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not Path("/proc/self/task").exists():
         missing("processes are looked up in /proc")
-    while len(found := children(pid)) < 3 and ended() is None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = start("run", "1f1b", "-p", 3, "-m", 3, "--sleep", 60_000)
+    while len(found := children(process.pid)) < 3 and process.poll() is None:
         time.sleep(0.05)
     assert len(found) == 3
-    return found
-
-
-@pytest.mark.processes
-def test_no_process_outlives_ctrl_c(
-    start: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = start(*SLEEPS)
-    found = ranks_of(process.pid, process.poll)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, err = process.communicate()
-    assert (process.returncode, err) == (130, "debubble: interrupted\n")
-    assert not any(child.exists() for child in found)
-    assert list(tmp_path.glob("debubble-*")) == []
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_command(how: signal.Signals, tmp_path: Path) -> None:
-    process = forked(tmp_path, SLEEPS, TMPDIR=tmp_path)
-    assert process.pid is not None
-    found = ranks_of(process.pid, lambda: process.exitcode)
-    os.kill(process.pid, how)
-    process.join()
-    if how == signal.SIGTERM:
+    if how == signal.SIGINT:
+        assert (process.returncode, err) == (130, "debubble: interrupted\n")
+        assert not any(child.exists() for child in found)
+    if how != signal.SIGKILL:
         assert list(tmp_path.glob("debubble-*")) == []
-        assert process.exitcode == 128 + how
+    if how == signal.SIGTERM:
+        assert process.returncode == 128 + how
     while any(child.exists() for child in found):
         time.sleep(0.05)
 
 
-def world(size: int) -> list[dict[str, object]]:
-    """What torchrun tells every rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [
-        {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-        }
-        for rank in range(size)
-    ]  # fmt: skip
-
-
 def joined(
-    tmp_path: Path, *words: object, size: int = 2, first: Mapping[str, str] = MappingProxyType({})
+    tmp_path: Path, *words: object, size: int = 2, **first: str
 ) -> list[tuple[int, str, str]]:
     """Exit code and output of every rank of a world as torchrun starts it.
 
     The environment of the `first` has some variables more.
     """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "debubble", "run", *map(str, words)],
-            env=os.environ
-            | {key: str(value) for key, value in rank.items()}
-            | (dict(first) if rank["RANK"] == 0 else {}),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-            # As in conftest.py.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        for rank in world(size)
-    ]  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(size):
+        world = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "debubble", "run", *map(str, words)],
+                env=os.environ
+                | {key: str(value) for key, value in world.items()}
+                | (first if rank == 0 else {}),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                # As in conftest.py.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        )  # fmt: skip
     outputs = [process.communicate() for process in processes]
     return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
 
@@ -272,13 +219,12 @@ def joined(
 @pytest.mark.processes
 def test_a_world_of_torchrun(tmp_path: Path) -> None:
     words = ("dualpipe", "-p", 2, "-m", 4, "--steps", 2)
-    first, second = joined(tmp_path, *words, first={"PYTHONPROFILEIMPORTTIME": "1"})
+    first, second = joined(tmp_path, *words, PYTHONPROFILEIMPORTTIME="1")
     assert first[0] == 0, first[2]
     # What takes as long to load as PyTorch, and our engine does without.
     loaded = {line.split("|")[-1].strip() for line in first[2].splitlines()}
     assert "torch" in loaded
-    aside = {"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "numba"}
-    assert not aside & loaded
+    assert not loaded & {"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"}
     assert "gradients   all 60 equal" in first[1]
     assert "makespan" in first[1]
     assert second[:2] == (0, "")
@@ -298,12 +244,10 @@ def test_a_rank_of_torchrun_fails(tmp_path: Path) -> None:
         "    modules = [Layer(4, 4) for _ in range(stages)]\n"
         "    return modules, torch.nn.functional.mse_loss, data\n"
     )
-    words = ("run", "gpipe", "-p", 2, "-m", 2, "--model", "model.py:build", "--timeout", 30)
-    ranks = [forked(tmp_path, [*words, "--runtime", "debubble"], **rank) for rank in world(2)]
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [2, 2]
-    errors = "".join((tmp_path / f"err.{rank}").read_text() for rank in range(2))
+    words = ("gpipe", "-p", 2, "-m", 2, "--model", "model.py:build", "--runtime", "debubble")
+    results = joined(tmp_path, *words, "--timeout", 30)
+    assert [code for code, _, _ in results] == [2, 2]
+    errors = "".join(error for _, _, error in results)
     assert "rank 1 failed: ValueError: no (model.py, line 5); it was at action 1: 1F0" in errors
 
 
