@@ -40,8 +40,9 @@ browser:  ## Chromium for the tests of pages, where apt has it
 	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium >/dev/null \
 	|| echo "Chromium could not be installed: tests of pages are skipped"
 
+# Tests of processes and pages wait much of their time: a third worker uses it on two cores.
 test: $(VENV)/.dev browser  ## run every test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer random cases
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"

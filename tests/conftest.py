@@ -35,7 +35,7 @@ gives the next."""
 
 MARKS = {
     "browser": {"browser", "visit"},
-    "processes": {"start", "server", "hosts", "ours", "theirs", "compared", "site"},
+    "processes": {"start", "server", "hosts", "ours", "theirs", "compared", "site", "judged"},
 }
 """Markers of tests by the fixtures that they ask for."""
 
