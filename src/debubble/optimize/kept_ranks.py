@@ -318,8 +318,7 @@ def kept_bound(
     ways = [(exact, 1)]
     if len(ranks) == 1:
         # Between several ranks most ways are too short for a grid.
-        own = problem.homes == ranks[0]
-        few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
+        few = factor_of(problem, ranks[0], best)
         work = few * problem.work[ranks[0]]
         coarse = [(few, int(work * step)) for step in GRIDS if work * step >= 2]
         ways = [*coarse, *([(few, 1)] if few != exact else []), *ways]
@@ -329,6 +328,12 @@ def kept_bound(
         kept = keep(problem, ranks, factor)
         low = _largest_target(kept, factor, grid, low, best, left, stop)
     return low
+
+
+def factor_of(problem: Problem, rank: int, best: float) -> float:
+    """What makes whole numbers of the times of one rank."""
+    own = problem.homes == rank
+    return factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
 
 
 def _largest_target(

@@ -39,7 +39,7 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.listing import TOLERANCE
-from debubble.optimize.kept_ranks import Count, Kept, Whole, ends_before, keep
+from debubble.optimize.kept_ranks import Count, Kept, Whole, ends_before, factor_of, keep
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import all_times, factor_for, rounded_down
 from debubble.optimize.stop import Stop
@@ -59,22 +59,10 @@ def far_bound(
 ) -> float:
     """The largest target that two ranks are shown not to meet; the first is the strongest.
 
-    Parameters
-    ----------
-    problem, ranks
-        Of which problem which ranks are kept.
-    low, best
-        A bound that is known, and a makespan that is reached: nothing above it is sought.
-    left
-        States that may be looked at.
-    stop
-        Ends the search early.
+    Parameters are those of :func:`debubble.optimize.kept_ranks.kept_bound`.
     """
     strongest = ranks[0]
-    own = problem.homes == strongest
-    exact = factor_for(all_times(problem), best)
-    few = factor_for(np.append(problem.times[:, own], problem.recompute_time[own]), best)
-    factor = min(exact, few)
+    factor = min(factor_for(all_times(problem), best), factor_of(problem, strongest, best))
     rests = follow(problem, strongest, factor, stop)
     kept = with_rests(problem, keep(problem, ranks, factor), ranks, rests, factor)
     # Arrivals differ by little else than what the forwards take that come one behind the other.

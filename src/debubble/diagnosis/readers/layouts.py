@@ -1,4 +1,4 @@
-"""Rows of text that differ in their numbers alone: what one of them means, all of them do.
+"""Rows of text that differ only in their numbers: parse one of each layout, read all as columns.
 
 Traces repeat themselves: a writer's events, lines and iterations have a few layouts, and only
 digits differ. So one row of each layout is read as its format is, with the number of every run of
@@ -38,14 +38,13 @@ NOTHING = 0
 """Run of a number that a row does not have: it is 0."""
 
 LARGEST = np.uint64(1 << 62)
-"""Stands for numbers that are larger, too."""
 
 MOST_LAYOUTS = 64
 """Layouts of a text from which on those of few rows are not worth while."""
+"""Stands for numbers that are larger, too."""
+
 
 _NUMBER = re.compile(r"([-+]?)(\d{1,9})(?:\.(\d{1,9})?)?(?:[eE][-+]?(\d{1,9}))?", re.ASCII)
-
-
 _DIGITS = re.compile(r"\d+", re.ASCII)
 
 
@@ -118,7 +117,7 @@ class Rows:
         return found
 
     def numbers(self, numbers: Sequence[Number], zero: Decimal = Decimal()) -> NDArray[np.float64]:
-        """What numbers are beyond `zero`, correctly rounded; shape as of `runs`."""
+        """Numbers less `zero`, correctly rounded; shape as of `runs`."""
         begin, end, length = self._at([each.whole for each in numbers])
         value = self._text.digits(end, length)
         fractions = [each.fraction for each in numbers]

@@ -28,8 +28,11 @@ With the stage last, what a neighbouring stage makes has a neighbouring number.
 
 
 @dataclass(frozen=True, eq=False)
-class Sends(Columns):
-    """What is sent: the action that made it and whether it is an activation, from where, when."""
+class Ends(Columns):
+    """One end of messages: what is carried, and the rank that sends or receives it.
+
+    That is what an action of a stage made, and whether the action is a forward.
+    """
 
     step: NDArray[np.int32]
     copy: NDArray[np.int32]
@@ -38,20 +41,19 @@ class Sends(Columns):
     microbatch: NDArray[np.int32]
     slice: NDArray[np.int32]
     rank: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Sends(Ends):
+    """Messages that are sent, and when."""
+
     sent: NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Receives(Columns):
-    """What is received: the same, and when the receive was posted, waited for and done."""
+class Receives(Ends):
+    """Messages that are received: when the receive was posted, waited for and done."""
 
-    step: NDArray[np.int32]
-    copy: NDArray[np.int32]
-    forward: NDArray[np.int32]
-    stage: NDArray[np.int32]
-    microbatch: NDArray[np.int32]
-    slice: NDArray[np.int32]
-    rank: NDArray[np.int32]
     posted: NDArray[np.float64]
     waited: NDArray[np.float64]
     arrived: NDArray[np.float64]
