@@ -88,10 +88,11 @@ def fastest(asked: Problem, in_turn: bool = False) -> float:
     """The smallest makespan over all orders; microbatches need not keep theirs."""
     best = float("inf")
     ways = [orders(asked, rank, in_turn) for rank in range(asked.ranks)]
-    # Microbatches are alike: their numbers are those of the order in which they enter one stage.
-    stage = asked.placement.stages_on(0)[0]
-    entries = [int(pack(Kind.F, stage, unit)[0]) for unit in range(asked.microbatches)]
-    ways[0] = [way for way in ways[0] if way[np.isin(way, entries)].tolist() == entries]
+    if asked.table.lengths is None:
+        # Microbatches are alike: their numbers are those of the order in which they enter a stage.
+        stage = asked.placement.stages_on(0)[0]
+        entries = [int(pack(Kind.F, stage, unit)[0]) for unit in range(asked.microbatches)]
+        ways[0] = [way for way in ways[0] if way[np.isin(way, entries)].tolist() == entries]
     if asked.backward == "free":
         ways = [[way for order in some for way in fused_variants(order)] for some in ways]
     for chosen in product(*ways):

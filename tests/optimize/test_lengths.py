@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
-from debubble.optimize.lengths import arrange
+from debubble.optimize.arranging import arrange
 
 LENGTHS = [1.0, 1.5, 0.5, 1.25, 0.75, 1.0]
 

@@ -3,8 +3,9 @@
 A move takes two neighbouring blocks of actions on one rank, of up to four actions each, and lets
 them change places. It is only a candidate where the first action of the second block is on the
 critical path and starts when its rank's previous action ends: no other move can help at once. Every
-stage keeps microbatch order, which loses nothing (see :mod:`debubble.optimize.bounds`), and memory
-its limit, which only the actions between the two ends of a move can break.
+stage keeps the order of microbatches of equal length, which loses nothing (see
+:mod:`debubble.optimize.bounds`), and memory its limit, which only the actions between the two ends
+of a move can break.
 
 Where stages recompute, R and its backward are one action, or two: then R moves by itself, between
 its own forward and its own backward.
@@ -27,13 +28,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Program
+from debubble.core.actions import Kind, Program
 from debubble.listing import TOLERANCE
 from debubble.optimize._refine_kernel import COUNTERS
 from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
+from debubble.optimize.microbatch_times import (
+    lengths_of,
+    links_of,
+    recompute_times,
+    times_of,
+)
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
-from debubble.optimize.rounding import together
 from debubble.optimize.stop import Stop
 
 TEMPERATURES = ((0.06, 0.01), (0.5, 0.03), (1.0, 0.05), (0.2, 0.02))
@@ -173,29 +179,37 @@ def _arrays(
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """
-    whole, problem = problem, without_recompute_time(problem) if ahead else problem
+    redo, links, lengths = recompute_times(problem), links_of(problem), lengths_of(problem)
+    backward_lag = links[1] - redo
+    backward_lag[-1] = 0.0
+    if ahead:
+        backward_lag, problem = links[1], without_recompute_time(problem)
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    for chain, input_of, delay in problem.arcs:
+    lag[:2] = links[0], backward_lag
+    for chain, input_of, _ in problem.arcs:
         if needs[*chain, 0] >= 0:
             # R needs its forward, which comes before the gradient anyway.
             continue
-        needs[chain], lag[chain] = number[input_of], delay
+        needs[chain] = number[input_of]
         users = other if chain[0] == 2 else consumer
         users[input_of] = number[chain]
     grids = (needs, lag, consumer, other)
-    times, added, freed = (
-        np.repeat(values[:, :, None], m, axis=2)
-        for values in (problem.times, problem.taken, problem.freed)
-    )
-    chains = number // m
+    times = times_of(problem, problem.kinds)
+    fused_times = times_of(problem, [Kind.B])[0]
+    if not ahead:
+        times[1] += redo
+        fused_times += redo
+    added, freed = (values[:, :, None] * lengths for values in (problem.taken, problem.freed))
+    alike = np.unique(lengths, return_inverse=True)[1]
+    chains = number // m * m + alike
     if fused.any():
-        times[1] = np.where(fused, together(problem)[:, None], times[1])
+        times[1] = np.where(fused, fused_times, times[1])
         freed[1] += np.where(fused, freed[2], 0.0)
         times[2, fused] = freed[2, fused] = 0.0
-        chains[2, fused] = problem.size + number[2, fused]
+        chains[2, fused] = 2 * problem.size + number[2, fused]
     ranks, mate = np.repeat(np.tile(problem.homes, kinds), m), np.full((kinds, S, m), -1)
     passes = (ranks, chains, times, *grids, mate, added, freed)
     if not ahead:
@@ -203,10 +217,10 @@ def _arrays(
     again = np.flatnonzero(problem.recomputed)
     redone = problem.size + np.arange(len(again) * m).reshape(-1, m)
     mate[1, again] = redone
-    back = problem.taken_by_recompute[again, None]
+    back = problem.taken_by_recompute[again, None] * lengths
     added[1, again] -= back
     alone = (
-        problem.homes[again, None], redone // m, whole.recompute_time[again, None],
+        problem.homes[again, None], redone // m * m + alike, redo[again],
         number[0, again], 0.0, -1, -1, -1, back, 0.0,
     )  # fmt: skip
     both = zip(passes, alone, strict=True)

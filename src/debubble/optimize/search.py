@@ -184,13 +184,13 @@ def optimize(
         }  # fmt: skip
         if robust is not None:
             return optimize_robust(optimize, robust, costs=costs, memory=memory, **same)
-        places = _placements(ranks, microbatches, chunks, placement, costs)
-        return optimize_lengths(optimize, costs, memory, places, **same)
     room, alone = beside_static(memory, costs, ranks)
     problems = problems_of(
         ranks, microbatches, chunks, alone, room, placement, backward, p2p_mode, recompute,
         offload, layers,
     )  # fmt: skip
+    if costs.microbatch is not None:
+        return optimize_lengths(optimize, costs, memory, problems, **same)
     effort_or_time = f"{time_limit:g} s" if time_limit else f"effort {effort:g}"
     budget = f"{effort_or_time}, seed {seed}, {workers} workers"
     work = Work(math.inf if time_limit else effort, seed, workers)

@@ -1,0 +1,182 @@
+"""Orders of microbatches of different lengths, annealed and solved with every one's own times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from debubble.core.actions import Program, pairs_of
+from debubble.core.costs import Costs
+from debubble.core.errors import DebubbleError
+from debubble.core.kinds import COPY_KINDS
+from debubble.core.schedule import Schedule
+from debubble.engine.exist import has
+from debubble.engine.graph import P2PMode
+from debubble.engine.memory import Limit, beside_static, memory_limits
+from debubble.listing import TOLERANCE
+from debubble.optimize.annealing import ROUNDS, small
+from debubble.optimize.arranging import Arranged, Floats, arrange
+from debubble.optimize.choices import choice_in, with_choice
+from debubble.optimize.offload import is_none
+from debubble.optimize.problem import Problem
+from debubble.optimize.refine import refine
+from debubble.optimize.stop import Stop
+from debubble.optimize.strategies import has_solver
+from debubble.optimize.unequal import Model, by_work, telling_ranks
+
+ANNEALED, PROVEN = 0.3, 0.5
+"""Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
+
+TURNS = 3
+"""How often an order is annealed and arranged anew, at most."""
+
+PART_WORK, WHOLE_WORK = 20.0, 20.0
+"""Work of the solver for two ranks of every placement, and for all ranks."""
+
+MOST_ACTIONS = 200
+"""Actions of two ranks beyond which the solver proves nothing with that work."""
+
+
+class Found(NamedTuple):
+    """An order, what found it, and the microbatches of its places."""
+
+    schedule: Schedule
+    name: str
+    arranged: Arranged
+
+    @property
+    def programs(self) -> list[Program]:
+        """The order of every rank."""
+        return [self.schedule.program(rank) for rank in range(self.schedule.ranks)]
+
+
+class Polish:
+    """The best order and the bound, while these are improved.
+
+    Parameters
+    ----------
+    best, bound
+        The order to begin with, and a time that none beats.
+    costs, lengths
+        Those of the order, and the length of every microbatch.
+    memory, mode, options
+        What :func:`debubble.optimize` was asked for.
+    """
+
+    def __init__(
+        self, best: Found, bound: float, costs: Costs, lengths: Floats, memory: Limit | None,
+        mode: P2PMode, options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.best, self.bound, self.costs, self.lengths = best, bound, costs, lengths
+        self.memory, self.mode, self.options = memory, mode, options
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can be faster."""
+        return self.best.arranged.makespan <= self.bound * (1 + TOLERANCE)
+
+    def run(self, problems: Sequence[Problem], stop: Stop) -> None:
+        """Anneal the best order, raise the bound, and solve what is small.
+
+        Parameters
+        ----------
+        problems
+            One for every placement, and for every choice for all stages.
+        stop
+            Ends this early; its work says how much to do.
+        """
+        schedule = self.best.schedule
+        if has(schedule, COPY_KINDS) or np.any(pairs_of(schedule.actions)):
+            return
+        self._anneal(Stop(ANNEALED * stop.left, stop))
+        if self.done or stop() or not has_solver():
+            return
+        # Where stages may choose, or layers be cut, there are more problems than these.
+        some = self.options["recompute"] == "free" or not is_none(self.options["offload"])
+        bounds: list[float] = []
+        if not some and self.options["layers"] is None:
+            bounds = self._prove(problems, Stop(PROVEN * stop.left, stop))
+        if not self.done and small(self._problem()):
+            proven = self._solve(stop)
+            tables = [problem.placement.table for problem in problems]
+            if bounds:
+                own = tables.index(self.best.schedule.placement.table)
+                bounds[own] = max(bounds[own], proven)
+                self.bound = max(self.bound, min(bounds))
+
+    def _problem(self) -> Problem:
+        """What the best order solves, its microbatches in their places."""
+        schedule = self.best.schedule
+        own = replace(self.costs, microbatch=self._lengths(self.best.arranged).tolist())
+        room, alone = beside_static(self.memory, own, schedule.ranks)
+        limits = memory_limits(room, schedule.ranks)
+        if limits is None:
+            limits = np.full(schedule.ranks, math.inf)
+        problem = Problem(
+            schedule.placement, alone.table(schedule), schedule.microbatches,
+            np.broadcast_to(limits, (schedule.ranks,)), mode=self.mode,
+            backward=self.options["backward"],
+        )  # fmt: skip
+        return with_choice(problem, choice_in(schedule))
+
+    def _lengths(self, arranged: Arranged) -> Floats:
+        return self.lengths[list(arranged.microbatches)]
+
+    def _offer(self, problem: Problem, programs: Sequence[Program], name: str) -> bool:
+        """Keep an order of the best one's problem if it fits and is faster, arranged anew."""
+        schedule, before = problem.schedule(programs), self.best.arranged
+        try:
+            if not problem.fits(schedule):
+                return False
+            makespan = problem.timeline(schedule).makespan
+        except DebubbleError:
+            return False
+        arranged = Arranged(makespan, before.microbatches)
+        own = replace(self.costs, microbatch=self._lengths(before).tolist())
+        again = arrange(schedule, own, self.memory, self.mode)
+        if again is not None and again.makespan < makespan * (1 - TOLERANCE):
+            places = tuple(before.microbatches[place] for place in again.microbatches)
+            arranged = Arranged(again.makespan, places)
+        if not arranged.makespan < before.makespan * (1 - TOLERANCE):
+            return False
+        self.best = Found(schedule, name, arranged)
+        return True
+
+    def _anneal(self, stop: Stop) -> None:
+        for turn in range(TURNS):
+            problem, seed = self._problem(), stop.work.seed + turn
+            rounds = ROUNDS * min(stop.work.effort, 2.0)
+            better = refine(
+                problem, self.best.programs, stop, rounds, stop_at=self.bound, seed=seed
+            )
+            if not self._offer(problem, better, "annealing") or self.done or stop():
+                return
+
+    def _prove(self, problems: Sequence[Problem], stop: Stop) -> list[float]:
+        """Raise the bound by two ranks of every placement; the bound of each."""
+        bounds = []
+        for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
+            bound, ranks = by_work(problem), telling_ranks(problem)
+            makespan = self.best.arranged.makespan
+            kept = np.count_nonzero(np.isin(problem.homes, ranks)) * len(problem.kinds)
+            if bound < makespan * (1 - TOLERANCE) and kept * problem.microbatches <= MOST_ACTIONS:
+                model = Model(problem, ranks, makespan)
+                work = PART_WORK * stop.work.effort / len(problems)
+                bound = max(bound, model.solve(work, Stop(stop.left / left, stop)).bound)
+            bounds.append(bound)
+        self.bound = max(self.bound, min(*bounds, self.best.arranged.makespan))
+        return bounds
+
+    def _solve(self, stop: Stop) -> float:
+        """Solve all ranks exactly; a time that no order with this placement beats."""
+        problem = self._problem()
+        model = Model(problem, range(problem.ranks), self.best.arranged.makespan, self.bound)
+        model.hint(self.best.programs, problem.timeline(self.best.schedule))
+        solution = model.solve(WHOLE_WORK * stop.work.effort, stop)
+        if solution.programs is not None:
+            self._offer(problem, solution.programs, "exact solving")
+        return solution.bound
