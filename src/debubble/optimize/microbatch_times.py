@@ -34,7 +34,31 @@ def times_of(problem: Problem, kinds: Sequence[Kind]) -> Grids:
 
 def recompute_times(problem: Problem) -> Grids:
     """Time of every R, 0 where a stage does not recompute, shape ``(stages, microbatches)``."""
-    return np.where(problem.recomputed[:, None], times_of(problem, [Kind.R])[0], 0.0)
+    return np.where(problem.recompute_time[:, None] > 0, times_of(problem, [Kind.R])[0], 0.0)
+
+
+def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
+    """Time of every action of the problem, R within the backward.
+
+    Some backwards, shape ``(stages, microbatches)``, are `fused`: their I takes the time of B, and
+    their W none.
+    """
+    times = times_of(problem, problem.kinds)
+    if fused.any():
+        times[1] = np.where(fused, times_of(problem, [Kind.B])[0], times[1])
+        times[2, fused] = 0.0
+    times[1] += recompute_times(problem)
+    return times
+
+
+def backward_lags(problem: Problem) -> Grids:
+    """Least time to every R or backward from the end of the next stage's, 0 for the last stage.
+
+    Negative where R can begin before the gradient arrives; shape ``(stages, microbatches)``.
+    """
+    lags: Grids = links_of(problem)[1] - recompute_times(problem)
+    lags[-1] = 0.0
+    return lags
 
 
 def links_of(problem: Problem) -> Grids:

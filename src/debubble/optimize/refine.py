@@ -28,16 +28,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
 from debubble.listing import TOLERANCE
 from debubble.optimize._refine_kernel import COUNTERS
 from debubble.optimize._refine_kernel import anneal as anneal_order
 from debubble.optimize.backward import fused_ones, separate, with_fused
 from debubble.optimize.microbatch_times import (
+    backward_lags,
     lengths_of,
     links_of,
     recompute_times,
-    times_of,
+    whole_times,
 )
 from debubble.optimize.problem import Problem, without_recompute_time, without_recomputes
 from debubble.optimize.stop import Stop
@@ -179,16 +180,13 @@ def _arrays(
     is an action of its own if it may run `ahead`; where it is in its rank's order, no path that it
     is on is longer by what it needs.
     """
-    redo, links, lengths = recompute_times(problem), links_of(problem), lengths_of(problem)
-    backward_lag = links[1] - redo
-    backward_lag[-1] = 0.0
-    if ahead:
-        backward_lag, problem = links[1], without_recompute_time(problem)
+    redo, lengths = recompute_times(problem), lengths_of(problem)
+    problem = without_recompute_time(problem) if ahead else problem
     kinds, S, m = len(problem.kinds), problem.stages, problem.microbatches
     number = np.arange(problem.size).reshape(kinds, S, m)
     needs, consumer, other = (np.full((kinds, S, m), -1) for _ in range(3))
     lag = np.zeros((kinds, S, m))
-    lag[:2] = links[0], backward_lag
+    lag[:2] = links_of(problem)[0], backward_lags(problem)
     for chain, input_of, _ in problem.arcs:
         if needs[*chain, 0] >= 0:
             # R needs its forward, which comes before the gradient anyway.
@@ -197,18 +195,13 @@ def _arrays(
         users = other if chain[0] == 2 else consumer
         users[input_of] = number[chain]
     grids = (needs, lag, consumer, other)
-    times = times_of(problem, problem.kinds)
-    fused_times = times_of(problem, [Kind.B])[0]
-    if not ahead:
-        times[1] += redo
-        fused_times += redo
+    times = whole_times(problem, fused)
     added, freed = (values[:, :, None] * lengths for values in (problem.taken, problem.freed))
     alike = np.unique(lengths, return_inverse=True)[1]
     chains = number // m * m + alike
     if fused.any():
-        times[1] = np.where(fused, fused_times, times[1])
         freed[1] += np.where(fused, freed[2], 0.0)
-        times[2, fused] = freed[2, fused] = 0.0
+        freed[2, fused] = 0.0
         chains[2, fused] = 2 * problem.size + number[2, fused]
     ranks, mate = np.repeat(np.tile(problem.homes, kinds), m), np.full((kinds, S, m), -1)
     passes = (ranks, chains, times, *grids, mate, added, freed)
