@@ -26,7 +26,7 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.refine import refine
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
-from debubble.optimize.unequal import Model, by_work, telling_ranks
+from debubble.optimize.unequal import Model, by_work, part_bound, telling_ranks
 
 ANNEALED, PROVEN = 0.3, 0.5
 """Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
@@ -164,9 +164,11 @@ class Polish:
             makespan = self.best.arranged.makespan
             kept = np.count_nonzero(np.isin(problem.homes, ranks)) * len(problem.kinds)
             if bound < makespan * (1 - TOLERANCE) and kept * problem.microbatches <= MOST_ACTIONS:
-                model = Model(problem, ranks, makespan)
-                work = PART_WORK * stop.work.effort / len(problems)
-                bound = max(bound, model.solve(work, Stop(stop.left / left, stop)).bound)
+                work, soon = (
+                    PART_WORK * stop.work.effort / len(problems),
+                    Stop(stop.left / left, stop),
+                )
+                bound = part_bound(problem, ranks, bound, makespan, work, soon)
             bounds.append(bound)
         self.bound = max(self.bound, min(*bounds, self.best.arranged.makespan))
         return bounds

@@ -18,6 +18,7 @@ faster than its parts, each part takes the least that it can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -39,6 +40,9 @@ from debubble.optimize.microbatch_times import (
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import MEMORY_UNITS, factor_for, rounded_down
 from debubble.optimize.stop import Stop
+
+PRECISION = 0.01
+"""Distance from what may be proven at which all of it is tried, relative to it."""
 
 AGAIN = 3
 """The number of R, where F, I or B, and W have their own in the problem."""
@@ -80,7 +84,7 @@ class Model:
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.ranks, self.best = problem, sorted(ranks), best
+        self.problem, self.ranks = problem, sorted(ranks)
         self.whole = len(self.ranks) == problem.ranks
         times, redo, links = least_times(problem), recompute_times(problem), links_of(problem)
         self.factor = factor_for(np.concatenate([x.ravel() for x in (times, redo, links)]), best)
@@ -96,7 +100,6 @@ class Model:
         self._add_ranks()
         self._add_ways(links)
         self._add_memory()
-        self.model.minimize(self.makespan)
 
     def _chains(self, rank: int) -> list[Chain]:
         """The chains of a rank, R where it takes time."""
@@ -221,7 +224,30 @@ class Model:
         yield from (((AGAIN, s), kinds * S + j) for j, s in enumerate(again))
 
     def solve(self, work: float, stop: Stop) -> Solution:
-        """Run the solver; `work` is its own unit, about a second."""
+        """Find the fastest order; `work` is the solver's own unit, about a second."""
+        self.model.minimize(self.makespan)
+        found = self._run(work, stop) and self.whole
+        bound = self.solver.best_objective_bound / self.factor
+        return Solution(self._programs() if found else None, bound)
+
+    def least(self, target: float, work: float, stop: Stop) -> float | None:
+        """A makespan below a target that is reached, the target if none is; None if that is open.
+
+        Spends less than all the work where it can: see :attr:`spent`.
+        """
+        self.model.add(self.makespan <= math.ceil(target * self.factor * (1 - TOLERANCE)) - 1)
+        status = self._run(work, stop)
+        if status is None:
+            return None
+        return self.solver.value(self.makespan) / self.factor if status else target
+
+    @property
+    def spent(self) -> float:
+        """Work that the last run took."""
+        return float(self.solver.response_proto.deterministic_time)
+
+    def _run(self, work: float, stop: Stop) -> bool | None:
+        """Whether there is an order; None where that is open."""
         from ortools.sat.python import cp_model
 
         parameters = self.solver.parameters
@@ -235,11 +261,8 @@ class Model:
         parameters.catch_sigint_signal = False
         with stop.ending(self.solver.stop_search):
             status = self.solver.solve(self.model)
-        bound = self.solver.best_objective_bound / self.factor
-        if status == cp_model.INFEASIBLE:
-            return Solution(None, self.best)
-        found = self.whole and status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-        return Solution(self._programs() if found else None, bound)
+        found = {cp_model.OPTIMAL: True, cp_model.FEASIBLE: True, cp_model.INFEASIBLE: False}
+        return found.get(status)
 
     def _programs(self) -> list[Program]:
         problem, m = self.problem, self.problem.microbatches
@@ -252,6 +275,29 @@ class Model:
                 key = (kind, stage, b) if (kind, stage, b) in self.start else (1, stage, b)
                 starts[row, b] = self.solver.value(self.start[key])
         return in_order(problem, starts.ravel(), times.ravel())
+
+
+def part_bound(
+    problem: Problem, ranks: Sequence[int], low: float, best: float, work: float, stop: Stop
+) -> float:
+    """A time that no order beats, by some ranks that are kept.
+
+    Targets between a bound `low` and a makespan `best` are refuted one after the other: that is
+    much sooner done than finding the fastest order of these ranks and proving it.
+    """
+    high = best
+    while high > low * (1 + TOLERANCE) and not stop():
+        target = high if high - low <= PRECISION * high else (low + high) / 2
+        model = Model(problem, ranks, target, low)
+        found = model.least(target, work / 2, stop)
+        work -= model.spent
+        if found == target:
+            low = target
+        elif target == high:
+            break
+        else:
+            high = target if found is None else found
+    return low
 
 
 def least_times(problem: Problem) -> Grids:
