@@ -26,7 +26,7 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.refine import refine
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
-from debubble.optimize.unequal import Model, by_work, part_bound, telling_ranks
+from debubble.optimize.unequal import by_work, narrow, telling_ranks
 
 ANNEALED, PROVEN = 0.3, 0.5
 """Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
@@ -100,19 +100,18 @@ class Polish:
         bounds: list[float] = []
         if not some and self.options["layers"] is None:
             bounds = self._prove(problems, Stop(PROVEN * stop.left, stop))
-        if not self.done and small(self._problem()):
-            proven = self._solve(stop)
-            tables = [problem.placement.table for problem in problems]
+        if not self.done and small(self._problem()[0]):
+            table = self.best.schedule.placement.table
+            own = [problem.placement.table for problem in problems].index(table)
+            proven = self._solve(bounds[own] if bounds else 0.0, stop)
             if bounds:
-                own = tables.index(self.best.schedule.placement.table)
                 bounds[own] = max(bounds[own], proven)
-                self.bound = max(self.bound, min(bounds))
+                self.bound = max(self.bound, min(*bounds, self.best.arranged.makespan))
 
-    def _problem(self) -> Problem:
-        """What the best order solves, its microbatches in their places."""
-        schedule = self.best.schedule
-        own = replace(self.costs, microbatch=self._lengths(self.best.arranged).tolist())
-        room, alone = beside_static(self.memory, own, schedule.ranks)
+    def _problem(self) -> tuple[Problem, tuple[int, ...]]:
+        """What the best order solves, and the microbatches of its places."""
+        schedule, places = self.best.schedule, self.best.arranged.microbatches
+        room, alone = beside_static(self.memory, self._costs(places), schedule.ranks)
         limits = memory_limits(room, schedule.ranks)
         if limits is None:
             limits = np.full(schedule.ranks, math.inf)
@@ -121,39 +120,42 @@ class Polish:
             np.broadcast_to(limits, (schedule.ranks,)), mode=self.mode,
             backward=self.options["backward"],
         )  # fmt: skip
-        return with_choice(problem, choice_in(schedule))
+        return with_choice(problem, choice_in(schedule)), places
 
-    def _lengths(self, arranged: Arranged) -> Floats:
-        return self.lengths[list(arranged.microbatches)]
+    def _costs(self, places: tuple[int, ...]) -> Costs:
+        return replace(self.costs, microbatch=self.lengths[list(places)].tolist())
 
-    def _offer(self, problem: Problem, programs: Sequence[Program], name: str) -> bool:
-        """Keep an order of the best one's problem if it fits and is faster, arranged anew."""
-        schedule, before = problem.schedule(programs), self.best.arranged
+    def _offer(
+        self, problem: Problem, places: tuple[int, ...], programs: Sequence[Program], name: str
+    ) -> bool:
+        """Keep an order of a problem with these microbatches in its places, arranged anew.
+
+        If it fits and is faster than the best.
+        """
+        schedule = problem.schedule(programs)
         try:
             if not problem.fits(schedule):
                 return False
-            makespan = problem.timeline(schedule).makespan
+            arranged = Arranged(problem.timeline(schedule).makespan, places)
         except DebubbleError:
             return False
-        arranged = Arranged(makespan, before.microbatches)
-        own = replace(self.costs, microbatch=self._lengths(before).tolist())
-        again = arrange(schedule, own, self.memory, self.mode)
-        if again is not None and again.makespan < makespan * (1 - TOLERANCE):
-            places = tuple(before.microbatches[place] for place in again.microbatches)
-            arranged = Arranged(again.makespan, places)
-        if not arranged.makespan < before.makespan * (1 - TOLERANCE):
+        again = arrange(schedule, self._costs(places), self.memory, self.mode)
+        if again is not None and again.makespan < arranged.makespan * (1 - TOLERANCE):
+            moved = tuple(places[place] for place in again.microbatches)
+            arranged = Arranged(again.makespan, moved)
+        if not arranged.makespan < self.best.arranged.makespan * (1 - TOLERANCE):
             return False
         self.best = Found(schedule, name, arranged)
         return True
 
     def _anneal(self, stop: Stop) -> None:
         for turn in range(TURNS):
-            problem, seed = self._problem(), stop.work.seed + turn
+            (problem, places), seed = self._problem(), stop.work.seed + turn
             rounds = ROUNDS * min(stop.work.effort, 2.0)
             better = refine(
                 problem, self.best.programs, stop, rounds, stop_at=self.bound, seed=seed
             )
-            if not self._offer(problem, better, "annealing") or self.done or stop():
+            if not self._offer(problem, places, better, "annealing") or self.done or stop():
                 return
 
     def _prove(self, problems: Sequence[Problem], stop: Stop) -> list[float]:
@@ -168,17 +170,17 @@ class Polish:
                     PART_WORK * stop.work.effort / len(problems),
                     Stop(stop.left / left, stop),
                 )
-                bound = part_bound(problem, ranks, bound, makespan, work, soon)
+                bound = narrow(problem, ranks, bound, makespan, work, soon)
             bounds.append(bound)
         self.bound = max(self.bound, min(*bounds, self.best.arranged.makespan))
         return bounds
 
-    def _solve(self, stop: Stop) -> float:
-        """Solve all ranks exactly; a time that no order with this placement beats."""
-        problem = self._problem()
-        model = Model(problem, range(problem.ranks), self.best.arranged.makespan, self.bound)
-        model.hint(self.best.programs, problem.timeline(self.best.schedule))
-        solution = model.solve(WHOLE_WORK * stop.work.effort, stop)
-        if solution.programs is not None:
-            self._offer(problem, solution.programs, "exact solving")
-        return solution.bound
+    def _solve(self, low: float, stop: Stop) -> float:
+        """Solve all ranks; a time that no order with the best one's placement beats."""
+        (problem, places), makespan = self._problem(), self.best.arranged.makespan
+
+        def found(programs: list[Program]) -> None:
+            self._offer(problem, places, programs, "exact solving")
+
+        work = WHOLE_WORK * stop.work.effort
+        return narrow(problem, range(problem.ranks), low, makespan, work, stop, found)

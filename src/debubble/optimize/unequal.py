@@ -19,17 +19,15 @@ faster than its parts, each part takes the least that it can.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind, Program
-from debubble.engine.timeline import Timeline
 from debubble.listing import TOLERANCE
-from debubble.optimize.by_time import in_order, starts_by_number
+from debubble.optimize.by_time import in_order
 from debubble.optimize.microbatch_times import (
     Grids,
     lengths_of,
@@ -54,18 +52,8 @@ Chain: TypeAlias = tuple[int, int]
 """The number of a kind, and a stage."""
 
 
-@dataclass(frozen=True)
-class Solution:
-    """What the solver found."""
-
-    programs: list[Program] | None
-    """An order of all ranks, where all are kept and it found one."""
-    bound: float
-    """A time that no order beats."""
-
-
 class Model:
-    """The program for some ranks of a problem; :meth:`solve` runs the solver.
+    """The program for some ranks of a problem; :meth:`makespan_below` runs the solver.
 
     Parameters
     ----------
@@ -85,7 +73,6 @@ class Model:
         from ortools.sat.python import cp_model
 
         self.problem, self.ranks = problem, sorted(ranks)
-        self.whole = len(self.ranks) == problem.ranks
         times, redo, links = least_times(problem), recompute_times(problem), links_of(problem)
         self.factor = factor_for(np.concatenate([x.ravel() for x in (times, redo, links)]), best)
         self.times = np.concatenate(
@@ -204,67 +191,46 @@ class Model:
             if freed[-1][1] <= 0:
                 freed.pop()
 
-    def hint(self, known: Sequence[Program], timeline: Timeline) -> None:
-        """Begin with a known order, in which equal ones change places where they must."""
-        problem, m = self.problem, self.problem.microbatches
-        again = np.flatnonzero(problem.recomputed).tolist()
-        grid = starts_by_number(problem, known, timeline, bool(again)).reshape(-1, m)
-        lengths = lengths_of(problem)
-        for (kind, stage), row in self._rows(again):
-            for length in np.unique(lengths):
-                alike = np.flatnonzero(lengths == length)
-                for b, start in zip(alike.tolist(), np.sort(grid[row, alike]), strict=True):
-                    if (kind, stage, b) in self.start:
-                        self.model.add_hint(self.start[kind, stage, b], self._whole(start))
-
     def _rows(self, again: Sequence[int]) -> Iterator[tuple[Chain, int]]:
         """Every chain, with its row among the numbers of actions."""
         S, kinds = self.problem.stages, len(self.problem.kinds)
         yield from (((kind, s), kind * S + s) for kind in range(kinds) for s in range(S))
         yield from (((AGAIN, s), kinds * S + j) for j, s in enumerate(again))
 
-    def solve(self, work: float, stop: Stop) -> Solution:
-        """Find the fastest order; `work` is the solver's own unit, about a second."""
-        self.model.minimize(self.makespan)
-        found = self._run(work, stop) and self.whole
-        bound = self.solver.best_objective_bound / self.factor
-        return Solution(self._programs() if found else None, bound)
+    def makespan_below(self, target: float, work: float, stop: Stop) -> float | None:
+        """A makespan below a target that an order has, or the target if none does.
 
-    def least(self, target: float, work: float, stop: Stop) -> float | None:
-        """A makespan below a target that is reached, the target if none is; None if that is open.
-
-        Spends less than all the work where it can: see :attr:`spent`.
+        None where that is open after some `work`, the solver's own unit of about a second;
+        :attr:`spent` says how much of it was needed.
         """
-        self.model.add(self.makespan <= math.ceil(target * self.factor * (1 - TOLERANCE)) - 1)
-        status = self._run(work, stop)
-        if status is None:
-            return None
-        return self.solver.value(self.makespan) / self.factor if status else target
+        from ortools.sat.python import cp_model
+
+        highest = math.ceil(target * self.factor * (1 - TOLERANCE)) - 1
+        self.model.add(self.makespan <= highest)
+        parameters = self.solver.parameters
+        parameters.max_deterministic_time = work
+        parameters.max_time_in_seconds = stop.left
+        parameters.random_seed = stop.work.seed
+        # One thread needs a tenth of the work that several do, and no linear relaxation.
+        parameters.num_workers = 1
+        parameters.linearization_level = 0
+        parameters.cp_model_probing_level = 0
+        parameters.catch_sigint_signal = False
+        with stop.ending(self.solver.stop_search):
+            status = self.solver.solve(self.model)
+        if status == cp_model.INFEASIBLE:
+            return target
+        found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+        return self.solver.value(self.makespan) / self.factor if found else None
 
     @property
     def spent(self) -> float:
         """Work that the last run took."""
         return float(self.solver.response_proto.deterministic_time)
 
-    def _run(self, work: float, stop: Stop) -> bool | None:
-        """Whether there is an order; None where that is open."""
-        from ortools.sat.python import cp_model
-
-        parameters = self.solver.parameters
-        parameters.max_deterministic_time = work
-        parameters.max_time_in_seconds = stop.left
-        parameters.num_workers = stop.work.workers
-        parameters.random_seed = stop.work.seed
-        # As for the whole problem of average microbatches (debubble.optimize.exact).
-        parameters.linearization_level = 0
-        parameters.cp_model_probing_level = 0
-        parameters.catch_sigint_signal = False
-        with stop.ending(self.solver.stop_search):
-            status = self.solver.solve(self.model)
-        found = {cp_model.OPTIMAL: True, cp_model.FEASIBLE: True, cp_model.INFEASIBLE: False}
-        return found.get(status)
-
-    def _programs(self) -> list[Program]:
+    @property
+    def programs(self) -> list[Program]:
+        """The order that was found, where all ranks are kept."""
         problem, m = self.problem, self.problem.microbatches
         again = np.flatnonzero(problem.recomputed).tolist()
         rows = list(self._rows(again))
@@ -277,26 +243,29 @@ class Model:
         return in_order(problem, starts.ravel(), times.ravel())
 
 
-def part_bound(
-    problem: Problem, ranks: Sequence[int], low: float, best: float, work: float, stop: Stop
-) -> float:
-    """A time that no order beats, by some ranks that are kept.
+def narrow(
+    problem: Problem, ranks: Sequence[int], low: float, high: float, work: float, stop: Stop,
+    found: Callable[[list[Program]], object] | None = None,
+) -> float:  # fmt: skip
+    """A time that no order beats, by some ranks that are kept, or all.
 
-    Targets between a bound `low` and a makespan `best` are refuted one after the other: that is
-    much sooner done than finding the fastest order of these ranks and proving it.
+    Targets between a bound `low` and a makespan `high` are met or refuted, one after the other:
+    that is much sooner done than finding the fastest order at once, and proving it. `found` is
+    called with every order; then all ranks are kept.
     """
-    high = best
-    while high > low * (1 + TOLERANCE) and not stop():
+    while high > low * (1 + TOLERANCE) and work > 0 and not stop():
         target = high if high - low <= PRECISION * high else (low + high) / 2
         model = Model(problem, ranks, target, low)
-        found = model.least(target, work / 2, stop)
+        makespan = model.makespan_below(target, work / 2, stop)
         work -= model.spent
-        if found == target:
+        if makespan == target:
             low = target
-        elif target == high:
+            continue
+        if makespan is not None and found is not None:
+            found(model.programs)
+        if makespan is None and target == high:
             break
-        else:
-            high = target if found is None else found
+        high = target if makespan is None else makespan
     return low
 
 
