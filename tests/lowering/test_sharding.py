@@ -248,11 +248,9 @@ def gathers_by_hand(full: Schedule, rank: int, ahead: int) -> list[Action]:
                 stop = use + 1
                 while stop < len(program) and not begins[stop]:
                     stop += 1
-                window += [
-                    one.stage
-                    for one in program[use:stop]
-                    if one.kind in WORK_KINDS and one.stage not in window
-                ]
+                for one in program[use:stop]:
+                    if one.kind in WORK_KINDS and action.stage not in window:
+                        window.append(one.stage)
                 if action.stage in window:
                     break
                 use = stop
