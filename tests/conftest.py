@@ -61,14 +61,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests of one file that share a browser or processes go to the same worker.
     """
     quick = config.stash.setdefault(QUICK, {})
+    workers = config.pluginmanager.hasplugin("xdist")
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures.intersection(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
-                if config.pluginmanager.hasplugin("xdist"):
+                if workers:
                     item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
+        if hasattr(getattr(item, "module", None), "forked") and workers:
+            item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
         left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
