@@ -13,6 +13,10 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests import browser as browsers
 
+# A worker has about a core to itself. More threads of PyTorch wait for each other by spinning: many
+# times the work where models are as tiny as here. Processes that tests start take it over.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
     "deadline": None,
