@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol  # plugins that run tests their own way use it
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests import browser as browsers
@@ -36,6 +37,9 @@ FEWER, LEAST, MORE = 8, 3, 4
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
 gives the next."""
+
+SHOWN = 0.005
+"""Seconds that a part of a test takes at least to be shown by ``--durations``."""
 
 MARKS = {
     "browser": {"browser", "visit"},
@@ -83,6 +87,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Let a worker send one report of a test in place of three, and of its start none.
+
+    For most tests that takes as long as they do. What failed is sent, and whatever took as long as
+    ``--durations`` shows.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration >= SHOWN:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def batch(items: list[pytest.Item]) -> None:
