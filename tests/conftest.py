@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,9 @@ EXPLORES = PROFILE == "explore"
 
 FEWER, LEAST, MORE = 8, 3, 4
 """A property test has an eighth of its cases when quick, but some; four times all to explore."""
+
+CASES_FEWER, CASES_LEAST = 4, 8
+"""A test with many cases has a quarter of them when quick, but some."""
 
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
@@ -82,11 +87,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
-        left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
-        quick[item.path] = quick.get(item.path, False) or not left_out
+        quick[item.path] = quick.get(item.path, False) or not is_left_out(item)
+    if PROFILE == "quick":
+        kept = set(some_of_many([item for item in items if not is_left_out(item)]))
+        dropped = [item for item in items if not is_left_out(item) and item not in kept]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item in kept or is_left_out(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether ``make quick`` leaves a test out: it is slow, or needs a browser or processes."""
+    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
+
+
+def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test with many cases some that are spread over all of them, others for each test."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, every in cases.items():
+        count = min(len(every), max(math.ceil(len(every) / CASES_FEWER), CASES_LEAST))
+        begin = zlib.crc32(name.encode()) % len(every)
+        for number in range(count):
+            yield every[(begin + number * len(every) // count) % len(every)]
 
 
 @pytest.hookimpl(tryfirst=True)
