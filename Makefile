@@ -44,7 +44,7 @@ browser:  ## Chromium for the tests of pages, where apt has it
 test: $(VENV)/.dev browser  ## run every test
 	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
-quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer random cases
+quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, nothing slow, fewer cases
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
 
 MINUTES ?= 10

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol  # plugins that run tests their own way use it
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests import browser as browsers
+
+# A worker has about a core to itself. More threads of PyTorch wait for each other by spinning: many
+# times the work where models are as tiny as here. Processes that tests start take it over.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 CALM = {
@@ -29,9 +36,15 @@ EXPLORES = PROFILE == "explore"
 FEWER, LEAST, MORE = 8, 3, 4
 """A property test has an eighth of its cases when quick, but some; four times all to explore."""
 
+CASES_FEWER, CASES_LEAST = 4, 8
+"""A test with many cases has a quarter of them when quick, but some."""
+
 BATCH = 16
 """Short tests of a file that a worker gets at once: xdist looks at all that was given before it
 gives the next."""
+
+SHOWN = 0.005
+"""Seconds that a part of a test takes at least to be shown by ``--durations``."""
 
 MARKS = {
     "browser": {"browser", "visit"},
@@ -61,21 +74,61 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Tests of one file that share a browser or processes go to the same worker.
     """
     quick = config.stash.setdefault(QUICK, {})
+    workers = config.pluginmanager.hasplugin("xdist")
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures.intersection(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
-                if config.pluginmanager.hasplugin("xdist"):
+                if workers:
                     item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if hasattr(getattr(item, "module", None), "in_ranks"):
             item.add_marker("processes")
+        if hasattr(getattr(item, "module", None), "forked") and workers:
+            item.add_marker(pytest.mark.xdist_group("forked"))
         if PROFILE != "default":
             scale_cases(item)
-        left_out = any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
-        quick[item.path] = quick.get(item.path, False) or not left_out
+        quick[item.path] = quick.get(item.path, False) or not is_left_out(item)
+    if PROFILE == "quick":
+        kept = set(some_of_many([item for item in items if not is_left_out(item)]))
+        dropped = [item for item in items if not is_left_out(item) and item not in kept]
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item in kept or is_left_out(item)]
     if "PYTEST_XDIST_WORKER" in os.environ:
         items[:] = interleaved(items)
         batch(items)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether ``make quick`` leaves a test out: it is slow, or needs a browser or processes."""
+    return any(item.get_closest_marker(mark) for mark in (*MARKS, "slow"))
+
+
+def some_of_many(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test with many cases some that are spread over all of them, others for each test."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, every in cases.items():
+        count = min(len(every), max(math.ceil(len(every) / CASES_FEWER), CASES_LEAST))
+        begin = zlib.crc32(name.encode()) % len(every)
+        for number in range(count):
+            yield every[(begin + number * len(every) // count) % len(every)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Let a worker send one report of a test in place of three, and of its start none.
+
+    For most tests that takes as long as they do. What failed is sent, and whatever took as long as
+    ``--durations`` shows.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration >= SHOWN:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def batch(items: list[pytest.Item]) -> None:

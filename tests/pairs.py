@@ -1,15 +1,18 @@
-"""Families and modes in pairs: every family once, and every mode with every sort of schedule.
+"""Families of each sort, alone or in pairs with modes: every mode with every sort of schedule.
 
-A full grid of families and modes says nothing more than this when families of one sort go through
-the same code: it takes minutes, and each new family or mode multiplies it.
+A full grid of families, modes and laws says nothing more than this when families of one sort go
+through the same code: it takes minutes, and each new family, mode or law multiplies it. So a law
+is tested with some families of each sort, others for each law; all of them come to explore.
 """
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,9 +20,11 @@ import pytest
 from debubble import schedules
 from debubble.core.actions import COPY_KINDS, Kind, kinds_of, pairs_of
 from debubble.schedules.registry import Entry
+from tests.conftest import EXPLORES
 from tests.small import smallest
 
 Sort = tuple[bool, ...]
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 @cache
@@ -42,37 +47,69 @@ def sorts() -> dict[Sort, list[Entry]]:
     return dict(found)
 
 
-def paired(values: Sequence[Any]) -> Iterator[tuple[Entry, Any, bool]]:
+def chosen(families: list[Entry], test: Callable[..., None]) -> list[Entry]:
+    """A third of the families of a sort, which are others in every test; all to explore."""
+    turn = zlib.crc32(f"{test.__module__}.{test.__name__}".encode()) % len(families)
+    turned = families[turn:] + families[:turn]
+    return turned if EXPLORES else turned[: math.ceil(len(families) / 3)]
+
+
+def paired(
+    values: Sequence[Any], of_sorts: Iterable[list[Entry]]
+) -> Iterator[tuple[Entry, Any, bool]]:
     """Pairs of families and values, and whether a pair is the first of its sort.
 
     Every family comes, and every value comes with every sort of schedule.
     """
-    for turn, families in enumerate(sorts().values()):
+    for turn, families in enumerate(of_sorts):
         # Where there are more families than values these come round again, and the other way.
         for number in range(max(len(families), len(values))):
             value = values[(turn + number) % len(values)]
             yield families[number % len(families)], value, number == 0
 
 
+def _with(
+    name: str, values: Sequence[Any], of_sorts: Iterable[list[Entry]]
+) -> pytest.MarkDecorator:
+    rows = [
+        pytest.param(
+            entry, value, id=f"{entry.name}-{value}", marks=() if first else pytest.mark.slow
+        )
+        for entry, value, first in paired(values, of_sorts)
+    ]
+    return pytest.mark.parametrize(("entry", name), rows)
+
+
+def _alone(of_sorts: Iterable[list[Entry]]) -> pytest.MarkDecorator:
+    rows = [
+        pytest.param(entry, id=entry.name, marks=() if number == 0 else pytest.mark.slow)
+        for families in of_sorts
+        for number, entry in enumerate(families)
+    ]
+    return pytest.mark.parametrize("entry", rows)
+
+
+def each_sort(test: Test) -> Test:
+    """Parametrize `entry` with families of each sort: for laws that all of a sort obey alike.
+
+    One of each sort is enough for ``make quick``.
+    """
+    return _alone(chosen(families, test) for families in sorts().values())(test)
+
+
+def each_sort_and(name: str, values: Sequence[Any]) -> Callable[[Test], Test]:
+    """Parametrize `entry` with families of each sort and `name` with some values, in pairs."""
+
+    def decorate(test: Test) -> Test:
+        return _with(name, values, [chosen(families, test) for families in sorts().values()])(test)
+
+    return decorate
+
+
+each_family = _alone(sorts().values())
+"""Parametrize `entry` with all families: for what the order of actions itself decides."""
+
+
 def each_family_and(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrize `entry` with the families and `name` with some values, in pairs."""
-    return pytest.mark.parametrize(
-        ("entry", name),
-        [
-            pytest.param(
-                entry, value, id=f"{entry.name}-{value}", marks=() if first else pytest.mark.slow
-            )
-            for entry, value, first in paired(values)
-        ],
-    )
-
-
-each_family = pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param(entry, id=entry.name, marks=() if entry is families[0] else pytest.mark.slow)
-        for families in sorts().values()
-        for entry in families
-    ],
-)
-"""Parametrize `entry` with the families; one of each sort is enough for ``make quick``."""
+    """Parametrize `entry` with all families and `name` with some values, in pairs."""
+    return _with(name, values, sorts().values())

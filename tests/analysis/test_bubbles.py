@@ -17,7 +17,7 @@ from debubble.engine.graph import compile_graph
 from debubble.engine.timeline import evaluate_graph
 from debubble.lowering.chain import lower
 from tests import oracle
-from tests.pairs import each_family, each_family_and
+from tests.pairs import each_sort, each_sort_and
 from tests.strategies import costs_for, made, recomputing, with_copies
 
 
@@ -37,7 +37,7 @@ def segments(timeline, rank):
     ]
 
 
-@each_family_and("mode", ["overlapped", "channel", "blocking"])
+@each_sort_and("mode", ["overlapped", "channel", "blocking"])
 def test_idle_time_is_all_time_that_is_not_busy(entry, mode):
     costs = db.Costs(F=1, I=1.3, W=0.7, OPT=2, p2p=0.2)
     for iterations in (None, 2):
@@ -166,7 +166,7 @@ def waits_by_oracle(schedule, costs):
     return found
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_causes_are_those_of_the_plain_simulator(entry, data):

@@ -11,7 +11,7 @@ from debubble.analysis.receive_buffers import receive_slots
 from debubble.analysis.summary import report, summary
 from debubble.core.actions import begins_group
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
-from tests.pairs import each_family
+from tests.pairs import each_sort
 from tests.strategies import made
 
 
@@ -58,7 +58,7 @@ def by_events(schedule: db.Schedule) -> dict[str, list[int]]:
     return found
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data(), policy=st.sampled_from(TRANSFER_POLICIES))
 def test_slots_are_those_that_are_live(entry, data: st.DataObject, policy) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import sys
@@ -15,18 +14,13 @@ from typing import Any
 import pytest
 
 import debubble as db
+from tests.forkserver import forked, serve
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 ASKED = ["-p", "2", "-m", "3", "-v", "2", "--memory", "2", "--times", "F=5,I=6,W=4",
          "--effort", "0.01", "--workers", "1"]  # fmt: skip
 KILLS = 10
-
-# Copies of one process that has loaded everything are there at once.
-context: Any = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["debubble.cli.app", "debubble.cli.optimize", "debubble.optimize.search", "ortools.sat.python"]
-)
 
 
 def command(words: list[str], folder: str) -> None:
@@ -41,7 +35,7 @@ def command(words: list[str], folder: str) -> None:
 
 
 def begun(words: list[str], folder: Path) -> Any:
-    process = context.Process(target=command, args=(words, str(folder)))
+    process = forked.Process(target=command, args=(words, str(folder)))
     process.start()
     return process
 
@@ -66,6 +60,7 @@ def kill(words: list[str], folder: Path, delay: float) -> bool:
 
 def killed(words: list[str], folder: Path, look: Callable[[], None], source: str) -> int:
     """Kill a command at random moments, most of them near its end; how often it was at work."""
+    serve()
     chance, usual = random.Random(source), seconds_of(words, folder)
     look()
     hits = 0

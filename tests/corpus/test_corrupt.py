@@ -44,15 +44,23 @@ def test_nothing_is_wrong_before_the_damage(name: str) -> None:
     assert db.check(made).ok
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
-def test_each_gets_its_cause(case: dict[str, Any]) -> None:
+def said_of(case: dict[str, Any]) -> str:
+    """The report of a corrupt schedule where that is not what is wrong; else nothing."""
     report = db.check(
         schedule(case), p2p_mode=case.get("mode"), memory=case.get("memory"),
     )  # fmt: skip
-    assert {problem.code for problem in report.problems} == set(case["causes"]), str(report)
     said = {
         word
         for one in report.problems
         for word in (*one.actions, *one.message.split(), *one.fix.split())
     }
-    assert not case["names"] or said & set(case["names"]), str(report)
+    named = not case["names"] or said & set(case["names"])
+    right = {problem.code for problem in report.problems} == set(case["causes"])
+    return "" if right and named else str(report)
+
+
+@pytest.mark.parametrize("cause", sorted({cause for case in CASES for cause in case["causes"]}))
+def test_each_gets_its_cause(cause: str) -> None:
+    cases = [case for case in CASES if cause == min(case["causes"])]
+    reports = {case["name"]: said_of(case) for case in cases}
+    assert {name: report for name, report in reports.items() if report} == {}

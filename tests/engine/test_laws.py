@@ -16,7 +16,7 @@ from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.schedules.registry import Entry
 from tests import oracle
 from tests.kernels import run_by
-from tests.pairs import each_family
+from tests.pairs import each_family, each_sort
 from tests.strategies import ENTRIES, costs_for, made
 
 
@@ -63,7 +63,7 @@ def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.Data
     assert np.allclose(timeline.memory.left, 0, atol=1e-9)
 
 
-@each_family
+@each_sort
 @settings(max_examples=7)
 @given(data=st.data())
 def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> None:
@@ -83,7 +83,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data(), factor=st.sampled_from([0.25, 2.0, 1024.0]))
 def test_scaling_all_times_scales_the_makespan(
@@ -97,7 +97,7 @@ def test_scaling_all_times_scales_the_makespan(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObject) -> None:
@@ -110,7 +110,7 @@ def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObj
     assert graph.evaluate(raised).max() >= timeline.makespan
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_critical_path_is_contiguous_and_pays_the_makespan(
@@ -135,7 +135,7 @@ def test_critical_path_is_contiguous_and_pays_the_makespan(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_slack_is_zero_on_the_critical_path_and_never_negative(
@@ -149,7 +149,7 @@ def test_slack_is_zero_on_the_critical_path_and_never_negative(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_memory_curve_agrees_with_the_peak(entry: Entry, data: st.DataObject) -> None:
@@ -181,7 +181,7 @@ def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataObject) -> None:

@@ -19,7 +19,7 @@ from debubble.engine.modes import MODE, P2P_MODES, P2PMode
 from debubble.engine.own_times import with_times
 from debubble.schedules.registry import Entry
 from tests.engine.agreement import check_drawn, check_mode, close
-from tests.pairs import each_family
+from tests.pairs import each_sort
 from tests.strategies import TIMES, costs_for, made
 
 LENGTHS = st.sampled_from([0.5, 1.0, 1.25, 2.0])
@@ -41,14 +41,14 @@ def uneven(draw: st.DrawFn, schedule: Schedule) -> Costs:
     )  # fmt: skip
 
 
-@each_family
+@each_sort
 @settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     check_drawn(entry, data, uneven)
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_every_mode_equals_its_oracle(entry: Entry, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests import oracle_modes
 from tests.kernels import run_by
-from tests.pairs import each_family
+from tests.pairs import each_family, each_sort
 from tests.strategies import TIMES, costs_for, made
 
 
@@ -66,7 +66,7 @@ def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=7)
 @given(data=st.data())
 def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.DataObject) -> None:
@@ -86,7 +86,7 @@ def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.Da
     assert plain.sensitivity() == lowered.sensitivity()
 
 
-@each_family
+@each_sort
 @settings(max_examples=10)
 @given(data=st.data())
 def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.DataObject) -> None:
@@ -100,7 +100,7 @@ def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.Da
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_free_transfers_need_no_channel(entry: Entry, data: st.DataObject) -> None:
@@ -225,7 +225,7 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_compiled_kernel_equals_its_python_source(entry: Entry, data: st.DataObject) -> None:

@@ -11,7 +11,7 @@ from debubble import Costs, Kind, Placement, Schedule, ScheduleError, make, simu
 from debubble.core.actions import TRANSFER_KINDS, kinds_of
 from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
-from tests.pairs import each_family, each_family_and
+from tests.pairs import each_sort, each_sort_and
 from tests.strategies import made
 
 each_mode = pytest.mark.parametrize("mode", ["overlapped", "channel", "blocking"])
@@ -34,7 +34,7 @@ def uneven_costs(draw: st.DrawFn, schedule: Schedule) -> Costs:
     )
 
 
-@each_family_and("mode", ["overlapped", "channel"])
+@each_sort_and("mode", ["overlapped", "channel"])
 @settings(max_examples=7)
 @given(data=st.data())
 def test_lowered_schedules_take_the_very_same_times(
@@ -58,7 +58,7 @@ def test_lowered_schedules_take_the_very_same_times(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_a_transfer_takes_link_time_from_the_end_of_its_producer(

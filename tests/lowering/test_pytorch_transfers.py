@@ -18,7 +18,7 @@ from debubble.lowering.sharding import add_sharding
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry, find
 from tests.oracle import copy_of
-from tests.pairs import each_family
+from tests.pairs import each_family, each_sort
 from tests.strategies import made
 
 PAIRS = [
@@ -101,7 +101,7 @@ def later(schedule: Schedule, program: list[tuple[Any, int]], rank: int) -> list
     return found
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_deferred_receives_are_right_before_what_they_are_for(

@@ -34,7 +34,7 @@ from debubble.schedules.registry import Entry, closed_forms
 from tests import oracle, oracle_modes
 from tests.forms import hold
 from tests.kernels import run_by
-from tests.pairs import each_family, each_family_and
+from tests.pairs import each_family, each_sort, each_sort_and
 from tests.strategies import accepted, costs_for, made, recomputing
 
 each_place = pytest.mark.parametrize("at", RECOMPUTE_AT)
@@ -87,7 +87,7 @@ def test_stages_are_chosen_in_four_ways() -> None:
 
 
 @pytest.mark.slow
-@each_family_and("at", RECOMPUTE_AT)
+@each_sort_and("at", RECOMPUTE_AT)
 @settings(max_examples=6)
 @given(data=st.data())
 def test_every_chosen_backward_has_one_recompute_and_the_order_stays(
@@ -167,7 +167,7 @@ def test_bubbles_of_an_order_that_cannot_run_are_refused() -> None:
 # Times and memory against plain simulators.
 
 
-@each_family
+@each_sort
 @settings(max_examples=7)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
@@ -180,7 +180,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     assert timeline.end.tolist() == in_order(schedule, expected.end)
 
 
-@each_family
+@each_sort
 @settings(max_examples=7)
 @given(data=st.data())
 def test_memory_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
@@ -202,7 +202,7 @@ def test_memory_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@each_family_and("mode", ["overlapped", "channel", "blocking"])
+@each_sort_and("mode", ["overlapped", "channel", "blocking"])
 @settings(max_examples=6)
 @given(data=st.data())
 def test_explicit_transfers_take_the_same_times(
@@ -224,7 +224,7 @@ def test_explicit_transfers_take_the_same_times(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=5)
 @given(data=st.data())
 def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataObject) -> None:
@@ -251,7 +251,7 @@ def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataO
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataObject) -> None:
@@ -269,7 +269,7 @@ def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataOb
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_earlier_recomputes_are_never_slower(entry: Entry, data: st.DataObject) -> None:

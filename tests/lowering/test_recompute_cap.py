@@ -17,7 +17,7 @@ from debubble.core.actions import Action, begins_group, kinds_of
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.lowering.recompute import add_recompute
 from debubble.schedules.registry import Entry
-from tests.pairs import each_family
+from tests.pairs import each_sort
 from tests.strategies import made
 
 WORK = (Kind.F, Kind.I, Kind.W, Kind.B)
@@ -102,7 +102,7 @@ def cells_of(program: Iterable[Action], kind: Kind) -> set[tuple[int, int]]:
     return {(a.stage, a.microbatch) for a in program if a.kind == kind}
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_nobody_holds_more_than_the_cap(entry: Entry, data: st.DataObject) -> None:

@@ -17,7 +17,7 @@ from debubble.core.kinds import WORK_KINDS
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding, lookahead_of
 from debubble.lowering.transfers import add_transfers
 from debubble.schedules.registry import Entry
-from tests.pairs import each_family
+from tests.pairs import each_family, each_sort
 from tests.strategies import ENTRIES, costs_for, made
 
 
@@ -49,7 +49,7 @@ def test_a_rank_holds_the_stages_it_needs_next() -> None:
     )
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_what_is_inserted_is_right_wherever_it_comes_from(
@@ -90,7 +90,7 @@ def test_what_is_inserted_is_right_wherever_it_comes_from(
     assert report, str(report)
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_collectives_of_no_time_change_nothing(entry: Entry, data: st.DataObject) -> None:

@@ -20,7 +20,7 @@ from debubble.lowering.transfers import RECEIVE_POLICIES, add_transfers
 from debubble.schedules.registry import Entry
 from tests.kernels import run_by
 from tests.oracle import copy_of
-from tests.pairs import each_family, each_family_and
+from tests.pairs import each_family_and, each_sort, each_sort_and
 from tests.strategies import made
 
 each_policy = pytest.mark.parametrize("policy", RECEIVE_POLICIES)
@@ -176,7 +176,7 @@ def test_both_copies_send_in_their_own_direction() -> None:
     assert "1RECV_F4" in rows[2]
 
 
-@each_family_and("policy", RECEIVE_POLICIES)
+@each_sort_and("policy", RECEIVE_POLICIES)
 @settings(max_examples=6)
 @given(data=st.data())
 def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_changes(
@@ -208,7 +208,7 @@ def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
 
 
 @pytest.mark.slow
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_receives_stand_as_early_and_as_late_as_the_policy_says(
@@ -252,7 +252,7 @@ def test_receives_stand_as_early_and_as_late_as_the_policy_says(
             assert late[receive][1] <= next_start
 
 
-@each_family
+@each_sort
 @settings(max_examples=6)
 @given(data=st.data())
 def test_late_receives_cost_nothing_in_the_simulation_they_are_made_for(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import debubble as db
-from debubble.core.actions import STAGE_SHIFT, Kind, pack
+from debubble.core.actions import STAGE_SHIFT, Kind, pack, unpack
 from debubble.engine.graph import P2P_MODES, compile_graph
+from debubble.engine.memory import measure_memory
 from debubble.engine.timeline import timeline_of
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
@@ -86,7 +89,6 @@ def fused_variants(order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 def fastest(asked: Problem, in_turn: bool = False) -> float:
     """The smallest makespan over all orders; microbatches need not keep theirs."""
-    best = float("inf")
     ways = [orders(asked, rank, in_turn) for rank in range(asked.ranks)]
     if asked.table.lengths is None:
         # Microbatches are alike: their numbers are those of the order in which they enter a stage.
@@ -95,21 +97,109 @@ def fastest(asked: Problem, in_turn: bool = False) -> float:
         ways[0] = [way for way in ways[0] if way[np.isin(way, entries)].tolist() == entries]
     if asked.backward == "free":
         ways = [[way for order in some for way in fused_variants(order)] for some in ways]
-    for chosen in product(*ways):
-        schedule = asked.schedule(chosen)
-        if asked.fits(schedule):
+    base = asked.schedule([some[0] for some in ways])
+    ways = [fitting(asked, base, rank, some) for rank, some in enumerate(ways)]
+    rows = [[Row.of(asked, way) for way in some] for some in ways]
+    best, found = float("inf"), None
+    for chosen in product(*map(range, map(len, ways))):
+        run = [some[number] for some, number in zip(rows, chosen, strict=True)]
+        makespan = by_rows(run, best)
+        if makespan >= best:
+            continue
+        if asked.mode != "overlapped":
             # No transfer is faster than one that occupies nobody, which is simulated sooner.
-            for mode in dict.fromkeys(("overlapped", asked.mode)):
-                try:
-                    graph = compile_graph(schedule, mode, explain=False)
-                except db.ScheduleError:
-                    break
-                makespan = timeline_of(graph, asked.table).makespan
-                if makespan >= best:
-                    break
-            else:
-                best = makespan
+            schedule = base.with_programs(some[i] for some, i in zip(ways, chosen, strict=True))
+            makespan = simulated(asked, schedule, asked.mode)
+        if makespan < best:
+            best, found = makespan, chosen
+    if found is not None:
+        schedule = base.with_programs(some[i] for some, i in zip(ways, found, strict=True))
+        assert simulated(asked, schedule, asked.mode) == pytest.approx(best, rel=1e-12)
     return best
+
+
+def simulated(asked: Problem, schedule: db.Schedule, mode: Any) -> float:
+    """The engine's makespan; infinite where transfers wait for each other."""
+    try:
+        graph = compile_graph(schedule, mode, explain=False)
+    except db.ScheduleError:
+        return float("inf")
+    return timeline_of(graph, asked.table).makespan
+
+
+def fitting(
+    asked: Problem, base: db.Schedule, rank: int, ways: list[NDArray[np.int64]]
+) -> list[NDArray[np.int64]]:
+    """Orders of a rank within its memory, which those of other ranks have no say in."""
+    programs: list[Any] = list(map(base.program, range(base.ranks)))
+    found = []
+    for way in ways:
+        schedule = base.with_programs([*programs[:rank], way, *programs[rank + 1 :]])
+        if measure_memory(schedule, asked.table).peak[rank] <= asked.limits_with_slack[rank]:
+            found.append(way)
+    return found
+
+
+Pass = tuple[bool, int, int]
+"""Whether it is a backward, its stage and its microbatch: what other stages wait for."""
+
+
+class Row(NamedTuple):
+    """A rank's actions in order: what each takes, gives, and waits for, and for how long after."""
+
+    work: float
+    actions: list[tuple[float, Pass | None, tuple[Pass, float] | None]]
+
+    @classmethod
+    def of(cls, asked: Problem, order: NDArray[np.int64]) -> Row:
+        last = asked.stages - 1
+        actions: list[Any] = []
+        for action in map(unpack, order.tolist()):
+            kind, stage, unit = action.kind, action.stage, action.microbatch
+            time = asked.recompute_time[stage] if kind == Kind.R else None
+            gives: Pass | None = None
+            needs: tuple[Pass, float] | None = None
+            if kind in (Kind.F, Kind.I, Kind.B):
+                back = kind != Kind.F
+                gives = back, stage, unit
+                other = stage + 1 if back else stage - 1
+                link = (asked.backward_link if back else asked.forward_link)[stage]
+                if 0 <= other <= last:
+                    needs = (back, other, unit), float(link)
+            time = asked.table.duration[kind][stage] if time is None else time
+            actions.append((float(time), gives, needs))
+        return cls(sum(time for time, _, _ in actions), actions)
+
+
+def by_rows(rows: Sequence[Row], known: float) -> float:
+    """Time of an order whose transfers occupy nobody, without the engine.
+
+    Infinite where ranks wait for each other, or it is no faster than what is known.
+    """
+    known *= 1 + 1e-12
+    end: dict[Pass, float] = {}
+    at, free, left = [0] * len(rows), [0.0] * len(rows), [row.work for row in rows]
+    moving = True
+    while moving:
+        moving = False
+        for rank, row in enumerate(rows):
+            now = free[rank]
+            for time, gives, needs in row.actions[at[rank] :]:
+                if needs is not None:
+                    if needs[0] not in end:
+                        break
+                    now = max(now, end[needs[0]] + needs[1])
+                if now + left[rank] >= known:
+                    return float("inf")
+                now += time
+                left[rank] -= time
+                if gives is not None:
+                    end[gives] = now
+                at[rank] += 1
+                moving = True
+            free[rank] = now
+    done = all(place == len(row.actions) for place, row in zip(at, rows, strict=True))
+    return max(free) if done else float("inf")
 
 
 SHAPES = (

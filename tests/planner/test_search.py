@@ -104,7 +104,7 @@ def test_the_bound_on_memory_changes_no_plan(
 ) -> None:
     asked = ask(model, gpu, gpus, batch, 8192)
     held = [group for group in few(asked, zero=None, cp=None) if group.degrees.pp > 1]
-    held = held[: 40 : 1 if EXPLORES else 3]
+    held = held[: 40 : 1 if EXPLORES else 5]
     splits = runnable(asked, None) if free else None
     bounded = search(asked, held, 3, splits=splits)
     bound = search_module.least_peaks

@@ -14,12 +14,20 @@ from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.report import RunReport
 from debubble.torch.run import Settings, run
 from debubble.torch.verify import Verification
+from tests.conftest import EXPLORES
+from tests.pairs import sorts
 from tests.small import RANKS, smallest
 from tests.torch.together import Case, Together
 
 ENTRIES = db.schedules()
 SHARDED = [entry for entry in ENTRIES if "vocabulary" in entry.fields]
-FOR_TORCH = [entry for entry in ENTRIES if not not_for_pytorch(smallest(entry))]
+EXPRESSIBLE = {entry.name for entry in ENTRIES if not not_for_pytorch(smallest(entry))}
+FOR_TORCH = [
+    entry
+    for of_sort in sorts().values()
+    for entry in [one for one in of_sort if one.name in EXPRESSIBLE][: None if EXPLORES else 2]
+]
+"""Some of each sort: test_pytorch_engine.py has all that PyTorch's runtime can express."""
 AFTER = ("forward", "gradient")
 RUNTIMES = ("debubble", "torch")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -19,12 +18,10 @@ import torch
 from torch.nn import functional
 
 import debubble.torch as dt
+from tests.forkserver import forked, serve
 from tests.torch.loop import mlp, vectors
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-context: Any = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["debubble.cli.run", "debubble.torch.run", "tests.torch.loop"])
 
 PATIENCE = 20.0
 """Seconds in which every process of a session has to be gone."""
@@ -74,13 +71,14 @@ RUN = ["run", "zb-v", "-p", "2", "-m", "4", "--steps", "2", "--model", "mlp", "-
 
 
 def begun(folder: Path) -> Any:
-    process = context.Process(target=command, args=(RUN, str(folder)))
+    process = forked.Process(target=command, args=(RUN, str(folder)))
     process.start()
     return process
 
 
 def test_run(tmp_path: Path) -> None:
     trace, costs = tmp_path / "run.json.gz", tmp_path / "costs.yaml"
+    serve()
     began = time.monotonic()
     process = begun(tmp_path)
     process.join()
@@ -152,7 +150,7 @@ def read(folder: str, rank: int) -> dict[str, Any]:
 
 
 def ranks(folder: Path, number: int) -> list[Any]:
-    found = [context.Process(target=train, args=(rank, str(folder), f"store{number}"))
+    found = [forked.Process(target=train, args=(rank, str(folder), f"store{number}"))
              for rank in range(2)]  # fmt: skip
     for process in found:
         process.start()
@@ -169,6 +167,7 @@ def test_training(tmp_path: Path) -> None:
     calm, rough = tmp_path / "calm", tmp_path / "rough"
     calm.mkdir()
     rough.mkdir()
+    serve()
     began = time.monotonic()
     assert finished(ranks(calm, 0)) == [0, 0]
     usual = time.monotonic() - began

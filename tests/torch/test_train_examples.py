@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -31,7 +33,7 @@ LIMIT = 300
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The script that trains, as a module."""
-    names = ("data", "models", "train")
+    names = ("data", "models", "train", "plain_torch")
     monkeypatch.syspath_prepend(FOLDER)
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -53,14 +55,18 @@ def torchrun(script: str, *words: object) -> str:
     return found.stdout
 
 
-def forked(scripts: Any, model: str, schedule: str) -> Any:
+def has_its_world(script: Any) -> None:
+    """The world is there, and goes when the rank does."""
+    for name in ("init_process_group", "destroy_process_group"):
+        setattr(script.dist, name, lambda *_: None)
+
+
+def in_forks(scripts: Any, model: str, schedule: str) -> Any:
     """Losses and parameters as the script has them on ranks that import nothing anew."""
     args = options(schedule=schedule, chunks=None, engine="auto")
 
     def work(_: int) -> Any:
-        # The world is there, and goes when the rank does.
-        for name in ("init_process_group", "destroy_process_group"):
-            setattr(scripts.dist, name, lambda *_: None)
+        has_its_world(scripts)
         return scripts.in_pipeline(scripts.build(model, torch.float64), args)
 
     return in_ranks(RANKS, work)[0]
@@ -91,7 +97,7 @@ def test_a_pipeline_trains_as_the_model_alone(
         db.optimize(
             ranks=RANKS, chunks=2, microbatches=MICROBATCHES, effort=0.01, cache=False
         ).schedule.save(schedule)
-    assert_as_alone(scripts, model, *forked(scripts, model, schedule))
+    assert_as_alone(scripts, model, *in_forks(scripts, model, schedule))
 
 
 def test_torchrun_trains_as_the_model_alone(scripts: Any, tmp_path: Path) -> None:
@@ -104,10 +110,20 @@ def test_torchrun_trains_as_the_model_alone(scripts: Any, tmp_path: Path) -> Non
     assert_as_alone(scripts, "gpt2", found["losses"], found["state"])
 
 
-def test_pytorch_trains_with_our_order(tmp_path: Path) -> None:
+def test_pytorch_trains_with_our_order(
+    scripts: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "zbv.csv"
     db.make("zb-v", ranks=RANKS, microbatches=8).save(path)
-    printed = torchrun("plain_torch.py", path, 1).split()
+    script = importlib.import_module("plain_torch")
+
+    def work(_: int) -> str:
+        has_its_world(script)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            script.main(path, 1)
+        return printed.getvalue()
+
+    printed = "".join(in_ranks(RANKS, work)).split()
     assert printed[:2] == ["step", "0"]
     assert float(printed[3]) == pytest.approx(5.55, abs=0.1)
 

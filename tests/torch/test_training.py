@@ -10,6 +10,8 @@ import torch
 
 import debubble as db
 import debubble.torch as dt
+from tests.conftest import EXPLORES
+from tests.pairs import sorts
 from tests.small import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
 from tests.torch.world import in_ranks
@@ -129,15 +131,22 @@ def whole(found: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return found[f"{stage}.{layer}.{leaf}"].tensor_split(dist.get_world_size())[int(shard[5:])]
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_every_schedule(half: int) -> None:
-    entries = db.schedules()[half::2]
-    schedules = [smallest(entry) for entry in entries]
+def test_schedules_of_every_sort() -> None:
+    """All schedules train in test_batched.py, and have their gradients in test_gradients.py.
+
+    Of those that keep older weights each is here: what they keep shows in the third step.
+    """
+    few = {entry.name for of_sort in sorts().values() for entry in of_sort[:1]}
+    made = [smallest(entry) for entry in db.schedules()]
+    schedules = [one for one in made if EXPLORES or one.name in few or max(one.stored_versions) > 1]
     for schedule in schedules:
         wanted_of(schedule)  # once, and not in every rank
 
     def work(rank: int) -> dict[str, list[str]]:
-        return {schedule.name: trained(schedule) for schedule in schedules}
+        return {
+            schedule.name: trained(schedule, STEPS if max(schedule.stored_versions) > 1 else 2)
+            for schedule in schedules
+        }
 
     for found in in_ranks(4, work):
         assert found == {schedule.name: [] for schedule in schedules}

@@ -68,7 +68,7 @@ def tuned_pipe(
 
         for _ in range(4):
             step()
-        tuned = dt.tune(pipe, time_limit=2, steps=3, costs=costs, compare=step)
+        tuned = dt.tune(pipe, time_limit=1, steps=3, costs=costs, compare=step)
         first = tuned.report()
         assert pipe.schedule == tuned.schedule
         for _ in range(4):

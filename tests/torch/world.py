@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -76,6 +77,8 @@ def _child(rank: int, ranks: int, work: Callable[[int], Any], store: str, pipe: 
     from torch import distributed as dist
 
     torch.set_num_threads(1)
+    # What came with the fork is no garbage here: looking for some would copy all of it.
+    gc.freeze()
     warnings.simplefilter("default")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 import pytest
 
 from debubble.planner.sweeps import Results, read_spec, run
+from tests.conftest import EXPLORES
+from tests.forkserver import forked
 from tests.planner.sweeps.sweeper import END, sweep
 
 SPEC = """
@@ -23,9 +24,7 @@ samples:
   count: 100
   draw: {costs.p2p: {from: 0, to: 1}}
 """
-KILLS = 50
-IMPORTED = ["debubble.planner.sweeps.commands", "debubble.engine.timeline"]
-"""Modules of the sweep that are imported when they are first needed."""
+KILLS = 50 if EXPLORES else 20
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +58,8 @@ def killed(spec: Path, path: Path, backend: str, count: int, delay: float, alone
 
     -1 where it was at its end before.
     """
-    # Forked from a process that has imported everything and done nothing.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", sweep.__module__, *IMPORTED])
-    reports, sender = context.Pipe(duplex=False)
-    process = context.Process(target=sweep, args=(str(spec), str(path), backend, alone, sender))
+    reports, sender = forked.Pipe(duplex=False)
+    process = forked.Process(target=sweep, args=(str(spec), str(path), backend, alone, sender))
     process.start()
     sender.close()
     said = [0]
@@ -91,7 +87,7 @@ def same(found: dict[Any, Any], whole: dict[Any, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_killed_50_times(spec: Path, whole: dict[Any, Any], tmp_path: Path) -> None:
+def test_killed_many_times(spec: Path, whole: dict[Any, Any], tmp_path: Path) -> None:
     chance = random.Random(14)
     kills = files = 0
     path = tmp_path / "0.sqlite"
