@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
-from debubble.engine.jit import Array, helper, unsigned
+from debubble.engine.jit import Array, helper
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     Program,
@@ -40,15 +40,6 @@ class Group(NamedTuple):
 def members_of(here: int, stop: int, program: Program) -> int:
     """How many actions the group that starts `here` has; ``-at.BAD_GROUP`` where it is none."""
     actions, kinds = program.actions, program.kinds
-    if here + 1 < stop:
-        # Nearly all groups are pairs: these are told without loops.
-        one, other = actions[unsigned(here)], actions[unsigned(here + 1)]
-        pair = (one >> PAIR_SHIFT) & 3 == FIRST and (other >> PAIR_SHIFT) & 3 == LAST
-        one_sort = kinds[(one & KIND_MASK) * at.WIDTH + at.SORT]
-        other_sort = kinds[(other & KIND_MASK) * at.WIDTH + at.SORT]
-        differ = (one ^ other) >> STAGE_SHIFT != 0
-        if pair and differ and one_sort == at.WORK and other_sort == at.WORK:
-            return 2
     if (actions[here] >> PAIR_SHIFT) & 3 != FIRST:
         return -at.BAD_GROUP
     position = here
