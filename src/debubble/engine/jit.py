@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Array: TypeAlias = NDArray[Any]
 """Arguments of kernels: arrays of numbers, or lists in place of one-dimensional ones."""
 
-INTERPRET_BELOW = 400_000
+INTERPRET_BELOW = 200_000
 """Loop iterations that one process interprets before it loads numba, and compiled code."""
 
 INTERPRET_WHEN_LOADED = 100
