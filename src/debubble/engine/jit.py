@@ -19,8 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 Array: TypeAlias = NDArray[Any]
 """Arguments of kernels: arrays of numbers, or lists in place of one-dimensional ones."""
 
-INTERPRET_BELOW = 200_000
-"""Loop iterations that one process interprets before it loads numba, and compiled code."""
+INTERPRET_BELOW = 1_000_000
+"""Loop iterations that one process interprets before it loads numba, and compiled code.
+
+Loading takes as long as half of them; commands that search a few small orders stay below.
+"""
 
 INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
