@@ -23,6 +23,10 @@ def doubled(values: Array, out: Array) -> int:
     return len(values)
 
 
+PATIENCE = jit.INTERPRET_UNCOMPILED * len(doubled.__code__.co_code)
+"""Iterations that one process interprets before it compiles."""
+
+
 def run(tested: Kernel[int], work: int, kind: str = "int64") -> None:
     values, out = np.arange(5, dtype=kind), np.zeros(5, dtype=kind)
     assert tested.run(work, values, out) == 5
@@ -41,7 +45,7 @@ def _without_code_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
     tested = fresh()
-    half = jit.INTERPRET_UNCOMPILED // 2
+    half = PATIENCE // 2
     run(tested, half)
     run(tested, half)
     assert compiled(tested) == 0
@@ -51,9 +55,9 @@ def test_what_is_not_compiled_yet_is_interpreted_until_compiling_pays() -> None:
 
 def test_every_kernel_and_sort_of_arguments_is_interpreted_as_long() -> None:
     tested, other = fresh(), fresh()
-    run(tested, jit.INTERPRET_UNCOMPILED)
-    run(tested, jit.INTERPRET_UNCOMPILED, "int32")
-    run(other, jit.INTERPRET_UNCOMPILED)
+    run(tested, PATIENCE)
+    run(tested, PATIENCE, "int32")
+    run(other, PATIENCE)
     assert compiled(tested) == compiled(other) == 0
     run(tested, jit.INTERPRET_WHEN_LOADED, "int32")
     assert (compiled(tested), compiled(other)) == (1, 0)
@@ -63,12 +67,12 @@ def test_every_kernel_and_sort_of_arguments_is_interpreted_as_long() -> None:
 
 def test_large_work_is_compiled_at_once() -> None:
     tested = fresh()
-    run(tested, jit.INTERPRET_UNCOMPILED + 1)
+    run(tested, PATIENCE + 1)
     assert compiled(tested) == 1
 
 
 def test_code_on_disk_is_loaded_at_once_for_the_arguments_that_it_is_for() -> None:
-    run(fresh(), jit.INTERPRET_UNCOMPILED + 1)
+    run(fresh(), PATIENCE + 1)
     again = fresh()
     run(again, jit.INTERPRET_WHEN_LOADED, "int32")
     assert compiled(again) == 0

@@ -241,6 +241,8 @@ def overview(found: list[Entry], width: int | None) -> str:
 
     In `width` characters stand the columns that matter most; with None all, uncut.
     """
+    import numba  # noqa: F401 - every schedule is simulated, which machine code does sooner
+
     heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
     more = ["year", "placement", "needs", "source"] if width is None else []
     rows = [heads + more]

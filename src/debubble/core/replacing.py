@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +30,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     if target.exists():
         # What its owner has protected stays, though its folder would let it be replaced.
         open(target, "r+b").close()
-    part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")
+    part = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")
     try:
         file = open(part, "xb")  # noqa: SIM115 - closed before it is renamed
     except PermissionError:

@@ -62,7 +62,12 @@ def alternate(*parts: Program) -> Program:
 
 def overlap(first: Program, second: Program) -> Program:
     """Pairs of actions that are executed together, one of each part at a time."""
-    return alternate(first | (1 << PAIR_SHIFT), second | (2 << PAIR_SHIFT))
+    return alternate(*paired(first, second))
+
+
+def paired(first: Program, second: Program) -> tuple[Program, Program]:
+    """First and second members of such pairs, to be put one behind the other."""
+    return first | (1 << PAIR_SHIFT), second | (2 << PAIR_SHIFT)
 
 
 def by_slot(program: Program, slots: NDArray[np.int64]) -> Program:

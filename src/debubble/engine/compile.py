@@ -138,7 +138,7 @@ def _compile(
         next_action,
         state,
         work,
-        _grouping(count) if grouped or rare else None,
+        _grouping(count, places) if grouped or rare else None,
         _transfers(schedule, mode) if explicit else None,
         _aside(schedule, mode, kinds, shared, explain) if rare else None,
     )
@@ -181,11 +181,12 @@ def _arrays(*sizes: int) -> tuple[NDArray[Any], ...]:
     return tuple(map(_zeros, sizes))
 
 
-def _grouping(count: int) -> tuple[NDArray[Any], ...]:
-    """Arrays for the group at hand, and a hash table of times of groups."""
+def _grouping(count: int, places: int) -> tuple[NDArray[Any], ...]:
+    """Arrays for the group at hand, for the last pair of every place, and for times of groups."""
     slots = min(1 << count.bit_length(), _GROUP_SLOTS)
     members = _arrays(*[sweep.MOST_MEMBERS] * 4)
-    return (*members, np.zeros(slots, dtype=np.int64), _zeros(slots))
+    pairs = np.zeros(places, dtype=np.int64), _zeros(places)
+    return (*members, *pairs, np.zeros(slots, dtype=np.int64), _zeros(slots))
 
 
 def _transfers(schedule: Schedule, mode: P2PMode) -> tuple[NDArray[Any], ...]:

@@ -19,17 +19,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 Array: TypeAlias = NDArray[Any]
 """Arguments of kernels: arrays of numbers, or lists in place of one-dimensional ones."""
 
-INTERPRET_BELOW = 60_000
-"""Loop iterations below which interpreting beats importing numba and loading compiled code."""
+INTERPRET_BELOW = 1_000_000
+"""Loop iterations that one process interprets before it loads numba, and compiled code.
 
-INTERPRET_AT_MOST = 400_000
-"""Loop iterations that are interpreted in one process before numba is loaded all the same."""
+Loading takes as long as half of them; commands that search a few small orders stay below.
+"""
 
 INTERPRET_WHEN_LOADED = 100
 """Loop iterations below which interpreting is sooner done once numba is loaded."""
 
-INTERPRET_UNCOMPILED = 4_000_000
-"""Loop iterations of a kernel that one process interprets before it compiles the kernel.
+INTERPRET_UNCOMPILED = 800
+"""Loop iterations of a kernel that one process interprets before it compiles the kernel, for each
+byte of the kernel's bytecode.
 
 Counted for each kernel and each tuple of argument types: compiling one of these takes about as long
 as interpreting so many iterations. Machine code that is on disk is loaded at once.
@@ -64,6 +65,7 @@ class Kernel(Generic[R]):
         names = list(inspect.signature(py_func).parameters)
         self._writes = [names.index(name) for name in writes]
         self._compiled: Callable[..., R] | None = None
+        self._size = len(py_func.__code__.co_code)
         self._ready: set[tuple[object, ...]] = set()
         self._uncompiled: dict[tuple[object, ...], int] = {}
 
@@ -87,11 +89,11 @@ class Kernel(Generic[R]):
         """Call the kernel; `work` is the number of loop iterations it is going to take."""
         global _interpreted
         if "numba" in sys.modules:
-            limit = INTERPRET_WHEN_LOADED
+            small = work < INTERPRET_WHEN_LOADED
         else:
             _interpreted += work
-            limit = INTERPRET_BELOW if _interpreted < INTERPRET_AT_MOST else 0
-        if work < limit or not self._is_ready(work, args):
+            small = _interpreted < INTERPRET_BELOW
+        if small or not self._is_ready(work, args):
             return self.interpret(*args)
         return self.compiled(*args)
 
@@ -102,10 +104,10 @@ class Kernel(Generic[R]):
             return True
         # The disk is looked at once: that takes as long as interpreting some hundred iterations.
         known = types in self._uncompiled
-        total = self._uncompiled.get(types, 0) + work
-        if total <= INTERPRET_UNCOMPILED and (known or not _on_disk(self.compiled, args)):
-            self._uncompiled[types] = total
-            return False
+        if known or not _on_disk(self.compiled, args):
+            total = self._uncompiled[types] = self._uncompiled.get(types, 0) + work
+            if total <= INTERPRET_UNCOMPILED * self._size:
+                return False
         self._ready.add(types)
         return True
 

@@ -23,6 +23,9 @@ from debubble.lowering.recompute import RecomputeAt, add_recompute
 GIVE_UP = 0.02
 """How much worse than the best a pass may be before it is dropped."""
 
+ITERATIONS = 4
+"""Loop iterations of the kernel for each action of an order: decisions, and looks at ranks."""
+
 
 class Candidate(NamedTuple):
     """A result; `programs` is empty while policies are only compared."""
@@ -125,7 +128,7 @@ class Passes:
         """Times of some policies, and how many actions were placed to find them."""
         scores = np.zeros(SCORES * len(policies))
         list_schedule.run(
-            len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
+            ITERATIONS * len(policies) * self.size, np.array(policies, dtype=np.float64).ravel(),
             self.microbatches, self.period, give_up, tolerance, self.objective == "stage-time",
             *self.arguments(), scores, self.order,
         )  # fmt: skip

@@ -360,9 +360,11 @@ def has_solver() -> bool:
 
 def solver_name() -> str:
     """The exact solver with its version; empty where there is none."""
-    from importlib.metadata import version
+    if not has_solver():
+        return ""
+    from ortools import __version__  # type: ignore[attr-defined]  # its stub leaves it out
 
-    return f"OR-Tools {version('ortools')}" if has_solver() else ""
+    return f"OR-Tools {__version__}"
 
 
 def _solved_apart(problem: Problem) -> bool:

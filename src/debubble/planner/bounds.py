@@ -15,7 +15,7 @@ from debubble.planner.in_flight import in_flight
 from debubble.planner.memory import FRAGMENTATION, margin
 from debubble.planner.orders import placement_of
 from debubble.planner.plan import Asked, standing
-from debubble.planner.stage_costs import stage_times
+from debubble.planner.stage_costs import stage_times, times_by_stage
 from debubble.planner.state import stage_state
 from debubble.schedules import registry
 
@@ -36,17 +36,12 @@ def pipeline_bound(asked: Asked, candidate: Candidate) -> float:
     and after its last backward those stages run a backward each. Where backwards are split, what a
     rank does for its weights may fill that time.
     """
-    times = stage_times(asked.model, asked.cluster, asked.training, candidate, asked.factors)
-    pp, m = candidate.degrees.pp, candidate.microbatches
-    split = _splits(candidate.schedule)
-    work, before = [0.0] * pp, [-1.0] * pp
-    passed = 0.0
-    for rank, one in zip(homes_of(candidate), times, strict=True):
-        if before[rank] < 0:
-            before[rank] = passed
-        work[rank] += m * (one.F + one.I + one.W)
-        passed += one.F if split else one.F + one.I + one.W
-    return max(map(sum, zip(work, before, strict=True)))
+    F, I, W = times_by_stage(asked.model, asked.cluster, asked.training, candidate, asked.factors)
+    degrees, own = candidate.degrees, F + I + W
+    work = np.bincount(homes_of(candidate), candidate.microbatches * own)
+    passed = np.cumsum(F if _splits(candidate.schedule) else own)
+    first = _first_stages(candidate.schedule, degrees.pp, degrees.chunks)
+    return float(np.max(work + np.where(first > 0, passed[first - 1], 0.0)))
 
 
 def homes_of(candidate: Candidate) -> tuple[int, ...]:
@@ -57,6 +52,12 @@ def homes_of(candidate: Candidate) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _homes(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
     return tuple(placement_of(name, ranks, chunks).ranks_of_stages.tolist())
+
+
+@lru_cache(maxsize=4096)
+def _first_stages(name: str, ranks: int, chunks: int) -> NDArray[np.int64]:
+    """The first stage of every rank."""
+    return np.unique(_homes(name, ranks, chunks), return_index=True)[1]
 
 
 @cache

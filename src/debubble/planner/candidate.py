@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 
 from debubble.core.errors import ParameterError, did_you_mean
@@ -158,13 +158,28 @@ class Candidate:
         starts = zip(self.first_layers, self.layers, strict=False)
         return tuple(start + min(most, count) for start, count in starts)
 
-    @cached_property
-    def without_order(self) -> Candidate:
-        """The candidate as one layer sees it: without schedule, split and microbatches."""
-        one = replace(self.degrees, pp=1, chunks=1)
-        return replace(self, degrees=one, schedule="", layers=(0,), microbatches=1)
+    def without_order(self, recompute: str | None = None) -> Candidate:
+        """The candidate as one layer sees it, recomputed as here or in a given way.
+
+        Without schedule, split and microbatches; and without data-parallel replicas where they
+        split neither weights nor gradients.
+        """
+        degrees, alone = self.degrees, self.zero < 2
+        return _one_stage(
+            degrees.tp, degrees.cp, degrees.ep, 1 if alone else degrees.dp, self.microbatch_size,
+            recompute or self.recompute, 0 if alone else self.zero, self.modules,
+        )  # fmt: skip
 
     @cached_property
     def first_layers(self) -> tuple[int, ...]:
         """Number of the first layer of every stage, and last the number of layers."""
         return tuple(accumulate(self.layers, initial=0))
+
+
+@lru_cache(maxsize=16384)
+def _one_stage(
+    tp: int, cp: int, ep: int, dp: int, size: int, recompute: str, zero: int,
+    modules: tuple[str, ...],
+) -> Candidate:  # fmt: skip
+    """A candidate with one stage and one microbatch, the same object for the same numbers."""
+    return Candidate(Degrees(tp, cp, ep, dp), size, 1, "", (0,), recompute, zero, modules)

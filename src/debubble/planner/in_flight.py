@@ -8,7 +8,7 @@ order, and from the bytes of one microbatch, which differ from plan to plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +58,19 @@ class InFlight:
 
         What a stage keeps for W is at most what it stores.
         """
-        here = self.stages[self.ranks]
+        here = self._stages
         held = (self.whole * stored[here] + self.kept * kept[here]).sum(axis=1)
-        starts = np.flatnonzero(np.diff(self.ranks, prepend=-1))
-        return np.maximum.reduceat(held, starts)
+        return np.maximum.reduceat(held, self._starts)
+
+    @cached_property
+    def _stages(self) -> NDArray[np.int64]:
+        """Stages of every moment's rank; shape ``(moments, chunks)``."""
+        return self.stages[self.ranks]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        """First moment of every rank."""
+        return np.flatnonzero(np.diff(self.ranks, prepend=-1))
 
 
 @lru_cache(maxsize=4096)

@@ -55,7 +55,7 @@ def layer_times(
 ) -> LayerTimes:  # fmt: skip
     """Times of one layer under a candidate, of whose split and schedule they do not depend."""
     frame = model.without_layers
-    seen = candidate.without_order
+    seen = candidate.without_order()
     if candidate.recompute == "selective":
         seen = replace(seen, modules=recompute_modules(model, training, candidate))
     return _layer_times(frame, layer, cluster, training, seen, factors)

@@ -126,9 +126,9 @@ def standing(asked: Asked, candidate: Candidate, placement: Placement) -> NDArra
 
 def costs_of(asked: Asked, candidate: Candidate) -> Costs:
     """Times in seconds and activations in bytes of every stage, as the engine takes them."""
-    model, training = asked.model, asked.training
-    times = stage_costs(model, asked.cluster, training, candidate, asked.factors)
-    return replace(times, **memory_costs(model, training, candidate))
+    model, cluster, training = asked.model, asked.cluster, asked.training
+    memory = memory_costs(model, training, candidate)
+    return stage_costs(model, cluster, training, candidate, asked.factors, **memory)
 
 
 def simulated(asked: Asked, candidate: Candidate, order: Schedule | None = None) -> Timeline:

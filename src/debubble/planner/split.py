@@ -7,12 +7,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from debubble.core.errors import DebubbleError
 from debubble.planner.bounds import homes_of, pipeline_bound
-from debubble.planner.candidate import Candidate, recomputed_layers
+from debubble.planner.calibrate import Factors
+from debubble.planner.candidate import Candidate, Training, recomputed_layers
+from debubble.planner.cluster import Cluster
+from debubble.planner.model import Model
 from debubble.planner.plan import Asked, Plan, timed, with_peaks
 from debubble.planner.rules import broken
 from debubble.planner.stage_costs import layer_sums
@@ -45,14 +50,18 @@ def loads_of(asked: Asked, candidate: Candidate) -> Loads:
 
     Without the layers that ``"full:N"`` recomputes, which are others in every cut.
     """
-    one = candidate.without_order
-    if recomputed_layers(candidate.recompute) is not None:
-        one = one.recomputing("none")
-    model, cluster, training = asked.model, asked.cluster, asked.training
-    sums, first, last = layer_sums(model, cluster, training, one, asked.factors)
-    whole = [one.F + one.I + one.W for one in sums]
-    layers = tuple(after - before for before, after in pairwise(whole))
-    return Loads(layers, first.F + first.I + first.W, last.F + last.I + last.W)
+    some = recomputed_layers(candidate.recompute) is not None
+    one = candidate.without_order("none" if some else None)
+    return _loads(asked.model, asked.cluster, asked.training, one, asked.factors)
+
+
+@lru_cache(maxsize=1 << 14)
+def _loads(
+    model: Model, cluster: Cluster, training: Training, one: Candidate, factors: Factors
+) -> Loads:
+    sums, first, last = layer_sums(model, cluster, training, one, factors)
+    layers = np.diff(sums[0] + sums[1] + sums[2])
+    return Loads(tuple(layers.tolist()), *(sum(part.tolist()) for part in (first, last)))
 
 
 def rank_loads(loads: Loads, homes: tuple[int, ...], cut: Cut) -> list[float]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.costs import Costs
 from debubble.planner.calibrate import Factors
@@ -16,58 +19,63 @@ from debubble.planner.links import all_gather, all_reduce, group_of, send
 from debubble.planner.model import Model
 from debubble.planner.state import padded_vocabulary
 
+Floats = NDArray[np.float64]
+
 
 def stage_costs(
-    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
-) -> Costs:
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors,
+    **memory: Any,
+) -> Costs:  # fmt: skip
     """Costs in seconds and bytes of one microbatch on every stage.
 
     What recompute adds is in I and in B. The embedding is in the first stage's numbers, head and
-    multi-token prediction in the last one's.
+    multi-token prediction in the last one's. `memory` has costs in bytes beside.
     """
-    times = stage_times(model, cluster, training, candidate, factors)
+    times = times_by_stage(model, cluster, training, candidate, factors)
     p2p = transfer(model, cluster, training, candidate)
     if not training.overlap_p2p:
         # A rank sends and receives at once after every pass, and waits for both.
-        busy = p2p if isinstance(p2p, float) else max(map(max, p2p))
-        times = [stage + Times(busy, busy) for stage in times]
+        times[:2] += p2p if isinstance(p2p, float) else max(map(max, p2p))
         p2p = 0.0
-    return Costs(
-        F=tuple(stage.F for stage in times),
-        I=tuple(stage.I for stage in times),
-        W=tuple(stage.W for stage in times),
-        p2p=p2p,
-        time_unit="s", memory_unit="bytes",
-    )  # fmt: skip
+    F, I, W = map(tuple, times.tolist())
+    return Costs(**{"memory_unit": "bytes", **memory}, F=F, I=I, W=W, p2p=p2p, time_unit="s")
 
 
 def stage_times(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
 ) -> list[Times]:
     """F, I with recompute, and W of every stage."""
-    one = candidate.without_order
+    times = times_by_stage(model, cluster, training, candidate, factors)
+    return [Times(*stage) for stage in times.T.tolist()]
+
+
+def times_by_stage(
+    model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
+) -> Floats:
+    """The same in rows, shape ``(3, stages)``."""
     if recomputed_layers(candidate.recompute) is None:
+        one = candidate.without_order()
         sums, first, last = layer_sums(model, cluster, training, one, factors)
-        stages = [sums[end] - sums[begin] for begin, end in pairwise(candidate.first_layers)]
+        ends = sums[:, candidate.first_layers]
+        found = ends[:, 1:] - ends[:, :-1]
     else:
-        again, _, _ = layer_sums(model, cluster, training, one.recomputing("full"), factors)
-        sums, first, last = layer_sums(model, cluster, training, one.recomputing("none"), factors)
-        stages = [
-            again[kept] - again[begin] + (sums[end] - sums[kept])
-            for (begin, end), kept in zip(
-                pairwise(candidate.first_layers), candidate.first_kept, strict=True
-            )
-        ]
-    stages[0] += first
-    stages[-1] += last
-    return stages
+        one = candidate.without_order("full")
+        again, _, _ = layer_sums(model, cluster, training, one, factors)
+        one = candidate.without_order("none")
+        sums, first, last = layer_sums(model, cluster, training, one, factors)
+        begin, end = candidate.first_layers[:-1], candidate.first_layers[1:]
+        kept = candidate.first_kept
+        found = again[:, kept] - again[:, begin] + (sums[:, end] - sums[:, kept])
+    found[:, 0] += first
+    found[:, -1] += last
+    return found
 
 
 @lru_cache(maxsize=16384)
 def layer_sums(
     model: Model, cluster: Cluster, training: Training, candidate: Candidate, factors: Factors
-) -> tuple[tuple[Times, ...], Times, Times]:
-    """Times of the first n layers, for every n; of the embedding; and of the head.
+) -> tuple[Floats, Floats, Floats]:
+    """F, I and W of the first n layers, for every n, in rows; of the embedding; and of the head.
 
     All layers recompute alike: not ``"full:N"``, where that depends on the stage.
     """
@@ -76,9 +84,12 @@ def layer_sums(
     for layer in dict.fromkeys(model.layers):
         found = layer_times(model, layer, cluster, training, candidate, factors)
         one[layer] = _with_recompute(found)
-    sums = accumulate((one[layer] for layer in model.layers), initial=Times())
+    each = [Times(), *(one[layer] for layer in model.layers)]
     first = embedding_times(model, cluster, training, candidate)
-    return tuple(sums), first, head_times(model, cluster, training, candidate, factors)
+    last = head_times(model, cluster, training, candidate, factors)
+    rows = np.array([(times.F, times.I, times.W) for times in (*each, first, last)]).T
+    sums = np.cumsum(rows[:, :-2], axis=1)
+    return sums, rows[:, -2], rows[:, -1]
 
 
 def _with_recompute(times: LayerTimes) -> Times:

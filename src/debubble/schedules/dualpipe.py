@@ -15,7 +15,7 @@ from debubble.core.sequence import (
     as_kind,
     backward,
     forward,
-    overlap,
+    paired,
     sequence,
 )
 from debubble.schedules.registry import ClosedForm, Constraint, register
@@ -52,17 +52,15 @@ def meeting(
     b1, f1 = rest, f1 + rest
 
     pairs = len(F0) - f0
-    near_pairs = overlap(F0[f0:], B1[b1 : b1 + pairs]).reshape(pairs, 2)
-    far_pairs = overlap(F1[f1 : f1 + pairs], B0[:pairs]).reshape(pairs, 2)
+    near_pairs = paired(F0[f0:], B1[b1 : b1 + pairs])
+    steady = alternate(*near_pairs, *paired(F1[f1 : f1 + pairs], B0[:pairs]))
     if rest == 0 and pairs:
         # The innermost rank has just run the forward whose backward comes first here: apart, the
         # neighbour gets its input earlier.
-        near_pairs[0] = [F0[f0], B1[b1]]
-    steady = np.hstack([near_pairs, far_pairs]).ravel()
+        steady[:2] = F0[f0], B1[b1]
     f1, b1, b0 = f1 + pairs, b1 + pairs, pairs
 
-    late_pairs = overlap(F1[f1:], B0[b0 : b0 + rest]).reshape(rest, 2)
-    late = np.hstack([B1[b1 : b1 + rest, None], late_pairs]).ravel()
+    late = alternate(B1[b1 : b1 + rest], *paired(F1[f1:], B0[b0 : b0 + rest]))
     b1, b0 = b1 + rest, b0 + rest
 
     drain = alternate(B1[b1:], B0[b0 : b0 + both])
@@ -211,12 +209,11 @@ def dualpipe(*, ranks: int, microbatches: int) -> Iterator[Program]:
         r3 | f4 f5 f6 F0 I0 W0 F1 f7------ .  F2------ B2--- .  F3------ B3--- i6 w6 i7 w7
            |                      B1------    b4------          b5------
     """
-    half = microbatches // 2
+    both = np.arange(microbatches).reshape(2, -1)
     depth = ranks // 2
     for rank in range(ranks):
         distance = min(rank, ranks - 1 - rank)
-        own = half * (rank >= depth) + np.arange(half)
-        other = half * (rank < depth) + np.arange(half)
+        own, other = both if rank < depth else both[::-1]
         far = ranks - 1 - distance
         yield meeting(
             depth,

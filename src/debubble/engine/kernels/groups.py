@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from debubble.core.actions import KIND_MASK, PAIR_SHIFT, STAGE_SHIFT
-from debubble.engine.jit import Array, helper
+from debubble.engine.jit import Array, helper, unsigned
 from debubble.engine.kernels import layout as at
 from debubble.engine.kernels.layout import (
     Program,
@@ -18,20 +18,26 @@ from debubble.engine.kernels.layout import (
 ALONE, FIRST, LAST, MIDDLE = range(4)
 MOST_MEMBERS = 16
 
+ROWS = (KIND_MASK + 1) * at.WIDTH
+"""Length of the table of kinds, in which a kind's row is where its columns begin."""
+
 TRIES = 8
 """Places in the hash table of costs of groups that are looked at for one."""
 
 
 class Group(NamedTuple):
-    """The group at hand, and a hash table of the times of groups.
+    """The group at hand, the last pair of every place, and a hash table of the times of groups.
 
-    Of every member: its row of columns, its place, its cell, and the result that it waits for.
+    Of every member: its row of columns, its place, its cell, and the result that it waits for. Of
+    the place of a first member: the pair it was in last, and the time of that.
     """
 
     row: Array
     place: Array
     cell: Array
     wanted: Array
+    pair: Array
+    pair_id: Array
     key: Array
     id: Array
 
@@ -66,6 +72,11 @@ def group_cost(
 ) -> int:
     """Cost index of the group at hand: of a pair with a forward, or a sum of several."""
     places = sizes.places
+    home = unsigned(group.place[0])
+    pair = (group.row[0] * ROWS + group.row[1]) * places + group.place[1] + 1
+    if members == 2 and group.pair[home] == pair:
+        last: int = group.pair_id[home]
+        return last
     time: int = 1 + kinds[group.row[0] + at.COST] * places + group.place[0]
     halves = kinds[group.row[0] + at.HALF]
     for index in range(1, members):
@@ -89,4 +100,7 @@ def group_cost(
             group.key[spot] = key
             group.id[spot] = new_cost(kind, a, b, sizes, rare, state)
         time = group.id[spot]
+    if members == 2:
+        group.pair[home] = pair
+        group.pair_id[home] = time
     return time

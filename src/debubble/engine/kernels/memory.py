@@ -42,7 +42,9 @@ def peak_memory(
                 number = unit // slices
                 place += unit % slices * copies * stages
             if copies > 1:
-                place += number % microbatches * copies // microbatches * stages
+                within = number if number < microbatches else number % microbatches
+                for copy in range(1, copies):
+                    place += stages * (copies * within >= copy * microbatches)
             spot = unsigned((action & KIND_MASK) * places + place)
             if lengths is None:
                 held += at_start[spot]

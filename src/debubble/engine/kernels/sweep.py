@@ -163,8 +163,11 @@ def sweep(
     turns = Turns(next_action, last_node, queue)
     steps = Steps(steps_done, norm)
     if grouping is not None:
-        group_row, group_place, group_cell, group_wanted, group_key, group_id = grouping
-        group = Group(group_row, group_place, group_cell, group_wanted, group_key, group_id)
+        member_row, member_place, member_cell, member_wanted = grouping[:4]
+        pair, pair_id, group_key, group_id = grouping[4:]
+        group = Group(
+            member_row, member_place, member_cell, member_wanted, pair, pair_id, group_key, group_id
+        )
     if transfers is not None:
         reached, made_by, last, begins, stops, unmet = transfers[:6]
         ends = Ends(reached, made_by, last, begins, stops, unmet)
