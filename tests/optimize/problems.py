@@ -156,19 +156,34 @@ class Row(NamedTuple):
         actions: list[Any] = []
         for action in map(unpack, order.tolist()):
             kind, stage, unit = action.kind, action.stage, action.microbatch
-            time = asked.recompute_time[stage] if kind == Kind.R else None
             gives: Pass | None = None
             needs: tuple[Pass, float] | None = None
             if kind in (Kind.F, Kind.I, Kind.B):
                 back = kind != Kind.F
                 gives = back, stage, unit
                 other = stage + 1 if back else stage - 1
-                link = (asked.backward_link if back else asked.forward_link)[stage]
                 if 0 <= other <= last:
-                    needs = (back, other, unit), float(link)
-            time = asked.table.duration[kind][stage] if time is None else time
-            actions.append((float(time), gives, needs))
+                    needs = (back, other, unit), transfer_time(asked, other, stage, unit, back)
+            actions.append((time_of(asked, kind, stage, unit), gives, needs))
         return cls(sum(time for time, _, _ in actions), actions)
+
+
+def time_of(asked: Problem, kind: Kind, stage: int, unit: int) -> float:
+    """Time of an action, by the length of its microbatch where these differ."""
+    table = asked.table
+    if table.lengths is None:
+        return float(table.duration[kind, stage])
+    return float(table.times(np.array(kind), np.array(stage), table.lengths[unit]))
+
+
+def transfer_time(asked: Problem, sender: int, receiver: int, unit: int, back: bool) -> float:
+    """Time from one stage's action to the next stage's."""
+    links = asked.backward_link if back else asked.forward_link
+    if asked.table.lengths is None:
+        return float(links[receiver])
+    homes, kind = asked.homes, Kind.I if back else Kind.F
+    made = [np.array([x]) for x in (homes[sender], homes[receiver], unit, int(kind), sender)]
+    return float(asked.table.transfers(*made)[0])
 
 
 def by_rows(rows: Sequence[Row], known: float) -> float:
