@@ -32,12 +32,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.core.kinds import KINDS, Kind, Of
 from debubble.engine.timeline import Timeline
-from debubble.optimize.backward import (
-    fusable,
-    fused_ones,
-    relaxed,
-    with_fused,
-)
+from debubble.optimize.backward import fusable, fused_ones, relaxed, with_fused
 from debubble.optimize.bounds import (
     last_stages,
     longest_paths,
@@ -400,8 +395,5 @@ def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
         return later_kind > 0 and later_stage <= stage
     if kind == 0:
         return later_kind > 0 or later_stage > stage
-    if kind == 1:
-        return (later_kind == 1 and later_stage < stage) or (
-            later_kind == 2 and later_stage <= stage
-        )
-    return False
+    later = later_stage < stage or (later_kind == 2 and later_stage == stage)
+    return kind == 1 and later_kind > 0 and later
