@@ -205,9 +205,9 @@ class Model:
         for b, c in product(range(m), range(m)):
             x, y = (*one, b), (*other, c)
             first: Any
-            if b <= c and _follows(one, other):
+            if b <= c and follows(one, other):
                 first = 1
-            elif c <= b and _follows(other, one):
+            elif c <= b and follows(other, one):
                 first = 0
             else:
                 first = self.model.new_bool_var("")
@@ -386,7 +386,7 @@ def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
-def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Whether a chain comes after another one on the way of each microbatch."""
     (kind, stage), (later_kind, later_stage) = one, other
     if later_kind == AGAIN:

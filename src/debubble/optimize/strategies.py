@@ -6,7 +6,8 @@ raise its bound. The quick ones come first: published schedules on the same plac
 scheduler. If they do not meet the lower bound,
 
 * the bound is raised by single ranks kept exactly, later by several;
-* small problems are annealed and then handed to the exact solver with the rest of the time;
+* small problems are annealed and then handed to the exact solver with the rest of the time, once
+  more with their copies where these are few actions;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
   few is annealed, and what repeats in it is stretched. An order by which the strongest rank does
@@ -60,6 +61,10 @@ SMALL_MIXED = 500
 
 COPIED_SHARE = 0.2
 """Share of the work of the exact solver where it does not know of the problem's copies."""
+
+COPIES_WORK, MOST_COPIED = 5.0, 1000
+"""Work of the solver that knows of them, in its own unit of about a second, and for how many pairs
+of actions at most."""
 
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
@@ -234,6 +239,23 @@ def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> N
             incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
+def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Seek an order and its copies together."""
+    from debubble.optimize.copies import CopyModel
+
+    del problem
+    if incumbent.schedule is None:
+        return
+    model = CopyModel(incumbent.problem, incumbent.schedule, incumbent.bound)
+    with stop.ending(model.stop):
+        if stop():
+            return
+        work = COPIES_WORK * stop.work.effort
+        found = model.solve(work, stop.left, stop.work.workers, stop.work.seed)
+    if found is not None:
+        incumbent.offer(found, "exact solving")
+
+
 def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Fuse or split single backwards where that helps, and anneal the rest around them."""
     effort, seed, stages = stop.work.effort, stop.work.seed, fusable(problem)
@@ -281,6 +303,12 @@ def _solved_apart(problem: Problem) -> bool:
     return small(problem) and has_solver() and problem.can_run_ahead
 
 
+def _copies(problem: Problem) -> bool:
+    return (
+        bool(problem.offload) and not problem.recomputed.any() and small(problem) and has_solver()
+    )
+
+
 def _annealed_whole(problem: Problem) -> bool:
     return not small(problem) and problem.size <= LARGEST
 
@@ -295,6 +323,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
     Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
     Strategy("exact solving", solve_ahead, _solved_apart),
+    Strategy("solving with copies", solve_with_copies, _copies),
     Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, can_repeat, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
