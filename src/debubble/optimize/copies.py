@@ -11,9 +11,10 @@ is its forward or another copy, that of a RELOAD any end on its rank, behind whi
 
 Chains run in microbatch order. That is no loss in a problem without copies, but here it is one: a
 microbatch that waits on the host until the end makes room for all others with two copies. So what
-the solver proves is no bound. Nor is a bound lost if such orders are left out of a relaxation that
-forgets which microbatch a copy belongs to: few copies are then enough, and copies that take long
-hardly cost anything. Times and memory are rounded; an order that is found is simulated as always.
+the solver proves is no bound. Leaving open which microbatch a copy belongs to would make it one,
+but a few copies that are away for long are then enough, however long each of them takes.
+
+Times and memory are rounded; an order that is found is simulated and measured as always.
 """
 
 from __future__ import annotations
