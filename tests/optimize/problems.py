@@ -20,8 +20,8 @@ from debubble.engine.timeline import timeline_of
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.exact import Model
+from debubble.optimize.listed import listed
 from debubble.optimize.problem import Problem
-from debubble.optimize.strategies import listed
 
 
 def problem(

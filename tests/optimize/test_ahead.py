@@ -19,10 +19,10 @@ from debubble.optimize.bounding import several_ranks, single_ranks
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.exact import Model
 from debubble.optimize.kept_ranks import Count, kept_bound
+from debubble.optimize.listed import listed
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import Annealer
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import listed
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest, orders, problem, random_problem, recomputes_between
 

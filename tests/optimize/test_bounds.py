@@ -17,8 +17,8 @@ from debubble.engine.graph import P2P_MODES
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import longest_paths, lower_bound, one_rank
 from debubble.optimize.exact import Model
+from debubble.optimize.listed import listed
 from debubble.optimize.problem import Problem
-from debubble.optimize.strategies import listed
 from tests.optimize.problems import fastest, problem
 
 TIMES = st.integers(0, 8).map(lambda n: n / 2)

@@ -9,8 +9,8 @@ import debubble as db
 from debubble.optimize.annealing import pairs
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.exact import Model
+from debubble.optimize.listed import listed
 from debubble.optimize.rounding import factor_for, rounded_down
-from debubble.optimize.strategies import listed
 from tests.optimize.problems import problem
 
 

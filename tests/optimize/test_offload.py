@@ -17,8 +17,8 @@ from debubble.lowering.offload import LEADS
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.choices import choice_in, with_choice
+from debubble.optimize.listed import listed
 from debubble.optimize.offload import eased, schedules, tighter
-from debubble.optimize.strategies import listed
 from tests.conftest import EXPLORES
 from tests.optimize.problems import kinds, problem
 

@@ -19,13 +19,13 @@ from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.choices import choice_of, same_for_all, ways_of, with_choice
 from debubble.optimize.exact import Model
+from debubble.optimize.listed import listed
 from debubble.optimize.pattern import find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import Annealer
 from debubble.optimize.rounding import whole_units
 from debubble.optimize.stage_choices import bound_of_all, families, fits, relaxation
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import listed
 from tests.optimize.problems import fastest, problem, recomputes_between
 
 TIMES = st.integers(1, 6).map(lambda n: n / 2)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import debubble as db
 from debubble.optimize._refine_kernel import anneal
+from debubble.optimize.listed import listed
 from debubble.optimize.refine import Annealer, refine
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import listed
 from tests.optimize.problems import problem
 
 TIMES = st.integers(0, 12).map(lambda n: n / 4)

@@ -8,11 +8,11 @@ import pytest
 from debubble.optimize.bounding import strongest
 from debubble.optimize.bounds import lower_bound
 from debubble.optimize.kept_ranks import Count, keep, kept_bound, starts_before
+from debubble.optimize.listed import listed
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import refine
 from debubble.optimize.relaxed_order import relaxed_order
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import listed
 from tests.optimize.problems import problem, random_problem
 
 ENOUGH = 1e9

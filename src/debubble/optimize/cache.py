@@ -27,7 +27,7 @@ import numpy as np
 from debubble.core.actions import Program, among, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.kinds import COPY_KINDS, WORK_KINDS
 from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.recompute import recompute_share
@@ -63,7 +63,7 @@ class Entry:
     cut: tuple[int, ...] = ()
     """Layers of every stage, where they were cut."""
     chosen: tuple[int, ...] = ()
-    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` leave copies out."""
+    """What each stage does, as in :mod:`debubble.optimize.choices`; `programs` have its copies."""
 
     def answers(self, budget: str, solver: str) -> bool:
         """Whether a search with this budget, and with this solver or none, was made for it.
@@ -143,7 +143,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
         entry = Entry(
-            [program[among(kinds_of(program), WORK_KINDS)] for program in programs],
+            [program[among(kinds_of(program), (*WORK_KINDS, *COPY_KINDS))] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,

@@ -32,12 +32,7 @@ from numpy.typing import NDArray
 from debubble.core.actions import Program
 from debubble.core.kinds import KINDS, Kind, Of
 from debubble.engine.timeline import Timeline
-from debubble.optimize.backward import (
-    fusable,
-    fused_ones,
-    relaxed,
-    with_fused,
-)
+from debubble.optimize.backward import fusable, fused_ones, relaxed, with_fused
 from debubble.optimize.bounds import (
     last_stages,
     longest_paths,
@@ -210,9 +205,9 @@ class Model:
         for b, c in product(range(m), range(m)):
             x, y = (*one, b), (*other, c)
             first: Any
-            if b <= c and _follows(one, other):
+            if b <= c and follows(one, other):
                 first = 1
-            elif c <= b and _follows(other, one):
+            elif c <= b and follows(other, one):
                 first = 0
             else:
                 first = self.model.new_bool_var("")
@@ -391,7 +386,7 @@ def around_recomputes(problem: Problem) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
-def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
+def follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
     """Whether a chain comes after another one on the way of each microbatch."""
     (kind, stage), (later_kind, later_stage) = one, other
     if later_kind == AGAIN:
@@ -400,8 +395,5 @@ def _follows(one: tuple[int, int], other: tuple[int, int]) -> bool:
         return later_kind > 0 and later_stage <= stage
     if kind == 0:
         return later_kind > 0 or later_stage > stage
-    if kind == 1:
-        return (later_kind == 1 and later_stage < stage) or (
-            later_kind == 2 and later_stage <= stage
-        )
-    return False
+    later = later_stage < stage or (later_kind == 2 and later_stage == stage)
+    return kind == 1 and later_kind > 0 and later

@@ -12,7 +12,7 @@ from debubble.core.schedule import Schedule
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import prove
-from debubble.optimize.offload import eased, schedules
+from debubble.optimize.offload import eased, schedules, without_copies
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
@@ -70,8 +70,8 @@ class Incumbent:
             with self._lock:
                 if not makespan < self.makespan * (1 - TOLERANCE):
                     continue
-                self.makespan, self.programs, self.found_by = makespan, list(programs), found_by
-                self.schedule = schedule
+                self.makespan, self.found_by, self.schedule = makespan, found_by, schedule
+                self.programs = without_copies(programs)
             kept = True
         if kept:
             self._tell()

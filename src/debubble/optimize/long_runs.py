@@ -47,8 +47,8 @@ from debubble.optimize.stop import Stop
 FINENESS = 1 / 60
 """How exactly X is sought, relative to the work of a rank for one microbatch, and less is lost."""
 
-FIRST_STEP = 1 / 15
-"""How far behind the bound that is known the first target is, relative to the same."""
+LARGEST_STEP = 1.0
+"""How far behind the bound that is known a target is at most, relative to the same."""
 
 MOST_OF_ONE = 100_000
 """States that are looked at for one target of X."""
@@ -69,14 +69,14 @@ def far_bound(
     grid = max(1, int(kept.times[0]))
     bound = int(low * factor * (1 + TOLERANCE))
     highest = int(np.ceil(best * factor * (1 - TOLERANCE)))
-    step = max(1, int(FIRST_STEP * problem.work[strongest] * factor))
-    grows = True
+    step = max(1, int(LARGEST_STEP * problem.work[strongest] * factor))
     while bound < highest and step and not stop() and not left.spent:
         target = min(bound + step, highest)
         if ends_before(kept, target, left, stop, grid) is False:
-            bound, step = target, 2 * step if grows else step
+            bound = target
         else:
-            grows, step = False, step // 2
+            highest = target - 1
+        step = min(step, (highest - bound + 1) // 2)
     return max(low, bound / factor)
 
 

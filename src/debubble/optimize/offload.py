@@ -5,7 +5,8 @@ forward ends, there again when their backward begins. No schedule with copies is
 less, so that bounds for this problem hold. An order that is found gets an OFFLOAD behind each of
 these forwards and a RELOAD some actions before the backward, and the engine says how long it takes
 and what every rank holds while copies are under way. Orders for limits that are lower by some
-copies leave room for those.
+copies leave room for those. Where a solver is there, it also seeks orders with their copies
+(:mod:`debubble.optimize.copies`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import Program
+from debubble.core.actions import COPY_KINDS, Program, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
@@ -76,9 +77,18 @@ def tighter(problem: Problem) -> Iterator[Problem]:
             yield replace(model, limits=limits)
 
 
+def without_copies(programs: Sequence[Program]) -> list[Program]:
+    """An order without its OFFLOAD and RELOAD."""
+    return [program[~among(kinds_of(program), COPY_KINDS)] for program in programs]
+
+
 def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
-    """An order as a schedule, with copies that come back sooner or later where it has any."""
-    schedule = problem.schedule(programs)
+    """An order as a schedule, with copies that come back sooner or later where it has none yet."""
+    bare = without_copies(programs)
+    schedule = problem.schedule(bare)
+    if sum(map(len, bare)) < sum(map(len, programs)):
+        yield schedule.with_programs(programs)
+        return
     if not problem.offload:
         yield schedule
         return

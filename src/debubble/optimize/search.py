@@ -32,6 +32,7 @@ from debubble.optimize.cuts import Cuts
 from debubble.optimize.cutting import Cutting, smallest_limit
 from debubble.optimize.layers import Given, even_cut, layers_of
 from debubble.optimize.lengths import optimize_lengths, without_equal_lengths
+from debubble.optimize.listed import listed
 from debubble.optimize.offload import (
     Offload,
     check_offload,
@@ -46,7 +47,7 @@ from debubble.optimize.result import Result
 from debubble.optimize.robust import optimize_robust
 from debubble.optimize.stage_choices import Choices
 from debubble.optimize.stop import Stop, Work, run_heard
-from debubble.optimize.strategies import listed, solver_name
+from debubble.optimize.strategies import solver_name
 from debubble.optimize.variants import Report, Space, Variants
 from debubble.schedules.registry import MAX_ACTIONS, check_count
 

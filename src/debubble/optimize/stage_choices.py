@@ -42,10 +42,11 @@ from debubble.optimize.choices import (
     with_choice,
 )
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.listed import listed
 from debubble.optimize.offload import eased, tighter
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
-from debubble.optimize.strategies import begin, listed
+from debubble.optimize.strategies import begin
 from debubble.optimize.variants import Variants
 
 LOOKS = 48

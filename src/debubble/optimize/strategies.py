@@ -6,7 +6,8 @@ raise its bound. The quick ones come first: published schedules on the same plac
 scheduler. If they do not meet the lower bound,
 
 * the bound is raised by single ranks kept exactly, later by several;
-* small problems are annealed and then handed to the exact solver with the rest of the time;
+* small problems are annealed and then handed to the exact solver with the rest of the time, once
+  more with their copies where these are few actions;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
   few is annealed, and what repeats in it is stretched. An order by which the strongest rank does
@@ -21,24 +22,21 @@ measured as they come. Patterns and lists are made of split or of fused backward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 import numpy as np
 
-from debubble import listing
-from debubble.core.actions import Kind, Program, among, kinds_of, stages_of
+from debubble.core.actions import Program, among, kinds_of, stages_of
 from debubble.core.kinds import GRADIENT_KINDS
 from debubble.engine.graph import MEETING
 from debubble.listing import TOLERANCE
 from debubble.lowering.offload import COPIES
-from debubble.optimize import unroll
 from debubble.optimize.ahead import run_ahead, runs_ahead
 from debubble.optimize.annealing import (
     LARGEST,
-    ROUNDS,
     SMALL_ROUNDS,
     anneal,
     anneal_again,
@@ -50,30 +48,26 @@ from debubble.optimize.annealing import (
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.listed import listed
 from debubble.optimize.offload import tighter
-from debubble.optimize.pattern import find_pattern
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.published import published_orders
-from debubble.optimize.refine import TEMPERATURES, refine
+from debubble.optimize.refine import refine
+from debubble.optimize.repeating import can_repeat, patterns, repeat
 from debubble.optimize.stop import Stop
 
 SMALL_MIXED = 500
 """Pairs of actions up to which the exact solver chooses which backwards are fused as well."""
 
-WIDTHS = (1, 2)
-"""Microbatches per period of the patterns that are sought, in this order, up to the effort."""
-
-FEW_MORE = 8
-"""Microbatches beyond 2p on which orders of many are annealed."""
-
 COPIED_SHARE = 0.2
 """Share of the work of the exact solver where it does not know of the problem's copies."""
 
+COPIES_WORK, MOST_COPIED = 5.0, 1000
+"""Work of the solver that knows of them, in its own unit of about a second, and for how many pairs
+of actions at most."""
+
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
-
-PATTERN_SHARE = 0.35
-"""Share of its time limit for finding one pattern."""
 
 MIXES = 6
 """How often single backwards are fused or split, and the rest annealed, at most."""
@@ -97,15 +91,6 @@ AHEAD_SHARE = 0.5
 
 MEETING_SHARE = 0.2
 """Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
-
-PATTERN_WORK = 0.02
-"""Solver work per period that is tried, per stage and microbatch."""
-
-LARGEST_PATTERN = 256
-"""Stages times microbatches of a pattern beyond which there is no more work for it."""
-
-LONGEST_WORK = 10.0
-"""How many times as much there is at most when there is a time limit."""
 
 
 @dataclass(frozen=True)
@@ -254,52 +239,21 @@ def _solve(problem: Problem, incumbent: Incumbent, stop: Stop, ahead: bool) -> N
             incumbent.prove(solution.bound, "solved exactly, with all ranks and their memory")
 
 
-def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Find repeating patterns, and repair their ends."""
-    effort, seed = stop.work.effort, stop.work.seed
-    for width in WIDTHS:
-        if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
-            break
-        share = Stop(PATTERN_SHARE * stop.left, stop)
-        size = min(problem.stages * width, LARGEST_PATTERN)
-        work = PATTERN_WORK * min(effort, LONGEST_WORK) * size
-        pattern = find_pattern(problem, width, share, work, seed)
-        if pattern is None:
-            continue
-        name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
-        incumbent.offer(pattern.unroll(problem), name)
-        few = unroll.few_microbatches(pattern, problem.microbatches)
-        short = problem.shortened(few)
-        fixed = unroll.middle_period(short, pattern) if few < problem.microbatches else None
-        rounds = ROUNDS * min(effort, 2.0)
-        order = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
-        if fixed is not None:
-            times = (problem.microbatches - few) // width
-            order = unroll.stretched(order, fixed, width, times)
-        incumbent.offer(order, name)
-        if pattern.tight:
-            break
+def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Seek an order and its copies together."""
+    from debubble.optimize.copies import CopyModel
 
-
-def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
-    """Anneal an order of few microbatches, then repeat what repeats in it."""
-    m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
-    few += (m - few) % max(unroll.PERIODS)
-    short = problem.shortened(few)
-    order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
-    cycles = 0
-    while True:
-        for width in unroll.PERIODS:
-            for places in unroll.repeatable(short, order, width):
-                if stop():
-                    return
-                times = (m - few) // width
-                made = unroll.stretched(order, places, width, times)
-                incumbent.offer(made, "repeating an annealed order")
-        if cycles >= stop.work.effort or stop():
+    del problem
+    if incumbent.schedule is None:
+        return
+    model = CopyModel(incumbent.problem, incumbent.schedule, incumbent.bound)
+    with stop.ending(model.stop):
+        if stop():
             return
-        order = refine(short, order, stop, len(TEMPERATURES), seed=stop.work.seed + cycles)
-        cycles += 1
+        work = COPIES_WORK * stop.work.effort
+        found = model.solve(work, stop.left, stop.work.workers, stop.work.seed)
+    if found is not None:
+        incumbent.offer(found, "exact solving")
 
 
 def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -331,26 +285,6 @@ def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             return
 
 
-def listed(
-    problem: Problem, candidates: Sequence[Sequence[Program]], effort: float = 1.0
-) -> list[Program]:
-    """The list scheduler's order."""
-    table = problem.table
-    if problem.fused:
-        duration = table.duration.copy()
-        duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
-        table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
-        candidates = ()
-    most = 4.0 * problem.microbatches * problem.microbatch_memory.max() + 1.0
-    limits = np.minimum(problem.limits, most)
-    order = listing.schedule(
-        problem.placement, table, problem.microbatches, limits,
-        recompute=problem.recomputed if problem.recompute else None, published=candidates,
-        effort=effort,
-    )  # fmt: skip
-    return separate(problem, order)
-
-
 def has_solver() -> bool:
     """Whether OR-Tools is installed."""
     from importlib.util import find_spec
@@ -371,13 +305,14 @@ def _solved_apart(problem: Problem) -> bool:
     return small(problem) and has_solver() and problem.can_run_ahead
 
 
+def _copies(problem: Problem) -> bool:
+    return (
+        bool(problem.offload) and not problem.recomputed.any() and small(problem) and has_solver()
+    )
+
+
 def _annealed_whole(problem: Problem) -> bool:
     return not small(problem) and problem.size <= LARGEST
-
-
-def _repeats(problem: Problem) -> bool:
-    few = 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)
-    return not small(problem) and problem.microbatches >= 2 * few
 
 
 STRATEGIES: list[Strategy] = [
@@ -390,8 +325,9 @@ STRATEGIES: list[Strategy] = [
     Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
     Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
     Strategy("exact solving", solve_ahead, _solved_apart),
+    Strategy("solving with copies", solve_with_copies, _copies),
     Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
-    Strategy("repeating", repeat, _repeats, parallel=True),
+    Strategy("repeating", repeat, can_repeat, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
     Strategy("annealing again", anneal_again, _annealed_whole),

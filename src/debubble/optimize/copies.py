@@ -1,0 +1,249 @@
+"""Orders of compute and copies to the host together, as a constraint program for OR-Tools CP-SAT.
+
+Elsewhere copies are put into an order that knows none (:mod:`debubble.optimize.offload`), all of
+them the same number of actions early. Here every forward's activation is copied or stays, and when
+copies begin is sought together with when everything else does.
+
+A rank never waits for memory: each action starts when the one before it on its rank is over and its
+input is there, whatever is held then. So every start needs a *reason*, the end of something that it
+waits for or follows; without, the order would not run as it was planned. The reason of an OFFLOAD
+is its forward or another copy, that of a RELOAD any end on its rank, behind which it is issued.
+
+Chains run in microbatch order. That is no loss in a problem without copies, but here it is one: a
+microbatch that waits on the host until the end makes room for all others with two copies. So what
+the solver proves is no bound. Leaving open which microbatch a copy belongs to would make it one,
+but a few copies that are away for long are then enough, however long each of them takes.
+
+Times and memory are rounded; an order that is found is simulated and measured as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from debubble.core.actions import KIND_MASK, Kind, Program, microbatches_of, pack, stages_of
+from debubble.core.schedule import Schedule
+from debubble.optimize.exact import Key, follows
+from debubble.optimize.problem import Problem
+from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
+
+OUT, BACK = 4, 5
+"""The numbers of OFFLOAD and RELOAD among kinds."""
+
+
+class CopyModel:
+    """Variables, constraints and objective of a problem; :meth:`solve` runs the solver.
+
+    Parameters
+    ----------
+    problem
+        What to solve, with stages whose activations may be copied and none that recompute.
+    known
+        An order within memory; its makespan is the horizon, and the solver starts from it.
+    bound
+        A proven lower bound.
+    """
+
+    def __init__(self, problem: Problem, known: Schedule, bound: float) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem = problem
+        table, m = problem.table, problem.microbatches
+        timeline = problem.timeline(known)
+        moved = np.where(problem.offload, table.moved(problem.recomputed), 0.0)
+        copied = np.flatnonzero(moved)
+        copy = np.zeros(problem.stages)
+        copy[copied] = [table.copy(Kind.OFFLOAD, stage, None) for stage in copied.tolist()]
+        self.factor = factor_for(np.append(all_times(problem), copy), timeline.makespan)
+        self.times = np.round(problem.pass_times * self.factor).astype(np.int64)
+        self.copy = np.round(copy * self.factor).astype(np.int64)
+        self.horizon = int(np.ceil(timeline.makespan * self.factor))
+        self.model = cp_model.CpModel()
+        self.solver = cp_model.CpSolver()
+        passes = list(product(range(len(problem.kinds)), range(problem.stages), range(m)))
+        copies = list(product((OUT, BACK), copied.tolist(), range(m)))
+        self.start: dict[Key, Any] = {
+            key: self.model.new_int_var(0, self.horizon, "") for key in (*passes, *copies)
+        }
+        self.away = {key[1:]: self.model.new_bool_var("") for key in copies if key[0] == OUT}
+        for rank in range(problem.ranks):
+            mine = [[k for k in keys if problem.homes[k[1]] == rank] for keys in (passes, copies)]
+            self._add_rank(*mine)
+            self._add_memory(rank, moved)
+        self._add_data()
+        self._add_hints(timeline)
+        floor = int(bound * self.factor * (1 - 1e-9))
+        makespan = self.model.new_int_var(min(floor, self.horizon), self.horizon, "")
+        for key in passes:
+            if key[0]:
+                self.model.add(makespan >= self._end(key))
+        self.model.minimize(makespan)
+
+    def _time(self, key: Key) -> int:
+        return int(self.copy[key[1]] if key[0] >= OUT else self.times[key[:2]])
+
+    def _end(self, key: Key) -> Any:
+        return self.start[key] + self._time(key)
+
+    def _add_rank(self, passes: list[Key], copies: list[Key]) -> None:
+        """One action and one copy at a time, and a reason for every start."""
+        model = self.model
+        model.add_no_overlap(
+            [model.new_fixed_size_interval_var(self.start[k], self._time(k), "") for k in passes]
+        )
+        model.add_no_overlap(
+            [
+                model.new_optional_fixed_size_interval_var(
+                    self.start[key], self._time(key), self.away[key[1:]], ""
+                )
+                for key in copies
+            ]
+        )
+        for key in passes:
+            chain, b = key[:2], key[2]
+            if b:
+                model.add(self.start[key] >= self._end((*chain, b - 1)))
+            before = [
+                other
+                for other in passes
+                if (other[2] == b - 1 if other[:2] == chain else True)
+                and not (other[2] >= b and follows(chain, other[:2]))
+            ]
+            self._add_reasons(key, before, [])
+        for key in copies:
+            own = (0, *key[1:])
+            before = [own] if key[0] == OUT else [k for k in passes if k != (1, *key[1:])]
+            self._add_reasons(key, before, [other for other in copies if other != key])
+
+    def _add_reasons(self, key: Key, passes: list[Key], copies: list[Key]) -> None:
+        """A start is the end of one of these, or where inputs or the beginning say so."""
+        model, start = self.model, self.start[key]
+        reasons = [~self.away[key[1:]]] if key[0] >= OUT else []
+
+        def add(time: Any) -> Any:
+            reasons.append(model.new_bool_var(""))
+            model.add(start == time).only_enforce_if(reasons[-1])
+            return reasons[-1]
+
+        for other in passes:
+            add(self._end(other))
+        for other in copies:
+            model.add_implication(add(self._end(other)), self.away[other[1:]])
+        if key[0] < OUT:
+            for time in self._inputs(key):
+                add(time)
+            if key[0] == 1 and key[1:] in self.away:
+                model.add_implication(add(self._end((BACK, *key[1:]))), self.away[key[1:]])
+            if key[0] == 0 and key[1] == 0:
+                add(0)
+        model.add_bool_or(reasons)
+
+    def _inputs(self, key: Key) -> Iterator[Any]:
+        """When the results arrive that an action waits for."""
+        for chain, other, lag in self.problem.arcs:
+            if chain == key[:2]:
+                yield self._end((*other, key[2])) + round(lag * self.factor)
+
+    def _add_data(self) -> None:
+        """Actions start when their input is there, copies behind the forward and each other."""
+        for key, start in self.start.items():
+            if key[0] < OUT:
+                for time in self._inputs(key):
+                    self.model.add(start >= time)
+        for (stage, b), away in self.away.items():
+            way = [(0, stage, b), (OUT, stage, b), (BACK, stage, b), (1, stage, b)]
+            for one, other in pairwise(way):
+                self.model.add(self.start[other] >= self._end(one)).only_enforce_if(away)
+
+    def _add_memory(self, rank: int, moved: Any) -> None:
+        """What is held from a forward on, in parts that leave with I, with W, or for the host."""
+        problem, model = self.problem, self.model
+        limit = problem.limits_with_slack[rank]
+        held: list[tuple[Any, Any, float, Any]] = []
+        stages = np.flatnonzero(problem.homes == rank).tolist()
+        if not np.isfinite(limit):
+            return
+        unit = problem.microbatch_memory[rank] / FRACTIONS
+        for stage, b in product(stages, range(problem.microbatches)):
+            forward, *backward = [(kind, stage, b) for kind in range(len(problem.kinds))]
+            stays = [problem.taken[0, stage] - problem.freed[2:, stage].sum()]
+            stays += problem.freed[2:, stage].tolist()
+            goes = float(moved[stage])
+            more = float(problem.taken[1, stage])
+            held.append((self.start[backward[0]], self._end(backward[0]), more, None))
+            # Which of both parts is moved first makes no difference: it is back before any leaves.
+            for last, size in zip(reversed(backward), reversed(stays), strict=True):
+                part = min(goes, float(size))
+                goes -= part
+                held.append((self.start[forward], self._end(last), size - part, None))
+                if part > 0:
+                    away, out, back = self.away[stage, b], (OUT, stage, b), (BACK, stage, b)
+                    held.append((self.start[forward], self._end(last), part, ~away))
+                    held.append((self.start[forward], self._end(out), part, away))
+                    held.append((self.start[back], self._end(last), part, away))
+        sizes = [int(size / unit + 1e-6) for _, _, size, _ in held]
+        intervals = []
+        for begin, end, _, there in held:
+            length = model.new_int_var(0, self.horizon, "")
+            intervals.append(
+                model.new_interval_var(begin, length, end, "")
+                if there is None
+                else model.new_optional_interval_var(begin, length, end, there, "")
+            )
+        real = [number for number, size in enumerate(sizes) if size]
+        model.add_cumulative(
+            [intervals[n] for n in real], [sizes[n] for n in real], int(limit / unit + 1e-3)
+        )
+
+    def _add_hints(self, timeline: Any) -> None:
+        packed = timeline.schedule.actions
+        rows = {int(kind): row for row, kind in enumerate(self.problem.kinds)}
+        rows |= {int(Kind.OFFLOAD): OUT, int(Kind.RELOAD): BACK}
+        columns = (packed & KIND_MASK, stages_of(packed), microbatches_of(packed))
+        keys = zip(*(column.tolist() for column in columns), strict=True)
+        known = set()
+        for (kind, stage, b), time in zip(keys, timeline.start.tolist(), strict=True):
+            key = (rows.get(kind, -1), stage, b)
+            if key in self.start:
+                known.add(key)
+                self.model.add_hint(self.start[key], round(time * self.factor))
+        for place, away in self.away.items():
+            self.model.add_hint(away, (OUT, *place) in known)
+
+    def solve(self, work: float, seconds: float, workers: int, seed: int) -> list[Program] | None:
+        """Programs with copies; None where none were found.
+
+        `work` is the solver's own unit, about a second; :meth:`stop` ends it early.
+        """
+        from ortools.sat.python import cp_model
+
+        parameters = self.solver.parameters
+        parameters.max_deterministic_time = work
+        parameters.max_time_in_seconds = seconds
+        parameters.num_workers = workers
+        parameters.random_seed = seed
+        parameters.catch_sigint_signal = False
+        if self.solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None
+        kinds = {**dict(enumerate(self.problem.kinds)), OUT: Kind.OFFLOAD, BACK: Kind.RELOAD}
+        programs = []
+        for rank in range(self.problem.ranks):
+            mine = [key for key in self.start if self.problem.homes[key[1]] == rank]
+            # A copy is issued behind what is over when it begins.
+            placed = sorted(
+                (self.solver.value(self.start[key]) + (0 if key[0] >= OUT else self._time(key)),
+                 key[0] >= OUT, self.solver.value(self.start[key]), *key)
+                for key in mine
+                if key[0] < OUT or self.solver.boolean_value(self.away[key[1:]])
+            )  # fmt: skip
+            parts = [pack(kinds[kind], stage, b) for *_, kind, stage, b in placed]
+            programs.append(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
+        return programs
+
+    def stop(self) -> None:
+        """End a running :meth:`solve` soon; callable from another thread."""
+        self.solver.stop_search()
