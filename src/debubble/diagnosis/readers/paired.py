@@ -116,8 +116,8 @@ def paired(
     if not len(sends) and not len(receives):
         return Messages.of(), 0
     sends, receives = _of_steps(sends, steps), _of_steps(receives, steps)
-    makes = np.flatnonzero(np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS)))
-    done = actions.take(makes)
+    is_made = np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS))
+    makes, done = np.flatnonzero(is_made), actions.take(is_made)
     made = {**vars(done), "forward": np.isin(done.kind, FORWARD_KINDS)}
     every = {
         name: np.concatenate([made[name], getattr(sends, name), getattr(receives, name)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,7 +53,9 @@ def chunks(path: Path, left_out: LeftOut, size: int = CHUNK) -> Iterator[bytes]:
             packed = file.read(2) == GZIP
             file.seek(0)
             total = 0
-            for piece in _unpacked(file, size, left_out) if packed else _plain(file, size):
+            large = os.fstat(file.fileno()).st_size > CHUNK
+            unpack = _unpacked_ahead if large else _unpacked
+            for piece in unpack(file, size, left_out) if packed else _plain(file, size):
                 look()
                 total += len(piece)
                 if total > MAX_UNPACKED:
@@ -92,6 +96,20 @@ def _unpacked(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
                 reader = zlib.decompressobj(wbits=31)
     if not whole:
         left_out[CUT] += 1
+
+
+def _unpacked_ahead(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[bytes]:
+    """The same; while a piece is worked on, another thread unpacks the next."""
+    counted = LeftOut()
+    pieces = _unpacked(file, size, counted)
+    with ThreadPoolExecutor(1) as aside:
+        coming = aside.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            left_out.update(counted)
+            counted.clear()
+            coming = aside.submit(next, pieces, None)
+            yield piece
+    left_out.update(counted)
 
 
 def _undamaged(reader: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
