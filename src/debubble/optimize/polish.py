@@ -166,11 +166,9 @@ class Polish:
             makespan = self.best.arranged.makespan
             kept = np.count_nonzero(np.isin(problem.homes, ranks)) * len(problem.kinds)
             if bound < makespan * (1 - TOLERANCE) and kept * problem.microbatches <= MOST_ACTIONS:
-                work, soon = (
-                    PART_WORK * stop.work.effort / len(problems),
-                    Stop(stop.left / left, stop),
-                )
-                bound = narrow(problem, ranks, bound, makespan, work, soon)
+                work = PART_WORK * stop.work.effort / len(problems)
+                until = Stop(stop.left / left, stop)
+                bound = narrow(problem, ranks, bound, makespan, work, until)
             bounds.append(bound)
         self.bound = max(self.bound, min(*bounds, self.best.arranged.makespan))
         return bounds

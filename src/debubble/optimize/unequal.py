@@ -116,13 +116,12 @@ class Model:
             for kind, stage in chains:
                 if kind in (0, 1):
                     continue
-                before, after = ((0, stage), (1, stage)) if kind == AGAIN else ((1, stage), None)
+                before = 0 if kind == AGAIN else 1
                 for b in range(m):
-                    self.model.add(self.start[kind, stage, b] >= self._end(*before, b))
-                    if after is not None:
-                        self.model.add(self.start[*after, b] >= self._end(kind, stage, b))
-                    else:
-                        self.model.add(self.makespan >= self._end(kind, stage, b))
+                    self.model.add(self.start[kind, stage, b] >= self._end(before, stage, b))
+                    # A backward comes after its R, and the end of all after W.
+                    after = self.start[1, stage, b] if kind == AGAIN else self.makespan
+                    self.model.add(after >= self._end(kind, stage, b))
 
     def _add_ways(self, links: Grids) -> None:
         """Microbatches pass the stages one after the other; what is not kept is a delay."""
@@ -131,16 +130,16 @@ class Model:
         for b in range(problem.microbatches):
             last: Chain | None = None
             gap, after = 0.0, 0.0
-            for kind, stage in [*((0, s) for s in range(S)), *((1, s) for s in range(S)[::-1])]:
-                gap += links[kind, stage, b]
-                if kind == 1 and stage == S - 1 and not kept[stage]:
+            for back, stage in [*((0, s) for s in range(S)), *((1, s) for s in range(S)[::-1])]:
+                gap += links[back, stage, b]
+                if back and stage == S - 1 and not kept[stage]:
                     gap += self.times[AGAIN, stage, b]
                 if kept[stage]:
-                    self._add_delay(last, (kind, stage), gap, b)
-                    last, gap, after = (kind, stage), 0.0, 0.0
+                    self._add_delay(last, (back, stage), gap, b)
+                    last, gap, after = (back, stage), 0.0, 0.0
                     continue
-                gap += self.times[kind, stage, b]
-                if kind == 1:
+                gap += self.times[back, stage, b]
+                if back:
                     weight = self.times[2, stage, b] if len(problem.kinds) > 2 else 0.0
                     after = max(after, gap + weight)
             assert last is not None, "some rank is kept"
@@ -165,17 +164,14 @@ class Model:
             for stage in np.flatnonzero(problem.homes == rank).tolist():
                 for first, last, amount in self._holds(stage):
                     for b, length in enumerate(lengths.tolist()):
-                        begin, end = self.start[*first, stage, b], self._end(*last, stage, b)
+                        begin, end = self.start[first, stage, b], self._end(last, stage, b)
                         size = self.model.new_int_var(0, self.horizon, "")
                         intervals.append(self.model.new_interval_var(begin, size, end, ""))
                         held.append(int(amount * length / unit + 1e-6))
             self.model.add_cumulative(intervals, held, MEMORY_UNITS)
 
-    def _holds(self, stage: int) -> Iterator[tuple[tuple[int], tuple[int], float]]:
-        """Parts of a stage's memory: from the start of which kind to the end of which, how much.
-
-        Parts that are taken and freed one after the other, the sums of which are what is held.
-        """
+    def _holds(self, stage: int) -> Iterator[tuple[int, int, float]]:
+        """Parts of a stage's memory: from the start of which kind to the end of which, how much."""
         problem = self.problem
         back = problem.taken_by_recompute[stage] if problem.recompute_time[stage] > 0 else 0.0
         taken = [(0, problem.taken[0, stage]), (AGAIN, back), (1, problem.taken[1, stage] - back)]
@@ -184,7 +180,7 @@ class Model:
             (first, more), (last, less) = taken[0], freed[-1]
             part = min(more, less)
             if part > 0:
-                yield (first,), (last,), float(part)
+                yield first, last, float(part)
             taken[0], freed[-1] = (first, more - part), (last, less - part)
             if taken[0][1] <= 0:
                 taken.pop(0)
@@ -256,7 +252,7 @@ def narrow(
     while high > low * (1 + TOLERANCE) and work > 0 and not stop():
         target = high if high - low <= PRECISION * high else (low + high) / 2
         model = Model(problem, ranks, target, low)
-        makespan = model.makespan_below(target, work / 2, stop)
+        makespan = model.makespan_below(target, work / 2, Stop(stop.left / 2, stop))
         work -= model.spent
         if makespan == target:
             low = target
