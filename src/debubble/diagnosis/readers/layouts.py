@@ -38,11 +38,10 @@ NOTHING = 0
 """Run of a number that a row does not have: it is 0."""
 
 LARGEST = np.uint64(1 << 62)
+"""Stands for numbers that are larger, too."""
 
 MOST_LAYOUTS = 64
 """Layouts of a text from which on those of few rows are not worth while."""
-"""Stands for numbers that are larger, too."""
-
 
 _NUMBER = re.compile(r"([-+]?)(\d{1,9})(?:\.(\d{1,9})?)?(?:[eE][-+]?(\d{1,9}))?", re.ASCII)
 _DIGITS = re.compile(r"\d+", re.ASCII)
