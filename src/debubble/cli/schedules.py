@@ -17,6 +17,7 @@ from debubble.cli.output import print_json
 from debubble.core.errors import DebubbleError, ParameterError
 from debubble.core.schedule import sizes
 from debubble.core.units import number, percent
+from debubble.engine.jit import load_compiler
 from debubble.schedules import registry
 from debubble.schedules.formula import legend
 from debubble.schedules.registry import Entry
@@ -241,8 +242,8 @@ def overview(found: list[Entry], width: int | None) -> str:
 
     In `width` characters stand the columns that matter most; with None all, uncut.
     """
-    import numba  # noqa: F401 - every schedule is simulated, which machine code does sooner
-
+    # Every schedule is simulated, which machine code does sooner.
+    load_compiler()
     heads = ["schedule", "chunks", "memory", "bubble", "what it is"]
     more = ["year", "placement", "needs", "source"] if width is None else []
     rows = [heads + more]

@@ -146,6 +146,11 @@ def _as_list(argument: Any) -> Any:
     return argument
 
 
+def load_compiler() -> None:
+    """Load numba at once, for what is known to run more than is soon interpreted."""
+    import numba  # noqa: F401
+
+
 def helper(function: F) -> F:
     """Mark a function that kernels, and other helpers, call: compiled code has it inlined."""
     setattr(function, HELPER, function)
