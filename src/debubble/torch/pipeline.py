@@ -291,10 +291,8 @@ class Pipeline:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         for weight in self.parameters():
-            if set_to_none:
-                weight.grad = None
-            elif weight.grad is not None:
-                weight.grad.zero_()
+            if weight.grad is not None:
+                weight.grad = None if set_to_none else weight.grad.zero_()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most `max_norm`.
