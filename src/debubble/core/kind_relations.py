@@ -22,6 +22,9 @@ PASS_KINDS = tuple(kind for kind in WORK_KINDS if kind not in RECOMPUTE_KINDS)
 SPLIT_KINDS = max((spec.instead_of for spec in KINDS), key=len)
 """Parts of a backward that is not fused."""
 
+FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
+"""The backward that does what these parts do together."""
+
 
 def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
     """The send and the receive of what a kind computes for another stage."""

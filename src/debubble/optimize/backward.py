@@ -8,10 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program, kinds_of, microbatches_of, stages_of
+from debubble.core.actions import Program, kinds_of, microbatches_of, stages_of
+from debubble.core.kind_relations import FUSED_KIND as B
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.sequence import as_kind
 from debubble.listing import TOLERANCE
 from debubble.optimize.problem import Problem
+
+I, W = SPLIT_KINDS
 
 
 def separate(
@@ -26,13 +30,13 @@ def separate(
     for program in programs:
         kinds = kinds_of(program)
         if problem.fused:
-            program = np.where(kinds == Kind.I, as_kind(program, Kind.B), program)[kinds != Kind.W]
+            program = np.where(kinds == I, as_kind(program, B), program)[kinds != W]
         else:
-            fused = (kinds == Kind.B) & ~stays[stages_of(program)]
+            fused = (kinds == B) & ~stays[stages_of(program)]
             program = np.repeat(program, 1 + fused)
             second = np.cumsum(1 + fused)[fused] - 1
-            program[second - 1] = as_kind(program[second - 1], Kind.I)
-            program[second] = as_kind(program[second], Kind.W)
+            program[second - 1] = as_kind(program[second - 1], I)
+            program[second] = as_kind(program[second], W)
         result.append(program)
     return result
 
@@ -40,7 +44,7 @@ def separate(
 def fused_ones(problem: Problem, programs: Sequence[Program]) -> NDArray[np.bool_]:
     """Mask of the fused backwards of an order, shape ``(stages, microbatches)``."""
     packed = np.concatenate(programs)
-    packed = packed[kinds_of(packed) == Kind.B]
+    packed = packed[kinds_of(packed) == B]
     found = np.zeros((problem.stages, problem.microbatches), dtype=bool)
     found[stages_of(packed), microbatches_of(packed)] = True
     return found
@@ -51,8 +55,8 @@ def with_fused(programs: Sequence[Program], chosen: NDArray[np.bool_]) -> list[P
     result = []
     for program in programs:
         kinds, here = kinds_of(program), chosen[stages_of(program), microbatches_of(program)]
-        changed = np.where(here & (kinds == Kind.I), as_kind(program, Kind.B), program)
-        result.append(changed[~(here & (kinds == Kind.W))])
+        changed = np.where(here & (kinds == I), as_kind(program, B), program)
+        result.append(changed[~(here & (kinds == W))])
     return result
 
 
@@ -62,22 +66,22 @@ def alternatives(program: Program, which: Program) -> Iterator[Program]:
     Two parts are fused where the first one was, then where the second was.
     """
     (first,) = np.flatnonzero(program == which)
-    if kinds_of(which) == Kind.B:
-        parts = np.array([as_kind(which, Kind.I), as_kind(which, Kind.W)])
+    if kinds_of(which) == B:
+        parts = np.array([as_kind(which, I), as_kind(which, W)])
         yield np.concatenate([program[:first], parts, program[first + 1 :]])
         return
-    (second,) = np.flatnonzero(program == as_kind(which, Kind.W))
+    (second,) = np.flatnonzero(program == as_kind(which, W))
     for place, other in ((first, second), (second, first)):
         changed = program.copy()
-        changed[place] = as_kind(which, Kind.B)
+        changed[place] = as_kind(which, B)
         yield np.delete(changed, other)
 
 
 def fusable(problem: Problem) -> NDArray[np.bool_]:
     """Stages whose backwards may be fused and are then faster than their parts."""
     duration = problem.table.duration
-    parts = duration[Kind.I] + duration[Kind.W]
-    faster: NDArray[np.bool_] = duration[Kind.B] < parts * (1 - TOLERANCE)
+    parts = duration[I] + duration[W]
+    faster: NDArray[np.bool_] = duration[B] < parts * (1 - TOLERANCE)
     return faster & (problem.backward == "free")
 
 
@@ -86,7 +90,7 @@ def relaxed(problem: Problem) -> Problem:
     if not fusable(problem).any():
         return problem
     duration = problem.table.duration.copy()
-    together = np.minimum(duration[Kind.I] + duration[Kind.W], duration[Kind.B])
-    duration[Kind.I] = np.minimum(duration[Kind.I], duration[Kind.B])
-    duration[Kind.W] = together - duration[Kind.I]
+    together = np.minimum(duration[I] + duration[W], duration[B])
+    duration[I] = np.minimum(duration[I], duration[B])
+    duration[W] = together - duration[I]
     return replace(problem, table=replace(problem.table, duration=duration))

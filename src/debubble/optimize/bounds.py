@@ -63,7 +63,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.core.units import number
 from debubble.optimize._bounds_kernel import longest_paths as find_paths
 from debubble.optimize._bounds_kernel import preemptive
@@ -105,7 +105,7 @@ def spare_microbatches(problem: Problem) -> NDArray[np.int64]:
 def memory_lag(problem: Problem) -> NDArray[np.float64]:
     """Time from the end of I at each rank's last stage to the first free, shape ``(ranks,)``."""
     lag = np.full(problem.ranks, np.inf)
-    weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[Kind.W]
+    weight = np.zeros(problem.stages) if problem.fused else problem.table.duration[SPLIT_KINDS[-1]]
     kept_all = problem.freed[1] <= 0
     np.minimum.at(lag, problem.homes, np.where(kept_all, weight, 0.0))
     return lag

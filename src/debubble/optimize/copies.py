@@ -25,11 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from debubble.core.actions import KIND_MASK, Kind, Program, microbatches_of, pack, stages_of
+from debubble.core.actions import COPY_KINDS, KIND_MASK, Program, microbatches_of, pack, stages_of
 from debubble.core.schedule import Schedule
 from debubble.optimize.exact import Key, follows
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
+from debubble.optimize.solver import run
+
+OFFLOAD, RELOAD = COPY_KINDS
 
 OUT, BACK = 4, 5
 """The numbers of OFFLOAD and RELOAD among kinds."""
@@ -57,7 +60,7 @@ class CopyModel:
         moved = np.where(problem.offload, table.moved(problem.recomputed), 0.0)
         copied = np.flatnonzero(moved)
         copy = np.zeros(problem.stages)
-        copy[copied] = [table.copy(Kind.OFFLOAD, stage, None) for stage in copied.tolist()]
+        copy[copied] = [table.copy(OFFLOAD, stage, None) for stage in copied.tolist()]
         self.factor = factor_for(np.append(all_times(problem), copy), timeline.makespan)
         self.times = np.round(problem.pass_times * self.factor).astype(np.int64)
         self.copy = np.round(copy * self.factor).astype(np.int64)
@@ -202,7 +205,7 @@ class CopyModel:
     def _add_hints(self, timeline: Any) -> None:
         packed = timeline.schedule.actions
         rows = {int(kind): row for row, kind in enumerate(self.problem.kinds)}
-        rows |= {int(Kind.OFFLOAD): OUT, int(Kind.RELOAD): BACK}
+        rows |= {int(OFFLOAD): OUT, int(RELOAD): BACK}
         columns = (packed & KIND_MASK, stages_of(packed), microbatches_of(packed))
         keys = zip(*(column.tolist() for column in columns), strict=True)
         known = set()
@@ -221,15 +224,10 @@ class CopyModel:
         """
         from ortools.sat.python import cp_model
 
-        parameters = self.solver.parameters
-        parameters.max_deterministic_time = work
-        parameters.max_time_in_seconds = seconds
-        parameters.num_workers = workers
-        parameters.random_seed = seed
-        parameters.catch_sigint_signal = False
-        if self.solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        status = run(self.solver, self.model, work, seconds, workers, seed)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
-        kinds = {**dict(enumerate(self.problem.kinds)), OUT: Kind.OFFLOAD, BACK: Kind.RELOAD}
+        kinds = {**dict(enumerate(self.problem.kinds)), OUT: OFFLOAD, BACK: RELOAD}
         programs = []
         for rank in range(self.problem.ranks):
             mine = [key for key in self.start if self.problem.homes[key[1]] == rank]

@@ -53,6 +53,7 @@ from debubble.optimize.rounding import (
     units_apart,
     whole_units,
 )
+from debubble.optimize.solver import run
 
 Key: TypeAlias = tuple[int, int, int]
 """An action: the number of its kind, its stage and microbatch."""
@@ -344,17 +345,12 @@ class Model:
         from ortools.sat.python import cp_model
 
         parameters = self.solver.parameters
-        parameters.max_deterministic_time = work
-        parameters.max_time_in_seconds = seconds
-        parameters.num_workers = workers
-        parameters.random_seed = seed
         # Order decides everything here: no linear relaxation helps, and probing costs more than it
         # saves.
         parameters.linearization_level = 0
         parameters.cp_model_probing_level = 0
         parameters.max_presolve_iterations = 1
-        parameters.catch_sigint_signal = False
-        status = self.solver.solve(self.model)
+        status = run(self.solver, self.model, work, seconds, workers, seed)
         bound = self.solver.best_objective_bound / self.factor
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Solution(None, bound, False)

@@ -3,7 +3,7 @@
 Orders are searched for the average microbatch first. Any microbatch may take any place in one
 (:mod:`debubble.optimize.arranging`), so that one can choose which runs first, and which run beside
 each other. The best is annealed with every microbatch's own times, and solved exactly where it is
-small (:mod:`debubble.optimize.unequal`); what comes of that is arranged once more.
+small (:mod:`debubble.optimize.lengths_model`); what comes of that is arranged once more.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from debubble.engine.memory import Limit
 from debubble.engine.timeline import simulate
 from debubble.listing import TOLERANCE
 from debubble.optimize.arranging import Floats, arrange
+from debubble.optimize.lengths_model import by_work
+from debubble.optimize.lengths_search import Found, LengthsSearch
 from debubble.optimize.offload import is_none
-from debubble.optimize.polish import Found, Polish
 from debubble.optimize.problem import Problem
 from debubble.optimize.published import compare_with_published
 from debubble.optimize.result import Result
 from debubble.optimize.stop import Stop, Work, run_heard, time_left
-from debubble.optimize.unequal import by_work
 
 CANDIDATES = 4
 """Published orders that are tried beside the one that was found."""
@@ -98,13 +98,13 @@ def optimize_lengths(
         shortest = min(1.0, float(lengths.min()))
         share = shortest if costs.attention == 0 else shortest**2
         bound = max(bound, found.lower_bound * share)
-    polish = Polish(best, bound, found.costs or costs, lengths, memory, mode, options)
-    if not (interrupted or polish.done):
+    own_search = LengthsSearch(best, bound, found.costs or costs, lengths, memory, mode, options)
+    if not (interrupted or own_search.done):
         effort = options["effort"] if limit is None else math.inf
         work = Work(effort, options["seed"], options["workers"])
         stop = Stop(time_left(limit, began), work=work)
-        interrupted = run_heard(lambda: polish.run(problems, stop), stop, options["until"])
-    (schedule, name, arranged), bound = polish.best, polish.bound
+        interrupted = run_heard(lambda: own_search.run(problems, stop), stop, options["until"])
+    (schedule, name, arranged), bound = own_search.best, own_search.bound
     own = _costs_of(found, costs, lengths[list(arranged.microbatches)])
     timeline = simulate(schedule, own, mode)
     compared = None

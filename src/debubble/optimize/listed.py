@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from debubble import listing
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
+from debubble.core.kind_relations import FUSED_KIND, SPLIT_KINDS
 from debubble.optimize.backward import separate
 from debubble.optimize.problem import Problem
 
@@ -20,7 +21,8 @@ def listed(
     table = problem.table
     if problem.fused:
         duration = table.duration.copy()
-        duration[Kind.I], duration[Kind.W] = duration[Kind.B], 0.0
+        first, second = SPLIT_KINDS
+        duration[first], duration[second] = duration[FUSED_KIND], 0.0
         table = replace(table, duration=duration, kept=np.zeros_like(table.kept))
         candidates = ()
     most = 4.0 * problem.microbatches * problem.microbatch_memory.max() + 1.0

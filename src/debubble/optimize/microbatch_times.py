@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import Kind
+from debubble.core.kind_relations import FUSED_KIND, RECOMPUTE_KINDS
 from debubble.optimize.problem import Problem
 
 Grids = NDArray[np.float64]
@@ -34,7 +35,7 @@ def times_of(problem: Problem, kinds: Sequence[Kind]) -> Grids:
 
 def recompute_times(problem: Problem) -> Grids:
     """Time of every R, 0 where a stage does not recompute, shape ``(stages, microbatches)``."""
-    return np.where(problem.recompute_time[:, None] > 0, times_of(problem, [Kind.R])[0], 0.0)
+    return np.where(problem.recompute_time[:, None] > 0, times_of(problem, RECOMPUTE_KINDS)[0], 0.0)
 
 
 def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
@@ -45,7 +46,7 @@ def whole_times(problem: Problem, fused: NDArray[np.bool_]) -> Grids:
     """
     times = times_of(problem, problem.kinds)
     if fused.any():
-        times[1] = np.where(fused, times_of(problem, [Kind.B])[0], times[1])
+        times[1] = np.where(fused, times_of(problem, [FUSED_KIND])[0], times[1])
         times[2, fused] = 0.0
     times[1] += recompute_times(problem)
     return times
@@ -66,18 +67,13 @@ def links_of(problem: Problem) -> Grids:
 
     Shape ``(2, stages, microbatches)``; 0 for the first and the last stage.
     """
-    average = np.array([problem.forward_link, problem.backward_link])
-    found = np.repeat(average[:, :, None], problem.microbatches, 2)
     if problem.table.lengths is None:
-        return found
-    homes, each = problem.homes[:, None], np.arange(problem.microbatches)[None]
-    stages = np.arange(problem.stages)[:, None]
-    shape = (problem.stages - 1, problem.microbatches)
-    forward, backward = (np.full(shape, int(kind)) for kind in (Kind.F, Kind.I))
-    each = np.broadcast_to(each, shape)
-    before, after = (np.broadcast_to(s, shape) for s in (stages[:-1], stages[1:]))
-    senders, receivers = (np.broadcast_to(h, shape) for h in (homes[:-1], homes[1:]))
-    table = problem.table
-    found[0, 1:] = table.transfers(senders, receivers, each, forward, before)
-    found[1, :-1] = table.transfers(receivers, senders, each, backward, after)
+        average = np.array([problem.forward_link, problem.backward_link])
+        return np.repeat(average[:, :, None], problem.microbatches, 2)
+    found = np.zeros((2, problem.stages, problem.microbatches))
+    stage, each = np.arange(problem.stages - 1)[:, None], np.arange(problem.microbatches)[None]
+    here, there = problem.homes[stage], problem.homes[stage + 1]
+    forward, backward = (np.array([int(kind)]) for kind in problem.kinds[:2])
+    found[0, 1:] = problem.table.transfers(here, there, each, forward, stage)
+    found[1, :-1] = problem.table.transfers(there, here, each, backward, stage + 1)
     return found

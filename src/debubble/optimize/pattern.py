@@ -32,6 +32,7 @@ from debubble.optimize.by_time import in_order
 from debubble.optimize.exact import Key
 from debubble.optimize.problem import NO_MEMORY, Problem
 from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
+from debubble.optimize.solver import run
 from debubble.optimize.stop import Stop
 
 GRID = 240
@@ -203,15 +204,8 @@ class PatternModel:
         """
         from ortools.sat.python import cp_model
 
-        parameters = self.solver.parameters
-        parameters.max_deterministic_time = work
-        parameters.max_time_in_seconds = seconds
-        # The second worker looks for any solution, and usually is the one that finds it.
-        parameters.num_workers = 2
-        parameters.random_seed = seed
-        parameters.catch_sigint_signal = False
         if known is None:
-            parameters.stop_after_first_solution = True
+            self.solver.parameters.stop_after_first_solution = True
         else:
             self.model.minimize(self.last)
             bases = known.starts - known.laps * self.period
@@ -220,7 +214,8 @@ class PatternModel:
                 first = np.flatnonzero(self.grid.homes == rank)[0]
                 self.model.add_hint(self.lap[key], int(known.laps[key]))
                 self.model.add_hint(self.phase[key], int(bases[key] - known.starts[0, first, 0]))
-        status = self.solver.solve(self.model)
+        # The second worker looks for any solution, and usually is the one that finds it.
+        status = run(self.solver, self.model, work, seconds, 2, seed)
         if status == cp_model.INFEASIBLE:
             return False
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind
+from debubble.core.kind_relations import FUSED_KIND
 from debubble.optimize.backward import fusable
 from debubble.optimize.problem import Problem
 
@@ -58,7 +58,7 @@ def all_times(problem: Problem) -> NDArray[np.float64]:
 
 def together(problem: Problem) -> NDArray[np.float64]:
     """Time of a fused backward of every stage, R before it included."""
-    return np.asarray(problem.table.duration[Kind.B] + problem.recompute_time)
+    return np.asarray(problem.table.duration[FUSED_KIND] + problem.recompute_time)
 
 
 def whole_units(problem: Problem, unit: float) -> tuple[Units, Units]:

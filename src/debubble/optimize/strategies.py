@@ -63,8 +63,8 @@ COPIED_SHARE = 0.2
 """Share of the work of the exact solver where it does not know of the problem's copies."""
 
 COPIES_WORK, MOST_COPIED = 5.0, 1000
-"""Work of the solver that knows of them, in its own unit of about a second, and for how many pairs
-of actions at most."""
+"""Work of the solver that knows of copies, in its own unit of about a second, and the most pairs of
+actions that it is asked to order."""
 
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
@@ -306,9 +306,8 @@ def _solved_apart(problem: Problem) -> bool:
 
 
 def _copies(problem: Problem) -> bool:
-    return (
-        bool(problem.offload) and not problem.recomputed.any() and small(problem) and has_solver()
-    )
+    few = pairs(problem) <= MOST_COPIED
+    return bool(problem.offload) and not problem.recomputed.any() and few and has_solver()
 
 
 def _annealed_whole(problem: Problem) -> bool:

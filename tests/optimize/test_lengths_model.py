@@ -10,12 +10,12 @@ import pytest
 import debubble as db
 from debubble.core.actions import Kind, Program, kinds_of, microbatches_of, stages_of
 from debubble.listing import TOLERANCE
+from debubble.optimize.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.microbatch_times import times_of
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import Annealer, refine
 from debubble.optimize.stop import Stop, Work
 from debubble.optimize.strategies import listed
-from debubble.optimize.unequal import by_work, narrow, telling_ranks
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest
 

@@ -21,12 +21,12 @@ from debubble.listing import TOLERANCE
 from debubble.optimize.annealing import ROUNDS, small
 from debubble.optimize.arranging import Arranged, Floats, arrange
 from debubble.optimize.choices import choice_in, with_choice
+from debubble.optimize.lengths_model import by_work, narrow, telling_ranks
 from debubble.optimize.offload import is_none
 from debubble.optimize.problem import Problem
 from debubble.optimize.refine import refine
 from debubble.optimize.stop import Stop
 from debubble.optimize.strategies import has_solver
-from debubble.optimize.unequal import by_work, narrow, telling_ranks
 
 ANNEALED, PROVEN = 0.3, 0.5
 """Shares of the time limit for annealing, and of what is left then for bounds by two ranks."""
@@ -54,7 +54,7 @@ class Found(NamedTuple):
         return [self.schedule.program(rank) for rank in range(self.schedule.ranks)]
 
 
-class Polish:
+class LengthsSearch:
     """The best order and the bound, while these are improved.
 
     Parameters
@@ -96,9 +96,9 @@ class Polish:
         if self.done or stop() or not has_solver():
             return
         # Where stages may choose, or layers be cut, there are more problems than these.
-        some = self.options["recompute"] == "free" or not is_none(self.options["offload"])
+        chooses = self.options["recompute"] == "free" or not is_none(self.options["offload"])
         bounds: list[float] = []
-        if not some and self.options["layers"] is None:
+        if not chooses and self.options["layers"] is None:
             bounds = self._prove(problems, Stop(PROVEN * stop.left, stop))
         if not self.done and small(self._problem()[0]):
             table = self.best.schedule.placement.table
@@ -126,8 +126,9 @@ class Polish:
         return replace(self.costs, microbatch=self.lengths[list(places)].tolist())
 
     def _offer(
-        self, problem: Problem, places: tuple[int, ...], programs: Sequence[Program], name: str
-    ) -> bool:
+        self, problem: Problem, places: tuple[int, ...], programs: Sequence[Program], name: str,
+        stop: Stop,
+    ) -> bool:  # fmt: skip
         """Keep an order of a problem with these microbatches in its places, arranged anew.
 
         If it fits and is faster than the best.
@@ -139,7 +140,8 @@ class Polish:
             arranged = Arranged(problem.timeline(schedule).makespan, places)
         except DebubbleError:
             return False
-        again = arrange(schedule, self._costs(places), self.memory, self.mode)
+        effort = min(stop.work.effort, 1.0)
+        again = arrange(schedule, self._costs(places), self.memory, self.mode, effort, stop)
         if again is not None and again.makespan < arranged.makespan * (1 - TOLERANCE):
             moved = tuple(places[place] for place in again.microbatches)
             arranged = Arranged(again.makespan, moved)
@@ -155,7 +157,7 @@ class Polish:
             better = refine(
                 problem, self.best.programs, stop, rounds, stop_at=self.bound, seed=seed
             )
-            if not self._offer(problem, places, better, "annealing") or self.done or stop():
+            if not self._offer(problem, places, better, "annealing", stop) or self.done or stop():
                 return
 
     def _prove(self, problems: Sequence[Problem], stop: Stop) -> list[float]:
@@ -178,7 +180,7 @@ class Polish:
         (problem, places), makespan = self._problem(), self.best.arranged.makespan
 
         def found(programs: list[Program]) -> None:
-            self._offer(problem, places, programs, "exact solving")
+            self._offer(problem, places, programs, "exact solving", stop)
 
         work = WHOLE_WORK * stop.work.effort
         return narrow(problem, range(problem.ranks), low, makespan, work, stop, found)

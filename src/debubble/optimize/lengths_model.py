@@ -25,9 +25,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import Kind, Program
+from debubble.core.actions import Program
+from debubble.core.kind_relations import FUSED_KIND
 from debubble.listing import TOLERANCE
 from debubble.optimize.by_time import in_order
+from debubble.optimize.exact import AGAIN, Key
 from debubble.optimize.microbatch_times import (
     Grids,
     lengths_of,
@@ -37,16 +39,11 @@ from debubble.optimize.microbatch_times import (
 )
 from debubble.optimize.problem import Problem
 from debubble.optimize.rounding import MEMORY_UNITS, factor_for, rounded_down
+from debubble.optimize.solver import run
 from debubble.optimize.stop import Stop
 
 PRECISION = 0.01
-"""Distance from what may be proven at which all of it is tried, relative to it."""
-
-AGAIN = 3
-"""The number of R, where F, I or B, and W have their own in the problem."""
-
-Key: TypeAlias = tuple[int, int, int]
-"""An action: the number of its kind, its stage and microbatch."""
+"""Gap from which on the next target is the makespan itself, relative to it."""
 
 Chain: TypeAlias = tuple[int, int]
 """The number of a kind, and a stage."""
@@ -203,17 +200,11 @@ class Model:
 
         highest = math.ceil(target * self.factor * (1 - TOLERANCE)) - 1
         self.model.add(self.makespan <= highest)
-        parameters = self.solver.parameters
-        parameters.max_deterministic_time = work
-        parameters.max_time_in_seconds = stop.left
-        parameters.random_seed = stop.work.seed
-        # One thread needs a tenth of the work that several do, and no linear relaxation.
-        parameters.num_workers = 1
-        parameters.linearization_level = 0
-        parameters.cp_model_probing_level = 0
-        parameters.catch_sigint_signal = False
+        self.solver.parameters.linearization_level = 0
+        self.solver.parameters.cp_model_probing_level = 0
         with stop.ending(self.solver.stop_search):
-            status = self.solver.solve(self.model)
+            # One thread needs a tenth of the work that several do.
+            status = run(self.solver, self.model, work, stop.left, 1, stop.work.seed)
         if status == cp_model.INFEASIBLE:
             return target
         found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
@@ -269,7 +260,7 @@ def least_times(problem: Problem) -> Grids:
     """Least time of every action, shape ``(kinds, stages, microbatches)``, R apart."""
     times = times_of(problem, problem.kinds)
     if problem.backward == "free":
-        fused = times_of(problem, [Kind.B])[0]
+        fused = times_of(problem, [FUSED_KIND])[0]
         both = np.minimum(times[1] + times[2], fused)
         times[1] = np.minimum(times[1], fused)
         times[2] = both - times[1]
@@ -294,7 +285,7 @@ def by_work(problem: Problem) -> float:
 
 
 def telling_ranks(problem: Problem) -> list[int]:
-    """The ranks of the first and the last stage, or that and the furthest one where it is one."""
+    """The ranks of the first and the last stage; of a V, the first rank and the one at the turn."""
     first, last = int(problem.homes[0]), int(problem.homes[-1])
     if first == last:
         last = int(problem.homes[problem.stages // 2])
