@@ -40,12 +40,16 @@ def _searched() -> None:
     strongest_rank_bound(asked, low, 2 * low, states=100)
 
 
+OFFLOADED: Any = {"offload": "full", "costs": db.Costs(host_bandwidth=1)}
+
 CASES: dict[str, Callable[[], object]] = {
-    "copies": _swept("1f1b", "channel", offload="full", costs=db.Costs(host_bandwidth=1)),
+    "copies": _swept("1f1b", "channel", **OFFLOADED),
     "transfers": _swept("1f1b", "overlapped", add_transfers),
+    "search": _searched,
+    "copies and transfers": _swept("1f1b", "overlapped", add_transfers, **OFFLOADED),
+    "groups and transfers": _swept("dualpipe", "overlapped", add_transfers),
     "groups": _swept("dualpipe", "overlapped"),
     "work": _swept("zb-v", "overlapped"),
-    "search": _searched,
 }
 """What takes seconds to compile, in an order in which two workers compile nothing twice."""
 

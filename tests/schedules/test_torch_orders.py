@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -31,16 +33,22 @@ PAIRS = [
 ]
 
 
+made_once = cache(mock.create_autospec)
+
+
 def torch_rows(name: str, p: int, m: int, v: int) -> list[list[str]] | None:
     """PyTorch's compute order, None where it refuses the case."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-        try:
-            programs = get_schedule_ops(name, p, m, v)
-        except ValueError:
-            return None
+        # It asks for a stand-in of the same class for every stage; making one takes milliseconds.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mock, "create_autospec", made_once)
+            try:
+                programs = get_schedule_ops(name, p, m, v)
+            except ValueError:
+                return None
     return [
         [str(action) for action in program if action is not None and "REDUCE" not in str(action)]
         for program in programs

@@ -64,9 +64,7 @@ def train(
     """
     whole = nn.Sequential(*stages)
     optimizers = [adamw(stage.parameters()) for stage in stages]
-    older = [
-        schedule.versions[rank] - 1 for rank in schedule.placement.table[0]
-    ]  # fmt: skip
+    older = [schedule.stored_versions[rank] - 1 for rank in schedule.placement.table[0]]
     history: list[list[list[Tensor]]] = []
     found = []
     for step in range(steps):

@@ -132,7 +132,7 @@ def whole(found: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def test_schedules_of_every_sort() -> None:
-    """All schedules train in test_batched.py, and have their gradients in test_gradients.py.
+    """All schedules have their gradients in test_gradients.py.
 
     Of those that keep older weights each is here: what they keep shows in the third step.
     """

@@ -36,6 +36,13 @@ Counted for each kernel and each tuple of argument types: compiling one of these
 as interpreting so many iterations. Machine code that is on disk is loaded at once.
 """
 
+ONLY_CALLED_BY_KERNELS: Any = {
+    "forceinline": True,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+"""Options of helpers. Ways in for other callers would take a quarter of the time of compiling."""
+
 HELPER = "compiled_form"
 """Attribute of functions that kernels call: the function that compiled code calls instead."""
 
@@ -82,7 +89,8 @@ class Kernel(Generic[R]):
             # Compiled code is kept on disk by this name, until the file of the kernel changes.
             # Where helpers are of other files, those have a say in the name.
             function.__qualname__ = f"{self.py_func.__qualname__}{_digest(found)}"
-            self._compiled = numba.njit(cache=True, nogil=True, **options)(function)
+            options |= {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
+            self._compiled = numba.njit(**options)(function)
         return self._compiled
 
     def run(self, work: int, *args: Any) -> R:
@@ -181,7 +189,7 @@ def _linked(
         if used is not None:
             if used not in found:
                 inner = _linked(used, found, **options)
-                found[used] = numba.njit(forceinline=True, **options)(inner)
+                found[used] = numba.njit(**options, **ONLY_CALLED_BY_KERNELS)(inner)
             scope[name] = found[used]
     return types.FunctionType(
         function.__code__,
