@@ -28,6 +28,7 @@ FOR_TORCH = [
     for entry in [one for one in of_sort if one.name in EXPRESSIBLE][: None if EXPLORES else 2]
 ]
 """Some of each sort: test_pytorch_engine.py has all that PyTorch's runtime can express."""
+SEVERAL_STEPS = {entry.name for of_sort in sorts().values() for entry in of_sort[:1]}
 AFTER = ("forward", "gradient")
 RUNTIMES = ("debubble", "torch")
 
@@ -43,12 +44,16 @@ def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Ve
 
 
 def stepped(entry: Entry) -> Case:
-    """Two optimizer steps; where older weights are kept a third, after their last use."""
+    """Optimizer steps: three where older weights are kept, the last after their last use; else two
+    for some of each sort, and one for the others."""
     if entry.fields.get("newest_weights"):
         # What it computes depends on when its steps are.
         return Case(smallest(entry))
-    several = max(smallest(entry).versions) > 1
-    schedule = smallest(entry, iterations=3 if several else 2)
+    if max(smallest(entry).versions) > 1:
+        iterations = 3
+    else:
+        iterations = 2 if EXPLORES or entry.name in SEVERAL_STEPS else 1
+    schedule = smallest(entry, iterations=iterations)
     small = schedule.slices == 1 and not schedule.vocabulary
     return Case(schedule, "mlp" if small else "gpt-tiny")
 

@@ -297,6 +297,13 @@ def _try_fewest(asked: Asked, given: Candidate, found: Found, splits: Allowed | 
     if not numbers:
         found.leave_out(NO_FEWER)
         return
+    # With more layers it is slower still: most candidates need no look at how many fit.
+    candidate, reason = _promising(
+        asked, given.recomputing(f"full:{numbers[0]}"), found.slowest_kept, splits
+    )
+    if candidate is None:
+        found.leave_out(reason)
+        return
     at = bisect_left(
         numbers, True, key=lambda number: _may_fit(asked, given.recomputing(f"full:{number}"))
     )
