@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -20,7 +20,7 @@ from debubble.core.actions import MAX_STAGES
 from debubble.core.errors import FormatError
 from debubble.core.kinds import FORWARD_KINDS, KINDS, Kind
 from debubble.diagnosis.observed import ALONE, Actions, Clocks, Columns, Observed, Pauses
-from debubble.diagnosis.readers.paired import Receives, Sends, packed, paired
+from debubble.diagnosis.readers.paired import BLOCK, Receives, Sends, packed, paired
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.diagnosis.readers.whole_steps import whole_steps
 
@@ -30,6 +30,9 @@ NAN = math.nan
 
 MAX_ROWS = 1 << 24
 """Actions, sends or receives of one trace."""
+
+GROWTH = 16
+"""Times of the rows so far for which there is room; what is not written to takes no memory."""
 
 MAX_RANKS = 1 << 16
 MAX_PLACES = 1 << 20
@@ -50,6 +53,44 @@ TWICE = "actions that occur twice with the same times"
 NO_ACTION = "sends and receives of no action of the trace"
 
 
+class _Grown:
+    """Columns to which rows are added.
+
+    They are written where they stay, with room for more behind them: to be given memory takes
+    longer than to fill it. A column that has one value for all rows is that value.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._columns: dict[str, NDArray[Any]] = {}
+
+    def add(
+        self, count: int, rows: Mapping[str, NDArray[Any]], types: Mapping[str, np.dtype[Any]]
+    ) -> None:
+        """Add rows by their columns, each of which may be one value for all."""
+        before, self.count = self.count, self.count + count
+        for name, values in rows.items():
+            kept = self._columns.get(name)
+            if not values.ndim:
+                values = values.astype(types[name])
+                if kept is None or (not kept.ndim and kept.tobytes() == values.tobytes()):
+                    self._columns[name] = values
+                    continue
+            if kept is None or not kept.ndim or len(kept) < self.count:
+                room = max(self.count, min(GROWTH * before, MAX_ROWS))
+                self._columns[name] = np.empty(room, types[name])
+                if kept is not None:
+                    self._columns[name][:before] = kept[:before] if kept.ndim else kept
+            self._columns[name][before : self.count] = values
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """All rows by their columns."""
+        return {
+            name: each[: self.count] if each.ndim else np.broadcast_to(each, self.count)
+            for name, each in self._columns.items()
+        }
+
+
 @dataclass(eq=False)
 class Collected:
     """Rows in the making. Times are in seconds from any zero; unknown ones are NaN.
@@ -68,8 +109,7 @@ class Collected:
     sends: array[float] = field(default_factory=lambda: array("d"))
     receives: array[float] = field(default_factory=lambda: array("d"))
     pauses: array[float] = field(default_factory=lambda: array("d"))
-    _blocks: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    _counts: Counter[str] = field(default_factory=Counter)
+    _grown: dict[str, _Grown] = field(default_factory=lambda: defaultdict(_Grown))
     _most: Counter[str] = field(default_factory=Counter)
 
     def action(
@@ -108,38 +148,26 @@ class Collected:
         (count,) = np.broadcast_shapes(*map(np.shape, columns))
         if not count:
             return
-        self._counts[name] += count
-        if self._counts[name] > MAX_ROWS:
+        grown = self._grown[name]
+        if grown.count + count > MAX_ROWS:
             self._full()
-        block: dict[str, Any] = {}
-        for (key, dtype), column in zip(ROWS[name].types().items(), columns, strict=True):
-            values = np.asarray(column)
+        rows: dict[str, NDArray[Any]] = {}
+        for key, column in zip(ROWS[name].types(), columns, strict=True):
+            rows[key] = np.asarray(column)
             if name == "actions" and key in LIMITS:
-                self._most[key] = max(self._most[key], int(values.max()))
-            block[key] = values.astype(dtype, copy=False)
-        self._blocks[name].append({"": count, **block})
+                self._most[key] = max(self._most[key], int(rows[key].max()))
+        grown.add(count, rows, ROWS[name].types())
 
     def _rows(self, name: Literal["actions", "sends", "receives"], columns: type[T]) -> T:
-        """All rows of a kind, which are kept no longer."""
-        self._flush(name)
-        blocks = self._blocks.pop(name, [])
-        if not blocks:
-            return columns.of()
-        made = {}
-        for key in columns.types():
-            # Each column of a block is let go as soon as it is in the whole.
-            parts = [block.pop(key) for block in blocks]
-            made[key] = _joined(parts, [block[""] for block in blocks])
-        return columns(**made)
-
-    def _flush(self, name: Literal["actions", "sends", "receives"]) -> None:
-        """Put rows that came one by one before those that came together."""
-        rows = np.frombuffer(getattr(self, name), np.float64)
+        """All rows of a kind, which are kept no longer; those that came one by one come first."""
+        ones = np.frombuffer(getattr(self, name), np.float64)
         setattr(self, name, array("d"))
-        if len(rows):
-            later = self._blocks.pop(name, [])
-            self.many(name, *rows.reshape(-1, len(ROWS[name].types())).T)
-            self._blocks[name] += later
+        if len(ones):
+            later = self._grown.pop(name, None)
+            self.many(name, *ones.reshape(-1, len(columns.types())).T)
+            if later:
+                self.many(name, *later.columns().values())
+        return columns(**self._grown.pop(name).columns()) if name in self._grown else columns.of()
 
     def _append(self, rows: array[float], *row: float) -> None:
         if len(rows) >= MAX_ROWS * len(row):
@@ -187,19 +215,18 @@ class Collected:
         """
         actions = self._rows("actions", Actions)
         self._check_numbers()
-        span = actions.end - actions.start
-        sound = np.isfinite(span) & (span >= 0)
-        self._count(BACKWARDS_IN_TIME, len(actions) - int(sound.sum()))
-        actions = actions.take(sound)
+        sound = [np.isfinite(span) & (span >= 0) for span in _spans(actions)]
+        self._count(BACKWARDS_IN_TIME, sum(int(np.count_nonzero(~some)) for some in sound))
+        actions = actions.take(np.concatenate(sound)) if sound else actions
         if not len(actions):
             raise FormatError(
                 f"{self.where}: no action has a start and, behind it, an end; trace whole steps, "
                 "and write times that go forward"
             )
-        span = span[sound]
-        if len(span) > 1 and (_all_are(unit, span) or not span.any()):
+        lasts = any(span.any() for span in _spans(actions))
+        if len(actions) > 1 and (_all_take(unit, actions) or not lasts):
             raise FormatError(
-                f"{self.where}: all {len(span):,} actions take {1 if span.any() else 0}, so it is "
+                f"{self.where}: all {len(actions):,} actions take {1 if lasts else 0}, so it is "
                 "a drawing of a schedule and no measurement; give the trace of a run"
             )
         actions = self._once(actions)
@@ -246,10 +273,10 @@ class Collected:
         if ((place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & later)).all():
             return actions
         order = np.lexsort((actions.start, place))
-        same = _like_before(place[order], actions.start[order])
+        same = like_before(place[order], actions.start[order])
         if same.any():
             order = np.lexsort((actions.end, actions.start, place))
-            same = _like_before(place[order], actions.start[order], actions.end[order])
+            same = like_before(place[order], actions.start[order], actions.end[order])
         if not same.any():
             return actions.take(order)
         rows = np.stack([getattr(actions, name) for name in (*KEY, "start", "end")])
@@ -267,21 +294,18 @@ def table(columns: type[T], rows: array[float]) -> T:
     return columns.of(**dict(zip(names, values.T, strict=True)))
 
 
-def _joined(parts: Sequence[NDArray[Any]], counts: Sequence[int]) -> NDArray[Any]:
-    """A column of its parts, each of which is one value for all or has one for every row."""
-    if not any(part.ndim for part in parts) and len({part.tobytes() for part in parts}) == 1:
-        return np.broadcast_to(parts[0], sum(counts))
-    parts = [np.broadcast_to(part, count) for part, count in zip(parts, counts, strict=True)]
-    return np.concatenate(parts) if len(parts) > 1 else parts[0]
+def _spans(actions: Actions) -> Iterator[NDArray[np.float64]]:
+    """How long actions take, of some at a time."""
+    for at in range(0, len(actions), BLOCK):
+        yield actions.end[at : at + BLOCK] - actions.start[at : at + BLOCK]
 
 
-def _all_are(unit: float, spans: NDArray[np.float64]) -> bool:
+def _all_take(unit: float, actions: Actions) -> bool:
     """Whether all actions take one unit of time; in most traces the first does not."""
-    first = spans[:1]
-    return all(np.allclose(some, unit, rtol=1e-6, atol=0) for some in (first, spans))
+    return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 
 
-def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+def like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows are equal to the one before."""
     same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
@@ -298,6 +322,8 @@ def times_of(rows: Columns) -> dict[str, NDArray[np.float64]]:
 
 
 def since(zero: float, rows: T) -> T:
-    """Rows with their times counted from `zero`."""
-    columns = {**vars(rows), **{k: v - zero for k, v in times_of(rows).items()}}
+    """Rows with their times counted from `zero`, which are written in place where they can be."""
+    columns = dict(vars(rows))
+    for name, times in times_of(rows).items():
+        columns[name] = np.subtract(times, zero, out=times if times.flags.writeable else None)
     return type(rows)(**{name: np.ascontiguousarray(each) for name, each in columns.items()})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,9 @@ Whole = NDArray[np.integer[Any]]
 
 LARGEST = 1 << 62
 """Number that no packed row reaches."""
+
+BLOCK = 1 << 16
+"""Rows that are worked on at a time."""
 
 SPARSE = 8
 """Numbers to a row from which on those that occur are found by sorting."""
@@ -60,20 +64,26 @@ class Receives(Ends):
 
 
 T = TypeVar("T", Sends, Receives)
+R = TypeVar("R", Actions, Sends, Receives)
 
 
 def packed(columns: Sequence[Whole]) -> Whole:
     """A number for every row, equal where all columns are."""
-    code, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        low = int(column.min(initial=0))
-        width = int(column.max(initial=0)) - low + 1
+    if not len(columns[0]):
+        return np.zeros(0, np.int64)
+    lows = [int(column.min()) for column in columns]
+    widths = [int(each.max()) - low + 1 for each, low in zip(columns, lows, strict=True)]
+    small = math.prod(widths) < 1 << 31
+    code: Whole = np.zeros(len(columns[0]), np.int32 if small else np.int64)
+    size = 1
+    for column, low, width in zip(columns, lows, widths, strict=True):
+        if width == 1:
+            continue
         if size * width >= LARGEST:
             values, code = np.unique(code, return_inverse=True)
             size = len(values)
         code *= width
-        code += column
-        code -= low
+        np.add(code, column - low, out=code, casting="unsafe")
         size *= width
     return code
 
@@ -116,6 +126,39 @@ def paired(
     if not len(sends) and not len(receives):
         return Messages.of(), 0
     sends, receives = _of_steps(sends, steps), _of_steps(receives, steps)
+    # A message is of one step. Of some steps at a time all of this stays in the processor's cache.
+    found: list[Messages] = []
+    stray = 0
+    for first, behind in _some_steps(actions.step):
+        messages, more = _paired(
+            _between(actions, first, behind), _between(sends, first, behind),
+            _between(receives, first, behind),
+        )  # fmt: skip
+        found.append(messages)
+        stray += more
+    columns = {
+        name: np.concatenate([getattr(messages, name) for messages in found])
+        for name in Messages.types()
+    }
+    return Messages(**columns), stray
+
+
+def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
+    """First step, and the one behind the last, of at least :data:`BLOCK` sorted rows at a time."""
+    at = 0
+    while at < len(step):
+        behind = int(step[min(at + BLOCK, len(step)) - 1]) + 1
+        yield int(step[at]), behind
+        at = int(np.searchsorted(step, behind))
+
+
+def _between(rows: R, first: int, behind: int) -> R:
+    """Rows of these of sorted steps."""
+    part = slice(*np.searchsorted(rows.step, [first, behind]))
+    return type(rows)(**{name: column[part] for name, column in vars(rows).items()})
+
+
+def _paired(actions: Actions, sends: Sends, receives: Receives) -> tuple[Messages, int]:
     is_made = np.isin(actions.kind, (*FORWARD_KINDS, *GRADIENT_KINDS))
     makes, done = np.flatnonzero(is_made), actions.take(is_made)
     made = {**vars(done), "forward": np.isin(done.kind, FORWARD_KINDS)}
@@ -153,8 +196,11 @@ def paired(
 
 
 def _of_steps(rows: T, steps: Sequence[int]) -> T:
-    """Rows of these steps, with the indices of those."""
+    """Rows of these steps, in order of the indices of those, which they have in place of them."""
     numbers = np.array(steps, dtype=np.int32)
     rows = rows.take(np.isin(rows.step, numbers))
     index = np.searchsorted(numbers, rows.step).astype(np.int32)
-    return type(rows)(**{**vars(rows), "step": index})
+    rows = type(rows)(**{**vars(rows), "step": index})
+    if (index[1:] >= index[:-1]).all():
+        return rows
+    return rows.take(np.argsort(index, kind="stable"))

@@ -47,7 +47,8 @@ def whole_steps(
         When nothing is left.
     """
     code = packed([getattr(actions, name) for name in ACTION])
-    first = np.flatnonzero(np.diff(packed([actions.copy, actions.rank, actions.step]), prepend=-1))
+    group = packed([actions.copy, actions.rank, actions.step])
+    first = np.append(0, np.flatnonzero(group[1:] != group[:-1]) + 1)
     bounds = [*first.tolist(), len(code)]
     groups = list(zip(
         *(getattr(actions, name)[first].tolist() for name in ("copy", "rank", "step")), strict=True
