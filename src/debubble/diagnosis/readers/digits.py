@@ -14,6 +14,10 @@ MOST_DIGITS = 19
 PADDING = 8 * (MOST_DIGITS // 8 + 1)
 """Bytes that a text has before its first number, so that digits can be taken eight at a time."""
 
+INNER = b"1"
+"""Stands for digits of a run behind its first."""
+
+Letters = NDArray[np.uint8]
 Whole = NDArray[np.integer[Any]]
 Digits = NDArray[np.uint64]
 
@@ -24,18 +28,32 @@ _HALVING = 2.0**27 + 1
 
 _UPPER = _TENS * _HALVING - (_TENS * _HALVING - _TENS)
 _LAST = np.array([(1 << 64) - (1 << 64 >> 8 * length) for length in range(9)], np.uint64)
-"""Masks of the last bytes of eight, of which the last is the uppermost."""
+_LAST &= np.uint64(0x0F0F0F0F0F0F0F0F)
+"""Masks of the last digits of eight, of which the last is the uppermost."""
+
+_NEIGHBOURS = [
+    (np.uint64(1 + (10**digits << 8 * digits)), np.uint64(8 * digits), np.uint64(mask))
+    for digits, mask in ((1, 0x00FF00FF00FF00FF), (2, 0x0000FFFF0000FFFF), (4, 0xFFFFFFFF))
+]
+"""What adds up neighbours of so many digits each: a factor, bits to leave out, and a mask."""
 
 _EXACT = np.uint64(1 << 53)
 """Least whole number that a float may not have."""
 
 
-def runs_in(text: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Where runs of digits begin and end in a text that begins and ends with something else."""
+def runs_in(text: Letters) -> tuple[NDArray[np.int32], Letters]:
+    """Runs of digits in a text that begins and ends with something else.
+
+    Returns where they begin and end, and the text with 0 for the first digit of each and ``"1"``
+    for the others.
+    """
     digit = text - np.uint8(ord("0")) < 10
     edges = np.flatnonzero(digit[1:] != digit[:-1]).astype(np.int32)
     edges += 1
-    return edges.reshape(-1, 2)
+    # Of a digit nothing is left, of all else all.
+    marked = text & (digit.view(np.uint8) - np.uint8(1))
+    marked[1:] |= (digit[1:] & digit[:-1]).view(np.uint8) * np.uint8(ord(INNER))
+    return edges.reshape(-1, 2), marked
 
 
 class Text:
@@ -54,23 +72,23 @@ class Text:
                 break
             # Often all have as many.
             more = slice(None) if longest == length.min() else np.flatnonzero(length > done)
-            rest = self._eight(end[more] - done, np.minimum(length[more] - done, 8))
-            found[more] += rest * _POWERS[done]
+            before = end[more] - done
+            if longest == done + 1:
+                rest: Digits = (self.letters[before - 1] & np.uint8(0x0F)).astype(np.uint64)
+            else:
+                rest = self._eight(before, np.minimum(length[more] - done, 8))
+            rest *= _POWERS[done]
+            found[more] += rest
         return found
 
     def _eight(self, end: Whole, length: Whole) -> Digits:
         """The same of up to eight digits: neighbours are added up in pairs, fours and eights."""
         value: Digits = self._windows[end - 8]
-        value &= np.uint64(0x0F0F0F0F0F0F0F0F)
         value &= _LAST[length]
-        value = value * np.uint64(10) + (value >> np.uint64(8))
-        upper = value >> np.uint64(16)
-        upper &= np.uint64(0x000000FF000000FF)
-        upper *= np.uint64(0x0000271000000001)
-        value &= np.uint64(0x000000FF000000FF)
-        value *= np.uint64(0x000F424000000064)
-        value += upper
-        value >>= np.uint64(32)
+        for factor, bits, mask in _NEIGHBOURS:
+            value *= factor
+            value >>= bits
+            value &= mask
         return value
 
 
@@ -85,7 +103,8 @@ def over_tens(value: Digits, power: Whole) -> tuple[NDArray[np.float64], Whole]:
     wide = np.flatnonzero(value >= _EXACT)
     if not len(wide):
         return found, wide
-    value, upper, power, first = value[wide], upper[wide], power[wide], found[wide]
+    power = np.broadcast_to(power, value.shape)[wide]
+    value, upper, first = value[wide], upper[wide], found[wide]
     lower = (value - upper.astype(np.uint64)).view(np.int64).astype(np.float64)
     # What first * ten is over its float (Dekker): halves of both, multiplied exactly.
     ten, ten_upper = _TENS[power], _UPPER[power]
@@ -102,7 +121,7 @@ def over_tens(value: Digits, power: Whole) -> tuple[NDArray[np.float64], Whole]:
 
 
 def since(
-    zero: Decimal, value: Digits, power: Whole, below: NDArray[np.bool_]
+    zero: Decimal, value: Digits, power: Whole, below: NDArray[np.bool_] | None
 ) -> tuple[Digits, Whole, NDArray[np.bool_]]:
     """What ``value / 10**power``, or less than 0 by so much, is beyond `zero`: the same three.
 
@@ -111,9 +130,11 @@ def since(
     places = max(-int(zero.as_tuple().exponent), 0)
     deep = np.maximum(power, places)
     tens = _POWERS.astype(np.int64)
-    found = value.astype(np.int64) * tens[deep - power]
-    found = np.where(below, -found, found) - int(zero.scaleb(places)) * tens[deep - places]
-    return np.abs(found).astype(np.uint64), deep, found < 0
+    found = value.view(np.int64) * tens[deep - power]
+    if below is not None:
+        found[below] *= -1
+    found -= int(zero.scaleb(places)) * tens[deep - places]
+    return np.abs(found).view(np.uint64), deep, found < 0
 
 
 def fits(zero: Decimal, length: Whole, power: Whole) -> NDArray[np.bool_]:

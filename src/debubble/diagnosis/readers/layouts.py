@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.diagnosis.readers.digits import (
+    INNER,
     MOST_DIGITS,
     PADDING,
     Text,
@@ -120,9 +121,11 @@ class Rows:
         begin, end, length = self._at([each.whole for each in numbers])
         value = self._text.digits(end, length)
         fractions = [each.fraction for each in numbers]
-        power: Whole = np.zeros(len(value), np.int64)
+        power: Whole = np.zeros(1, np.int64)
         if any(fractions):
             _, point, power = self._at(fractions)
+            if len(power) and (power == power[0]).all():
+                power = power[:1]
             value = joined(value, self._text.digits(point, power), power)
             end = np.maximum(end, point)
         slow = length + power > MOST_DIGITS
@@ -132,18 +135,20 @@ class Rows:
             end = np.where(digits > 0, last, end)
             slow |= digits > 0
         negative = np.array([each.sign == "-" for each in numbers], bool)
-        below = signs = np.tile(negative, len(self))
+        below = signs = np.tile(negative, len(self)) if negative.any() else None
         if zero:
             slow |= ~fits(zero, length, power)
-        value[slow], power[slow] = 0, 0
+        if slow.any():
+            value[slow], power = 0, np.where(slow, 0, power)
         if zero and not slow.all():
             value, power, below = since(zero, value, power, signs)
         values, unsure = over_tens(value, power)
-        values[below] *= -1
+        if below is not None:
+            values[below] *= -1
         slow[unsure] = True
         for at in np.flatnonzero(slow).tolist():
             text = self._text.letters[begin[at] : end[at]].tobytes().decode()
-            text = "-" + text if signs[at] else text
+            text = text if signs is None or not signs[at] else "-" + text
             values[at] = float(Decimal(text) - zero if zero else text)
         return values.reshape(len(self), -1)
 
@@ -172,11 +177,13 @@ class Rows:
         if not place.all():
             np.maximum(run, 0, out=run)
         # Both edges of a run are taken as one number, which takes half the time.
-        begin, end = self._edges[run.ravel()].view(np.int32).reshape(-1, 2).T
-        length = end - begin
+        both = self._edges[run.ravel()]
+        end = both >> 32
+        both &= 0xFFFFFFFF
+        length = end - both
         if not place.all():
             length.reshape(run.shape)[:, place == NOTHING] = 0
-        return begin, end, length
+        return both, end, length
 
 
 class Layout(NamedTuple):
@@ -206,12 +213,10 @@ def layouts(
         Whether numbers do not begin with a 0 that means nothing, as in JSON.
     """
     read = Text(b"".join((b" " * PADDING, text, b" ")))
-    edges = runs_in(read.letters)
+    edges, marked = runs_in(read.letters)
     both = edges.view(np.int64).ravel()
     begin, end = edges.T
-    marked = bytearray(text)
-    np.frombuffer(marked, np.uint8)[begin - PADDING] = RUN[0]
-    rows = split(bytes(marked.translate(None, b"0123456789")))
+    rows = split(marked[PADDING:-1].tobytes().translate(None, INNER))
     codes: defaultdict[bytes, int] = defaultdict(count().__next__)
     code = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
     has = np.array([row.count(RUN) for row in codes], np.int64)
