@@ -1,7 +1,8 @@
 """Strategies for many microbatches: orders of few of them that repeat.
 
 Patterns are sought for one microbatch, then for two; each is unrolled, its ends are repaired, and
-its middle is stretched. Or an order of few is annealed, and what repeats in it is stretched.
+its middle is stretched. Or an order of few is annealed, and what repeats in it is stretched, and
+annealed for its period, which makes a pattern of it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from itertools import takewhile
 from debubble.optimize import unroll
 from debubble.optimize.annealing import ROUNDS, small
 from debubble.optimize.backward import separate
+from debubble.optimize.bounding import LONG_EFFORT
+from debubble.optimize.cycles import Cycle, annealed, cycle_of, pattern_of
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.listed import listed
-from debubble.optimize.pattern import find_pattern
+from debubble.optimize.pattern import Pattern, find_pattern
 from debubble.optimize.problem import Problem
 from debubble.optimize.published import published_orders
 from debubble.optimize.refine import TEMPERATURES, refine
@@ -40,6 +43,12 @@ LARGEST_PATTERN = 256
 LONGEST_WORK = 10.0
 """How many times as much there is at most when there is a time limit."""
 
+CYCLE_WIDTHS = (1, 2, 3, 4)
+"""Microbatches per period of orders that are annealed for it."""
+
+CYCLE_MOVES, MOST_CYCLE_MOVES = 50_000, 100_000
+"""Moves of a round of annealing for the period, times the effort, and at most."""
+
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Find repeating patterns, and repair their ends."""
@@ -55,19 +64,27 @@ def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         if pattern is None:
             continue
         name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
-        incumbent.offer(pattern.unroll(problem), name)
-        few = unroll.few_microbatches(pattern, problem.microbatches)
-        short = problem.shortened(few)
-        fixed = unroll.middle_period(short, pattern) if few < problem.microbatches else None
-        order, turns = pattern.unroll(short), max(1, int(min(effort, MOST_ENDS)))
+        turns = max(1, int(min(effort, MOST_ENDS)))
         for turn in takewhile(lambda turn: not (turn and stop()), range(turns)):
-            made = refine(short, order, stop, rounds, seed=seed + turn, fixed=fixed)
-            if fixed is not None:
-                times = (problem.microbatches - few) // width
-                made = unroll.stretched(made, fixed, width, times)
-            incumbent.offer(made, name)
+            offer_pattern(problem, incumbent, pattern, name, stop, rounds, seed + turn)
         if pattern.tight:
             break
+
+
+def offer_pattern(
+    problem: Problem, incumbent: Incumbent, pattern: Pattern, name: str, stop: Stop,
+    rounds: float, seed: int,
+) -> None:  # fmt: skip
+    """Offer a pattern as it is, and with ends that are repaired on few microbatches."""
+    incumbent.offer(pattern.unroll(problem), name)
+    few = unroll.few_microbatches(pattern, problem.microbatches)
+    short = problem.shortened(few)
+    fixed = unroll.middle_period(short, pattern) if few < problem.microbatches else None
+    made = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
+    if fixed is not None:
+        times = (problem.microbatches - few) // pattern.width
+        made = unroll.stretched(made, fixed, pattern.width, times)
+    incumbent.offer(made, name)
 
 
 def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -75,24 +92,53 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
     few += (m - few) % max(unroll.PERIODS)
     short = problem.shortened(few)
+    effort, seed = stop.work.effort, stop.work.seed
+    if m < 2 * few and effort < LONG_EFFORT:
+        return
     order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
     cycles = 0
     while True:
-        for width in unroll.PERIODS:
-            for places in unroll.repeatable(short, order, width):
-                if stop():
-                    return
-                times = (m - few) // width
-                made = unroll.stretched(order, places, width, times)
-                incumbent.offer(made, "repeating an annealed order")
-        if cycles >= stop.work.effort or stop():
+        parts = [
+            (width, places)
+            for width in unroll.PERIODS
+            for places in unroll.repeatable(short, order, width)
+        ]
+        for width, places in parts:
+            if stop():
+                return
+            made = unroll.stretched(order, places, width, (m - few) // width)
+            incumbent.offer(made, "repeating an annealed order")
+        if cycles:
+            found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
+            _offer_cycles(problem, incumbent, found, stop, seed + cycles)
+        if cycles >= effort or stop():
             return
         cycles += 1
         rounds = cycles * len(TEMPERATURES)
-        order = refine(short, order, stop, rounds, seed=stop.work.seed + cycles - 1)
+        order = refine(short, order, stop, rounds, seed=seed + cycles - 1)
+
+
+def _offer_cycles(
+    problem: Problem, incumbent: Incumbent, cycles: list[Cycle], stop: Stop, seed: int
+) -> None:
+    """Anneal the fastest cycle of each width for its period, and offer the best with ends."""
+    effort = stop.work.effort
+    moves = int(min(CYCLE_MOVES * effort, MOST_CYCLE_MOVES))
+    fastest = {
+        cycle.width: cycle for cycle in sorted(cycles, key=lambda cycle: cycle.period, reverse=True)
+    }
+    found = [annealed(problem, cycle, moves, stop, seed) for cycle in fastest.values()]
+    best = min(found, key=lambda cycle: cycle.pace, default=None)
+    if best is None or stop() or best.period == float("inf"):
+        return
+    rounds = ROUNDS * min(effort, 2.0)
+    turns = max(1, int(min(effort, MOST_ENDS)))
+    for turn in takewhile(lambda turn: not (turn and stop()), range(turns)):
+        pattern = pattern_of(problem, best)
+        offer_pattern(problem, incumbent, pattern, "annealing a cycle", stop, rounds, seed + turn)
 
 
 def can_repeat(problem: Problem) -> bool:
-    """Whether there are enough microbatches for :func:`repeat`."""
+    """Whether there are enough microbatches for :func:`repeat`, given the effort."""
     few = 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)
-    return not small(problem) and problem.microbatches >= 2 * few
+    return not small(problem) and problem.microbatches >= few
