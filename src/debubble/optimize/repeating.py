@@ -93,7 +93,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     few += (m - few) % max(unroll.PERIODS)
     short = problem.shortened(few)
     effort, seed = stop.work.effort, stop.work.seed
-    if m < 2 * few and effort < LONG_EFFORT:
+    if m < 2 * _least(problem) and effort < LONG_EFFORT:
         return
     order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
     cycles = 0
@@ -108,7 +108,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
                 return
             made = unroll.stretched(order, places, width, (m - few) // width)
             incumbent.offer(made, "repeating an annealed order")
-        if cycles:
+        if cycles and effort >= LONG_EFFORT:
             found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
             _offer_cycles(problem, incumbent, found, stop, seed + cycles)
         if cycles >= effort or stop():
@@ -138,7 +138,23 @@ def _offer_cycles(
         offer_pattern(problem, incumbent, pattern, "annealing a cycle", stop, rounds, seed + turn)
 
 
+def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Anneal what repeats in the best order for its period."""
+    if problem.microbatches < 2 * _least(problem) and stop.work.effort < LONG_EFFORT:
+        return
+    order = separate(problem, incumbent.programs)
+    found = [
+        cycle_of(problem, order, places, width)
+        for width in CYCLE_WIDTHS
+        for places in unroll.repeatable(problem, order, width)
+    ]
+    _offer_cycles(problem, incumbent, found, stop, stop.work.seed)
+
+
 def can_repeat(problem: Problem) -> bool:
     """Whether there are enough microbatches for :func:`repeat`, given the effort."""
-    few = 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)
-    return not small(problem) and problem.microbatches >= few
+    return not small(problem) and problem.microbatches >= _least(problem)
+
+
+def _least(problem: Problem) -> int:
+    return 2 * problem.ranks + FEW_MORE + max(unroll.PERIODS)

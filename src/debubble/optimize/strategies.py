@@ -11,7 +11,8 @@ scheduler. If they do not meet the lower bound,
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
   few is annealed, and what repeats in it is stretched. An order by which the strongest rank does
-  what is best for it alone is annealed as well. The best of all is annealed once more.
+  what is best for it alone is annealed as well. What repeats in the best of all is annealed for
+  its period, and the best once more.
 
 Without a time limit the amount of work is fixed. What each strategy finds then depends only on the
 problem and the seed, except where CP-SAT runs with two workers that exchange what they find.
@@ -53,7 +54,7 @@ from debubble.optimize.offload import tighter
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.published import published_orders
 from debubble.optimize.refine import refine
-from debubble.optimize.repeating import can_repeat, patterns, repeat
+from debubble.optimize.repeating import can_repeat, patterns, repeat, repeat_best
 from debubble.optimize.stop import Stop
 
 SMALL_MIXED = 500
@@ -329,6 +330,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("repeating", repeat, can_repeat, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),
     Strategy("annealing a relaxed optimum", anneal_relaxed, _annealed_whole, parallel=True),
+    Strategy("annealing what repeats", repeat_best, can_repeat),
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
     Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and runs_ahead(p)),
