@@ -1,6 +1,6 @@
 """What the optimizer reaches, beside the best published schedules; writes docs/frontier.md.
 
-    python benchmarks/frontier.py [part …] [--seconds S] [--gap PERCENT]
+    python benchmarks/frontier.py [part …] [--seconds S] [--effort E] [--gap PERCENT]
 
 A part is ``published`` (points somebody else's schedulers reach, measured with another simulator),
 ``small`` (p ≤ 4, m ≤ 8: is optimality proven?), ``even`` and ``uneven`` (a grid, against the
@@ -103,12 +103,12 @@ def frontier(p: int, m: int, v: int, costs: dict[str, Any]) -> dict[float, tuple
     return best
 
 
-def measure(part: str, point: Point, seconds: float | None) -> dict[str, Any]:
+def measure(part: str, point: Point, seconds: float | None, effort: float) -> dict[str, Any]:
     p, m, v, costs, memory, makespan, name = point
     wall, used = time.perf_counter(), time.process_time()
     result = db.optimize(
         ranks=p, microbatches=m, chunks=v, costs=db.Costs.per_rank(**costs, chunks=v),
-        memory=memory, time_limit=seconds, cache=False, published=False,
+        memory=memory, time_limit=seconds, effort=effort, cache=False, published=False,
     )  # fmt: skip
     return {
         "part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory,
@@ -119,7 +119,7 @@ def measure(part: str, point: Point, seconds: float | None) -> dict[str, Any]:
 
 
 def tasks(
-    part: str, seconds: float | None
+    part: str, seconds: float | None, effort: float
 ) -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     """Every point of a part: what tells it apart, and what measures it."""
     if part in RIVALS:
@@ -129,7 +129,7 @@ def tasks(
     for point in points(part):
         p, m, v, costs, memory, *_ = point
         row = {"part": part, "p": p, "m": m, "v": v, "costs": costs, "memory": memory}
-        yield row, partial(measure, part, point, seconds)
+        yield row, partial(measure, part, point, seconds, effort)
 
 
 def key(row: dict[str, Any]) -> str:
@@ -241,11 +241,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=(*PARTS, *RIVALS))
     parser.add_argument("--seconds", type=float, help="time limit of every point")
+    parser.add_argument("--effort", type=float, default=1.0, help="work on every point of a grid")
     parser.add_argument("--gap", type=float, help="measure points with a larger gap again")
     arguments = parser.parse_args()
     done = load()
     for part in arguments.parts:
-        for row, run in tasks(part, arguments.seconds):
+        for row, run in tasks(part, arguments.seconds, arguments.effort):
             known = done.get(key(row))
             if known and not open_gap(known, arguments.gap):
                 continue
