@@ -10,14 +10,17 @@ and the one that is furthest from it come last (:mod:`debubble.optimize.long_run
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from debubble.core.kinds import COPY_KINDS
 from debubble.core.units import number
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
 from debubble.optimize.bounds import areas, longest_paths
 from debubble.optimize.incumbent import Incumbent
+from debubble.optimize.kept_copies import copied_bound, may_help
 from debubble.optimize.kept_ranks import PRECISION, Count, kept_bound
 from debubble.optimize.long_runs import far_bound
 from debubble.optimize.problem import Problem
@@ -41,6 +44,10 @@ FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
 FAR_SHARE = 0.7
 """Their share of the time for several ranks."""
 
+COPIED_WORK, COPIED_SHARE = 8.0, 0.2
+"""Work of the solver for ranks with their copies, in its own unit of about a second, times the
+effort, and their share of the time."""
+
 REASON_SECONDS = 1.0
 """Seconds for each rank that may be the reason of a bound from an earlier search."""
 
@@ -61,6 +68,27 @@ def keep_several_ranks(problem: Problem, incumbent: Incumbent, stop: Stop) -> No
     _keep(easy, several_ranks(easy), incumbent, SEVERAL_STATES, near)
     if far:
         _keep_far(easy, incumbent, until)
+
+
+def keep_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Raise the bound by what single ranks can do that copy activations to the host.
+
+    First the one that has stage 0, whose forwards never wait, then the strongest without copies.
+    """
+    del problem
+    asked, until = incumbent.problem, Stop(COPIED_SHARE * stop.left, stop)
+    left = COPIED_WORK * stop.work.effort
+    others = strongest(relaxed(replace(asked, offload=())))[:1]
+    for rank in dict.fromkeys([int(asked.homes[0]), *others]):
+        if incumbent.done or until() or left <= 0:
+            return
+        if may_help(asked, rank):
+            bound, used = copied_bound(
+                asked, rank, incumbent.bound, incumbent.makespan, left, until
+            )
+            left -= used
+            if bound > incumbent.bound:
+                incumbent.prove(bound, copies_in_words(asked, rank))
 
 
 def is_long(problem: Problem) -> bool:
@@ -191,6 +219,19 @@ def in_words(problem: Problem, ranks: Sequence[int], bound: float) -> str:
     return (
         f"{memory}{who} cannot begin before {number(first)}, has {number(busy)} to do{drain}, and "
         f"waits {waits} or more in any order"
+    )
+
+
+def copies_in_words(problem: Problem, rank: int) -> str:
+    """Why a rank with its copies cannot be faster."""
+    own = np.flatnonzero((problem.homes == rank) & np.array(problem.offload)).tolist()
+    times = [problem.table.copy(COPY_KINDS[0], stage, None) for stage in own]
+    fits = _forwards_that_fit(problem, rank)
+    low, high = number(min(times)), number(max(times))
+    return (
+        f"rank {rank} has room for no more than {fits} forward{'s' if fits != 1 else ''} at once, "
+        f"and copies one activation at a time, in {low if low == high else f'{low} to {high}'} "
+        f"each way; no order of what it computes and copies ends sooner"
     )
 
 

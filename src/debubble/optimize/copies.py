@@ -19,7 +19,7 @@ Times and memory are rounded; an order that is found is simulated and measured a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, product
 from typing import Any
 
@@ -36,6 +36,9 @@ OFFLOAD, RELOAD = COPY_KINDS
 
 OUT, BACK = 4, 5
 """The numbers of OFFLOAD and RELOAD among kinds."""
+
+MOST_TIME = 1 << 40
+"""Whole numbers of time that are held at most."""
 
 
 class CopyModel:
@@ -76,7 +79,8 @@ class CopyModel:
         for rank in range(problem.ranks):
             mine = [[k for k in keys if problem.homes[k[1]] == rank] for keys in (passes, copies)]
             self._add_rank(*mine)
-            self._add_memory(rank, moved)
+            if np.isfinite(problem.limits[rank]):
+                add_memory(self.model, problem, rank, self.start, self._time, self.away)
         self._add_data()
         self._add_hints(timeline)
         floor = int(bound * self.factor * (1 - 1e-9))
@@ -162,46 +166,6 @@ class CopyModel:
             for one, other in pairwise(way):
                 self.model.add(self.start[other] >= self._end(one)).only_enforce_if(away)
 
-    def _add_memory(self, rank: int, moved: Any) -> None:
-        """What is held from a forward on, in parts that leave with I, with W, or for the host."""
-        problem, model = self.problem, self.model
-        limit = problem.limits_with_slack[rank]
-        held: list[tuple[Any, Any, float, Any]] = []
-        stages = np.flatnonzero(problem.homes == rank).tolist()
-        if not np.isfinite(limit):
-            return
-        unit = problem.microbatch_memory[rank] / FRACTIONS
-        for stage, b in product(stages, range(problem.microbatches)):
-            forward, *backward = [(kind, stage, b) for kind in range(len(problem.kinds))]
-            stays = [problem.taken[0, stage] - problem.freed[2:, stage].sum()]
-            stays += problem.freed[2:, stage].tolist()
-            goes = float(moved[stage])
-            more = float(problem.taken[1, stage])
-            held.append((self.start[backward[0]], self._end(backward[0]), more, None))
-            # Which of both parts is moved first makes no difference: it is back before any leaves.
-            for last, size in zip(reversed(backward), reversed(stays), strict=True):
-                part = min(goes, float(size))
-                goes -= part
-                held.append((self.start[forward], self._end(last), size - part, None))
-                if part > 0:
-                    away, out, back = self.away[stage, b], (OUT, stage, b), (BACK, stage, b)
-                    held.append((self.start[forward], self._end(last), part, ~away))
-                    held.append((self.start[forward], self._end(out), part, away))
-                    held.append((self.start[back], self._end(last), part, away))
-        sizes = [int(size / unit + 1e-6) for _, _, size, _ in held]
-        intervals = []
-        for begin, end, _, there in held:
-            length = model.new_int_var(0, self.horizon, "")
-            intervals.append(
-                model.new_interval_var(begin, length, end, "")
-                if there is None
-                else model.new_optional_interval_var(begin, length, end, there, "")
-            )
-        real = [number for number, size in enumerate(sizes) if size]
-        model.add_cumulative(
-            [intervals[n] for n in real], [sizes[n] for n in real], int(limit / unit + 1e-3)
-        )
-
     def _add_hints(self, timeline: Any) -> None:
         packed = timeline.schedule.actions
         rows = {int(kind): row for row, kind in enumerate(self.problem.kinds)}
@@ -245,3 +209,56 @@ class CopyModel:
     def stop(self) -> None:
         """End a running :meth:`solve` soon; callable from another thread."""
         self.solver.stop_search()
+
+
+def add_memory(
+    model: Any, problem: Problem, rank: int, start: Mapping[Key, Any],
+    time: Callable[[Key], int], away: Mapping[tuple[int, int], Any],
+) -> None:  # fmt: skip
+    """Limit what a rank holds from every forward on, in parts that leave with I, W or a copy.
+
+    Parameters
+    ----------
+    model
+        The solver's, which gets the constraint.
+    start, time, away
+        Starts and times of actions and copies, and whether activations are copied.
+    """
+    unit = problem.microbatch_memory[rank] / FRACTIONS
+    stages = np.flatnonzero(problem.homes == rank).tolist()
+    intervals, sizes = [], []
+    for stage, b in product(stages, range(problem.microbatches)):
+        for begin, end, part, copied in held_parts(problem, stage):
+            if not (size := int(part / unit + 1e-6)):
+                continue
+            last = (end, stage, b)
+            until = start[last] + time(last)
+            there = True if copied is None else away[stage, b] if copied else ~away[stage, b]
+            length = model.new_int_var(0, MOST_TIME, "")
+            intervals.append(
+                model.new_optional_interval_var(start[begin, stage, b], length, until, there, "")
+            )
+            sizes.append(size)
+    model.add_cumulative(intervals, sizes, int(problem.limits_with_slack[rank] / unit + 1e-3))
+
+
+def held_parts(problem: Problem, stage: int) -> Iterator[tuple[int, int, float, bool | None]]:
+    """What a microbatch holds: from the start of which kind to the end of which, and how much.
+
+    The last says whether that is so where its activation is copied, or stays; None for both.
+    """
+    moved = 0.0
+    if problem.offload and problem.offload[stage]:
+        moved = float(problem.table.moved(problem.recomputed)[stage])
+    yield 1, 1, float(problem.taken[1, stage]), None
+    stays = [problem.taken[0, stage] - problem.freed[2:, stage].sum()]
+    stays += problem.freed[2:, stage].tolist()
+    # Which of both parts is moved first makes no difference: it is back before any leaves.
+    for last, size in reversed(list(enumerate(stays, start=1))):
+        part = min(moved, float(size))
+        moved -= part
+        yield 0, last, float(size) - part, None
+        if part > 0:
+            yield 0, last, part, False
+            yield 0, OUT, part, True
+            yield BACK, last, part, True

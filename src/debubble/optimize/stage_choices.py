@@ -10,7 +10,9 @@ out worse than without the choice.
 in no time, nothing is slower: what F leaves is the least of any choice, and time only grows with R
 and with copies. The same holds when some stages are decided and the others are relaxed like this.
 So choices are split, stage by stage, where the bound is lowest, until that is no lower than the
-best makespan or the nodes run out; the lowest bound that is left holds for all of them.
+best makespan or the nodes run out; the lowest bound that is left holds for all of them. What may be
+copied may stay, too: if no stage may choose to recompute, whatever is proven for copies wherever
+they are allowed holds for all choices.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ def bound_of_all(
         if bound < best * (1 - TOLERANCE):
             heapq.heappush(open_sets, (bound, -next(number), decided))
 
-    add(tuple(way[0] if len(way) == 1 else None for way in ways), 0.0)
+    add(tuple(way[0] if len(way) == 1 else None for way in ways), known.get(most_free(ways), 0.0))
     while open_sets:
         bound, _, decided = open_sets[0]
         if None not in decided:
@@ -138,6 +140,16 @@ def bound_of_all(
             add((*decided[:stage], way, *decided[stage + 1 :]), bound)
             nodes -= 1
     return best, None
+
+
+def most_free(ways: Ways) -> Choice:
+    """The choice that every order of another one is an order of; empty where there is none.
+
+    What may be copied may also stay, but a stage that may recompute does, or does not.
+    """
+    if any(len({way & RECOMPUTE for way in open_to}) > 1 for open_to in ways):
+        return ()
+    return tuple(reduce(or_, open_to) for open_to in ways)
 
 
 def _whole(decided: tuple[int | None, ...]) -> Choice:
@@ -228,7 +240,7 @@ class Choices:
         best = search.best.makespan
         bound, chosen = bound_of_all(self.root, self.ways, best, known, nodes)
         self._floor = max(self._floor, min(bound, best))
-        # What copies cost no bound says: there is nothing to close.
+        # What copies cost is said by the bound of one rank alone: there is nothing to close.
         if chosen is None or any(way & OFFLOAD for way in chosen):
             return None
         problem = with_choice(self.root, chosen)

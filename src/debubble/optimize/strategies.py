@@ -7,7 +7,7 @@ scheduler. If they do not meet the lower bound,
 
 * the bound is raised by single ranks kept exactly, later by several;
 * small problems are annealed and then handed to the exact solver with the rest of the time, once
-  more with their copies where these are few actions;
+  more with their copies where these are few actions; ranks with copies are kept once more, too;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
   is unrolled, its ends are repaired, and its middle is stretched. Of many microbatches, an order of
   few is annealed, and what repeats in it is stretched. An order by which the strongest rank does
@@ -47,7 +47,7 @@ from debubble.optimize.annealing import (
     small,
 )
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
-from debubble.optimize.bounding import keep_one_rank, keep_several_ranks
+from debubble.optimize.bounding import keep_copies, keep_one_rank, keep_several_ranks
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.listed import listed
 from debubble.optimize.offload import tighter
@@ -311,6 +311,10 @@ def _copies(problem: Problem) -> bool:
     return bool(problem.offload) and not problem.recomputed.any() and few and has_solver()
 
 
+def _copied(problem: Problem) -> bool:
+    return bool(problem.offload) and has_solver()
+
+
 def _annealed_whole(problem: Problem) -> bool:
     return not small(problem) and problem.size <= LARGEST
 
@@ -326,6 +330,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("running recomputes ahead", run_ahead, lambda p: small(p) and runs_ahead(p)),
     Strategy("exact solving", solve_ahead, _solved_apart),
     Strategy("solving with copies", solve_with_copies, _copies),
+    Strategy("keeping one rank with its copies", keep_copies, _copied),
     Strategy("patterns", patterns, lambda p: not small(p) and has_solver(), parallel=True),
     Strategy("repeating", repeat, can_repeat, parallel=True),
     Strategy("annealing", anneal, _annealed_whole, parallel=True),

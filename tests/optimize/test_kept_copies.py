@@ -1,0 +1,289 @@
+"""Bounds by one rank with its copies: below every order there is, and near the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import debubble as db
+from debubble.core.actions import Kind, pack
+from debubble.engine.modes import P2P_MODES
+from debubble.optimize.backward import with_fused
+from debubble.optimize.choices import with_choice
+from debubble.optimize.kept_copies import copied_bound, may_help
+from debubble.optimize.offload import without_copies
+from debubble.optimize.problem import Problem
+from debubble.optimize.stage_choices import bound_of_all, most_free
+from debubble.optimize.stop import Stop
+from tests.conftest import EXPLORES
+from tests.optimize.problems import problem
+
+pytest.importorskip("ortools")
+
+CASES, BY_HAND = (400, 60) if EXPLORES else (40, 8)
+WORK = 20.0
+
+Step = tuple[Kind, int]
+"""A kind and a microbatch."""
+
+
+def bounds(asked: Problem, low: float, best: float) -> list[float]:
+    """The bound by every rank that copies something, between what is known and what is reached."""
+    return [
+        copied_bound(asked, rank, low, best, WORK, Stop())[0]
+        for rank in range(asked.ranks)
+        if may_help(asked, rank)
+    ]
+
+
+def with_peaks(asked: Problem, programs: Sequence[Any]) -> tuple[Problem, float]:
+    """The problem with the memory that an order needs, and how long the order takes."""
+    timeline = asked.timeline(asked.schedule(without_copies(programs)).with_programs(programs))
+    return replace(asked, limits=timeline.peak_activation.copy()), timeline.makespan
+
+
+def random_costs(rng: np.random.Generator, stages: int, least: int) -> dict[str, Any]:
+    whole = rng.random() < 0.7
+    costs: dict[str, Any] = {
+        kind: rng.integers(least, 6, stages).tolist()
+        if whole
+        else (rng.random(stages) * 4 + 0.1).tolist()
+        for kind in "FIW"
+    }
+    if rng.random() < 0.3:
+        more = float(rng.choice([-0.5, 0.5]))
+        costs["B"] = [max(a + b + more, 0) for a, b in zip(costs["I"], costs["W"], strict=True)]
+    return costs | {
+        "p2p": float(rng.integers(3)) / 2,
+        "host_bandwidth": 1 / float(rng.integers(1, 9)),
+        "offload_share": float(rng.choice([0.5, 1.0])),
+        "kept_for_weight": float(rng.choice([0.0, 0.5, 1.0])),
+    }
+
+
+def random_programs(asked: Problem, rng: np.random.Generator) -> list[Any]:
+    """An order with copies that runs: of what is ready on any rank, something goes next."""
+    S, m = asked.stages, asked.microbatches
+    done: set[tuple[Kind, int, int]] = set()
+    programs: list[list[int]] = [[] for _ in range(asked.ranks)]
+    eager, copies = rng.random(2)
+    goes = {(s, b) for s, b in product(range(S), range(m)) if asked.offload[s] and
+            rng.random() < copies}  # fmt: skip
+    first = asked.kinds[1]
+
+    def ready(kind: Kind, s: int, b: int) -> bool:
+        if kind == Kind.F:
+            return s == 0 or (Kind.F, s - 1, b) in done
+        if kind == Kind.OFFLOAD:
+            return (s, b) in goes and (Kind.F, s, b) in done
+        if kind == Kind.RELOAD:
+            return (Kind.OFFLOAD, s, b) in done
+        if kind == Kind.W:
+            return (first, s, b) in done
+        before = (first, s + 1, b) if s + 1 < S else (Kind.F, s, b)
+        there = Kind.RELOAD if (s, b) in goes else Kind.F
+        return before in done and (there, s, b) in done
+
+    kinds = [*asked.kinds, Kind.OFFLOAD, Kind.RELOAD]
+    everything = list(product(kinds, range(S), range(m)))
+    while True:
+        able = [key for key in everything if key not in done and ready(*key)]
+        if not able:
+            found = [np.array(program, dtype=np.int64) for program in programs]
+            if asked.backward != "free":
+                return found
+            return with_fused(found, rng.random((S, m)) < rng.choice([0, 0.5, 1]))
+        late = [key for key in able if key[0] != Kind.F]
+        pool = late if late and rng.random() < eager else able
+        kind, s, b = pool[rng.integers(len(pool))]
+        done.add((kind, s, b))
+        programs[asked.homes[s]].append(int(pack(kind, s, b)[0]))
+
+
+def sampled(seed: int) -> tuple[Problem, float]:
+    """A random problem with the memory of a random order, and the makespan of that."""
+    rng = np.random.default_rng(seed)
+    p, v, m = ((1, 1, 4), (2, 1, 3), (2, 1, 4), (3, 1, 3), (2, 2, 2), (1, 2, 3))[rng.integers(6)]
+    place = [db.Placement.wave(p, v), db.Placement.loop(p, v)][rng.integers(2)]
+    costs = random_costs(rng, p * v, 0)
+    if rng.random() < 0.3:
+        costs |= {"activation": (rng.integers(1, 5, p * v) / 2).tolist(), "kv": 0.25}
+    if p % 2 == 0 and rng.random() < 0.2:
+        costs["host_link_shared_by"] = 2
+    mode = str(rng.choice(P2P_MODES)) if rng.random() < 0.4 else "overlapped"
+    backward = str(rng.choice(["split", "fused", "free"]))
+    asked = problem(p, m, 1.0, mode=mode, backward=backward, placement=place, **costs)
+    asked = with_choice(asked, [2 * int(flag) for flag in rng.random(p * v) < 0.8])
+    if not asked.offload:
+        return asked, 0.0
+    found = []
+    for _ in range(8):
+        try:
+            found.append(with_peaks(asked, random_programs(asked, rng)))
+        except db.ScheduleError:
+            # Blocking transfers can wait for each other.
+            continue
+    return min(found, key=lambda pair: pair[1], default=(asked, 0.0))
+
+
+def check_sampled(seed: int) -> int:
+    """Check all bounds of a sampled problem; how many there are."""
+    asked, makespan = sampled(seed)
+    if not asked.offload or not makespan:
+        return 0
+    found = bounds(asked, makespan, 1.05 * makespan)
+    assert all(bound <= makespan * (1 + 1e-9) for bound in found), (seed, found, makespan)
+    return len(found)
+
+
+@pytest.mark.slow
+def test_no_order_with_copies_is_below_the_bound() -> None:
+    assert sum(map(check_sampled, range(CASES))) > CASES // 2
+
+
+def merges(chains: Sequence[Sequence[Step]], in_turn: bool) -> Iterator[list[Step]]:
+    """All orders of some chains of actions; in turn for the first of each chain."""
+    if not any(chains):
+        yield []
+        return
+    for number, chain in enumerate(chains):
+        if chain and not (
+            in_turn and chain[0][0] == Kind.F and any(c and c[0][0] == Kind.F
+                                                       for c in chains[:number])
+        ):  # fmt: skip
+            rest = [c[1:] if n == number else c for n, c in enumerate(chains)]
+            for others in merges(rest, in_turn):
+                yield [chain[0], *others]
+
+
+def ways(asked: Problem, in_turn: bool) -> Iterator[list[Step]]:
+    """All orders of a rank's actions and copies, whichever microbatches are copied."""
+    for chosen in product((False, True), repeat=asked.microbatches):
+        yield from merges(
+            [
+                [(kind, b) for kind in (Kind.F, *([Kind.OFFLOAD, Kind.RELOAD] if away else []),
+                                        *asked.kinds[1:])]
+                for b, away in enumerate(chosen)
+            ],
+            in_turn,
+        )  # fmt: skip
+
+
+def run(asked: Problem, rows: Sequence[list[Step]]) -> float:
+    """The makespan of an order by hand; infinite where ranks wait for each other or run full."""
+    table, last = asked.table, asked.ranks - 1
+    end: dict[tuple[Kind, int, int], float] = {}
+    begin: dict[tuple[Kind, int, int], float] = {}
+    at, free, copied = [0] * len(rows), [0.0] * len(rows), [0.0] * len(rows)
+    gradient = asked.kinds[1]
+    moving = True
+    while moving:
+        moving = False
+        for r, row in enumerate(rows):
+            while at[r] < len(row):
+                kind, b = row[at[r]]
+                key = (kind, r, b)
+                if kind in (Kind.OFFLOAD, Kind.RELOAD):
+                    begin[key] = max(free[r], copied[r])
+                    end[key] = copied[r] = begin[key] + table.copy(kind, r, None)
+                else:
+                    step = -1 if kind == Kind.F else 1
+                    other = (kind, r + step, b)
+                    now = free[r]
+                    if kind != Kind.W and 0 <= r + step <= last:
+                        if other not in end:
+                            break
+                        now = max(now, end[other] + table.transfer(r + step, r))
+                    if kind == gradient:
+                        now = max(now, end.get((Kind.RELOAD, r, b), 0.0))
+                    begin[key] = now
+                    end[key] = free[r] = now + float(table.duration[kind, r])
+                at[r] += 1
+                moving = True
+    if any(place < len(row) for place, row in zip(at, rows, strict=True)):
+        return float("inf")
+    for r in range(asked.ranks):
+        held = [
+            change
+            for key in end
+            if key[1] == r
+            for change in changes(asked, key[0], r, begin[key], end[key])
+        ]
+        total = np.cumsum([amount for _, amount in sorted(held)])
+        if total.max() > asked.limits_with_slack[r]:
+            return float("inf")
+    return max(end.values())
+
+
+def changes(
+    asked: Problem, kind: Kind, stage: int, begin: float, end: float
+) -> list[tuple[float, float]]:
+    moved = float(asked.table.moved(asked.recomputed)[stage])
+    if kind == Kind.OFFLOAD:
+        return [(end, -moved)]
+    if kind == Kind.RELOAD:
+        return [(begin, moved)]
+    row = asked.kinds.index(kind)
+    return [(begin, float(asked.taken[row, stage])), (end, -float(asked.freed[row, stage]))]
+
+
+def optimum(asked: Problem) -> float:
+    """The best makespan of all orders with copies of all ranks, by hand."""
+    rows = [list(ways(asked, rank == 0)) for rank in range(asked.ranks)]
+    best, order = float("inf"), None
+    for chosen in product(*rows):
+        found = run(asked, chosen)
+        if found < best:
+            best, order = found, chosen
+    if order is not None:
+        programs = [
+            np.array([int(pack(kind, r, b)[0]) for kind, b in row]) for r, row in enumerate(order)
+        ]
+        again, makespan = with_peaks(asked, programs)
+        assert makespan == pytest.approx(best, rel=1e-12)
+        assert np.all(again.limits <= asked.limits_with_slack)
+    return best
+
+
+def check_exact(seed: int) -> tuple[int, bool]:
+    """Check all bounds of a problem that is solved by hand; how many, and whether one is tight."""
+    rng = np.random.default_rng(seed)
+    shapes = [(1, 3, "fused"), (1, 2, "split"), (2, 2, "fused")]
+    p, m, backward = shapes[rng.integers(len(shapes))]
+    costs = random_costs(rng, p, 1)
+    costs.pop("B", None)
+    asked = problem(p, m, 1.0, chunks=1, backward=backward, **costs)
+    limits = asked.smallest_limits * float(rng.choice([1, 1.5, 2]))
+    asked = with_choice(replace(asked, limits=limits), [2] * p)
+    best = optimum(asked)
+    found = bounds(asked, 0.995 * best, 1.2 * best) + bounds(asked, best, 1.2 * best)
+    assert all(bound <= best * (1 + 1e-9) for bound in found), (seed, found, best)
+    return len(found) // 2, bool(found) and max(found[: len(found) // 2]) >= best * (1 - 1e-9)
+
+
+@pytest.mark.slow
+def test_the_bound_is_below_the_optimum_and_often_meets_it() -> None:
+    found = [check_exact(seed) for seed in range(BY_HAND)]
+    assert sum(count for count, _ in found) > BY_HAND // 2
+    assert sum(tight for _, tight in found) > BY_HAND // 4
+
+
+def test_copies_that_take_long_raise_the_bound_of_all_choices() -> None:
+    costs = {"F": 5, "I": 6, "W": 4, "host_bandwidth": 0.1}
+    asked = with_choice(problem(3, 5, 2, chunks=1, **costs), (2, 2, 2))
+    bound, used = copied_bound(asked, 0, 99.0, 140.0, WORK, Stop())
+    assert used > 0
+    assert 99 < bound < 140
+    ways = [(0, 2)] * 3
+    assert most_free(ways) == (2, 2, 2)
+    assert bound_of_all(asked, ways, 140.0, {(2, 2, 2): bound}, 0)[0] == bound
+    assert most_free([(0, 1, 2)] * 3) == ()
+    assert most_free([(1,), (1, 3)]) == (1, 3)
+    assert not may_help(with_choice(asked, (2, 0, 3)), 1)
+    assert not may_help(with_choice(asked, (2, 0, 3)), 2)
+    assert not may_help(replace(asked, limits=np.full(3, np.inf)), 0)
