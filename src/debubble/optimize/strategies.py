@@ -48,6 +48,7 @@ from debubble.optimize.annealing import (
 )
 from debubble.optimize.backward import alternatives, fusable, relaxed, separate
 from debubble.optimize.bounding import keep_copies, keep_one_rank, keep_several_ranks
+from debubble.optimize.copied_list import can_list, orders_with_copies
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.listed import listed
 from debubble.optimize.offload import tighter
@@ -69,6 +70,10 @@ actions that it is asked to order."""
 
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
+
+PASSES, PASSES_SHARE, MOST_PASSES = 4000, 0.2, 10.0
+"""Passes of the list scheduler that places copies, their share of the time limit, and how much
+effort they take at most."""
 
 MIXES = 6
 """How often single backwards are fused or split, and the rest annealed, at most."""
@@ -193,6 +198,15 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
         anneal_order(
             tight, listed(tight, ()), incumbent, share, TIGHT_ROUNDS * min(stop.work.effort, 2.0)
         )
+
+
+def list_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Offer orders of a list scheduler that places copies as well."""
+    del problem
+    until = Stop(PASSES_SHARE * stop.left, stop)
+    passes = round(PASSES * min(stop.work.effort, MOST_PASSES))
+    for programs in orders_with_copies(incumbent.problem, passes, until):
+        incumbent.offer(programs, "list scheduling with copies")
 
 
 def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -323,6 +337,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
+    Strategy("list scheduling with copies", list_copies, can_list),
     Strategy("keeping one rank", keep_one_rank, lambda _: True),
     Strategy("annealing", anneal, small),
     Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
