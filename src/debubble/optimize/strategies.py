@@ -5,6 +5,8 @@ offers the incumbent orders, which the engine measures in the problem's own tran
 raise its bound. The quick ones come first: published schedules on the same placement, and the list
 scheduler. If they do not meet the lower bound,
 
+* where activations may be copied to the host, orders that leave room for copies are annealed, and
+  with one stage on every rank a list scheduler places copies as well;
 * the bound is raised by single ranks kept exactly, later by several;
 * small problems are annealed and then handed to the exact solver with the rest of the time, once
   more with their copies where these are few actions; ranks with copies are kept once more, too;
