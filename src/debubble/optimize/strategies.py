@@ -5,9 +5,9 @@ offers the incumbent orders, which the engine measures in the problem's own tran
 raise its bound. The quick ones come first: published schedules on the same placement, and the list
 scheduler. If they do not meet the lower bound,
 
-* where activations may be copied to the host, orders that leave room for copies are annealed, and
-  with one stage on every rank a list scheduler places copies as well;
+* where activations may be copied to the host, orders that leave room for copies are annealed;
 * the bound is raised by single ranks kept exactly, later by several;
+* with copies and one stage on every rank, a list scheduler places them as well;
 * small problems are annealed and then handed to the exact solver with the rest of the time, once
   more with their copies where these are few actions; ranks with copies are kept once more, too;
 * others are annealed while patterns are sought in parallel: for one microbatch, then for two; each
@@ -73,9 +73,9 @@ actions that it is asked to order."""
 TIGHT_ROUNDS = 1
 """Rounds of annealing for each room that is left for copies under way."""
 
-PASSES, PASSES_SHARE, MOST_PASSES = 4000, 0.2, 10.0
-"""Passes of the list scheduler that places copies, their share of the time limit, and how much
-effort they take at most."""
+PASSES, PASSED, PASSES_SHARE, MOST_PASSES = 4000, 1_600_000, 0.2, 10.0
+"""Passes of the list scheduler that places copies, and actions of all passes, at most; their share
+of the time limit, and how much effort they take at most."""
 
 MIXES = 6
 """How often single backwards are fused or split, and the rest annealed, at most."""
@@ -204,10 +204,9 @@ def anneal_with_room(problem: Problem, incumbent: Incumbent, stop: Stop) -> None
 
 def list_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Offer orders of a list scheduler that places copies as well."""
-    del problem
     until = Stop(PASSES_SHARE * stop.left, stop)
-    passes = round(PASSES * min(stop.work.effort, MOST_PASSES))
-    for programs in orders_with_copies(incumbent.problem, passes, until):
+    passes = min(PASSES, PASSED // problem.size) * min(stop.work.effort, MOST_PASSES)
+    for programs in orders_with_copies(incumbent.problem, round(passes), until):
         incumbent.offer(programs, "list scheduling with copies")
 
 
@@ -339,8 +338,8 @@ STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
     Strategy("annealing with room for copies", anneal_with_room, lambda p: bool(p.offload)),
-    Strategy("list scheduling with copies", list_copies, can_list),
     Strategy("keeping one rank", keep_one_rank, lambda _: True),
+    Strategy("list scheduling with copies", list_copies, can_list),
     Strategy("annealing", anneal, small),
     Strategy("keeping several ranks", keep_several_ranks, lambda p: p.ranks > 1),
     Strategy("exact solving", solve, lambda p: small(p) and has_solver()),
