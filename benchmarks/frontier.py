@@ -167,7 +167,8 @@ def document(rows: list[dict[str, Any]]) -> str:
         "makespan known at that memory: in the part `published` of public schedulers, measured in",
         "another simulator; in the grid, of the schedules registered here, with their orders for",
         "equal times and for these. *s* is wall time and *CPU s* processor time of all threads, on",
-        "two cores; of points that were measured more than once, of all runs together.",
+        "two cores; of points that were measured more than once, of all runs together. Points with",
+        "a large gap were measured again, some with a time limit or up to twice the work.",
         "",
         *gaps(rows),
     ]

@@ -66,8 +66,7 @@ def anneal(
         Scratch, one column per action: eight rows of whole numbers and three of times. The first
         row of `times` is the start of every action of `order` in repetition 0 after the call.
     counters
-        Period, best period, 0, and where the random numbers go on. The period is infinite where
-        the order is a deadlock.
+        Best period, infinite where the order is a deadlock, and where the random numbers go on.
     halt
         One number, which another thread makes 1 to end the loop.
     """
@@ -75,7 +74,7 @@ def anneal(
     place, by_input, mark, stack = whole[0], whole[1], whole[2], whole[3]
     queue, queued, critical, block = whole[4], whole[5], whole[6], whole[7]
     start, trial, ratio = times[0], times[1], times[2]
-    state = int(counters[3])
+    state = int(counters[1])
     for i in range(n):
         place[order[i]] = i
         by_input[i] = 0
@@ -178,21 +177,14 @@ def anneal(
             for i in range(begin, end):
                 now = i + end - middle if i < middle else i - middle + begin
                 trial[block[i - begin]] += limit * (i // length - now // length)
-            for joint in range(3):
-                if joint == 0:
-                    i = begin
-                elif joint == 1:
-                    i = begin + end - middle
-                else:
-                    i = end
+            for i in (begin, begin + end - middle, end):
                 y = order[first + (i - 1) % length]
                 # The joints behind this one are not there yet.
-                left = joint + 1
                 valid = valid and _delay(
                     y, limit, tiny, offsets, rank_of, duration, gap, succ, other, order, ahead,
                     place, trial, queue, queued,
-                    order[first + (begin + end - middle - 1) % length] if left < 2 else -1,
-                    order[first + (end - 1) % length] if left < 3 else -1,
+                    order[first + (begin + end - middle - 1) % length] if i == begin else -1,
+                    order[first + (end - 1) % length] if i < end else -1,
                 )  # fmt: skip
         if valid:
             changed = True
@@ -204,9 +196,8 @@ def anneal(
                 block[i - begin] = order[first + i % length]
             back = begin + end - middle
             _exchange(begin, back, end, first, length, block, order, place, ahead)
-    counters[0] = period
-    counters[1] = shortest
-    counters[3] = state
+    counters[0] = shortest
+    counters[1] = state
 
 
 @helper

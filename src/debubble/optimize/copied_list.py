@@ -79,8 +79,7 @@ class Pass:
         self.times = problem.pass_times.tolist()
         self.copy = [problem.table.copy(OFFLOAD, s, None) for s in range(S)]
         moved = np.where(problem.offload, problem.table.moved(problem.recomputed), 0.0)
-        self.moved, self.limits = moved.tolist(), problem.limits_with_slack.tolist()
-        self.limits = [self.limits[home] for home in problem.homes]
+        self.moved, self.limits = moved.tolist(), problem.limits_with_slack[problem.homes].tolist()
         self.taken, self.freed = problem.taken.tolist(), problem.freed.tolist()
         self.forward, self.backward = (
             link.tolist() for link in (problem.forward_link, problem.backward_link)

@@ -19,7 +19,7 @@ Times and memory are rounded; an order that is found is simulated and measured a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -98,22 +98,12 @@ class CopyModel:
 
     def _add_rank(self, passes: list[Key], copies: list[Key]) -> None:
         """One action and one copy at a time, and a reason for every start."""
-        model = self.model
-        model.add_no_overlap(
-            [model.new_fixed_size_interval_var(self.start[k], self._time(k), "") for k in passes]
-        )
-        model.add_no_overlap(
-            [
-                model.new_optional_fixed_size_interval_var(
-                    self.start[key], self._time(key), self.away[key[1:]], ""
-                )
-                for key in copies
-            ]
-        )
+        for keys in (passes, copies):
+            add_machine(self.model, keys, self.start, self._time, self.away)
         for key in passes:
             chain, b = key[:2], key[2]
             if b:
-                model.add(self.start[key] >= self._end((*chain, b - 1)))
+                self.model.add(self.start[key] >= self._end((*chain, b - 1)))
             before = [
                 other
                 for other in passes
@@ -161,10 +151,7 @@ class CopyModel:
             if key[0] < OUT:
                 for time in self._inputs(key):
                     self.model.add(start >= time)
-        for (stage, b), away in self.away.items():
-            way = [(0, stage, b), (OUT, stage, b), (BACK, stage, b), (1, stage, b)]
-            for one, other in pairwise(way):
-                self.model.add(self.start[other] >= self._end(one)).only_enforce_if(away)
+        add_copies(self.model, self.start, self._time, self.away)
 
     def _add_hints(self, timeline: Any) -> None:
         packed = timeline.schedule.actions
@@ -209,6 +196,34 @@ class CopyModel:
     def stop(self) -> None:
         """End a running :meth:`solve` soon; callable from another thread."""
         self.solver.stop_search()
+
+
+def add_machine(
+    model: Any, keys: Sequence[Key], start: Mapping[Key, Any], time: Callable[[Key], int],
+    away: Mapping[tuple[int, int], Any],
+) -> None:  # fmt: skip
+    """Run one action, or one copy, at a time; see :func:`add_memory`."""
+    model.add_no_overlap(
+        [
+            model.new_fixed_size_interval_var(start[key], time(key), "")
+            if key[0] < OUT
+            else model.new_optional_fixed_size_interval_var(
+                start[key], time(key), away[key[1:]], ""
+            )
+            for key in keys
+        ]
+    )
+
+
+def add_copies(
+    model: Any, start: Mapping[Key, Any], time: Callable[[Key], int],
+    away: Mapping[tuple[int, int], Any],
+) -> None:  # fmt: skip
+    """Copy out behind the forward and back before the backward; see :func:`add_memory`."""
+    for (stage, b), copied in away.items():
+        way = [(0, stage, b), (OUT, stage, b), (BACK, stage, b), (1, stage, b)]
+        for one, other in pairwise(way):
+            model.add(start[other] >= start[one] + time(one)).only_enforce_if(copied)
 
 
 def add_memory(

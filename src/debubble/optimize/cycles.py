@@ -25,7 +25,7 @@ from debubble.listing import TOLERANCE
 from debubble.optimize._cycle_kernel import anneal
 from debubble.optimize.pattern import Pattern
 from debubble.optimize.problem import Problem
-from debubble.optimize.refine import TEMPERATURES
+from debubble.optimize.refine import TEMPERATURES, random_state
 from debubble.optimize.stop import Stop
 from debubble.optimize.unroll import Places
 
@@ -105,7 +105,7 @@ def _run(
     mean, width, n = float(problem.times.mean()) or 1.0, cycle.width, len(cycle.order)
     order, ahead = cycle.order.copy(), cycle.ahead.copy()
     best, best_ahead = order.copy(), ahead.copy()
-    times, counters = np.zeros((3, n)), np.array([0.0, 0.0, 0.0, (seed + 1) * 7919])
+    times, counters = np.zeros((3, n)), np.array([0.0, random_state(seed)])
     halt = np.zeros(1, dtype=np.int64)
     with stop.ending(lambda: halt.fill(1)):
         anneal.compiled(
@@ -113,7 +113,7 @@ def _run(
             problem.limits_with_slack, order, ahead, best, best_ahead,
             np.zeros((8, n), dtype=np.int64), times, counters, halt,
         )  # fmt: skip
-    found = replace(cycle, order=best, ahead=best_ahead, period=float(counters[1]))
+    found = replace(cycle, order=best, ahead=best_ahead, period=float(counters[0]))
     return found, times[0]
 
 

@@ -47,7 +47,7 @@ from debubble.core.kinds import COPY_KINDS
 from debubble.engine.modes import MODE
 from debubble.listing import TOLERANCE
 from debubble.optimize.backward import relaxed
-from debubble.optimize.copies import BACK, OUT, add_memory
+from debubble.optimize.copies import BACK, OUT, add_copies, add_machine, add_memory
 from debubble.optimize.kept_ranks import keep
 from debubble.optimize.offload import eased
 from debubble.optimize.problem import Problem
@@ -188,18 +188,11 @@ class RankModel:
 
     def _add_machines(self) -> None:
         """One action and one copy at a time; microbatches by their first forwards."""
-        new, optional = (
-            self.model.new_fixed_size_interval_var,
-            self.model.new_optional_fixed_size_interval_var,
-        )
-        start, away = self.start, self.away
-        self.model.add_no_overlap([new(start[k], self._time(k), "") for k in self.passes])
-        self.model.add_no_overlap(
-            [optional(start[k], self._time(k), away[k[1:]], "") for k in self.copies]
-        )
+        for keys in (self.passes, self.copies):
+            add_machine(self.model, keys, self.start, self._time, self.away)
         first = [key for key in self.passes if key[:2] == self.passes[0][:2]]
         for one, other in pairwise(first):
-            self.model.add(start[other] >= self._end(one))
+            self.model.add(self.start[other] >= self._end(one))
 
     def _add_way(self, kept: Any, stages: list[int]) -> None:
         """Heads, tails, and what every microbatch does between its actions here."""
@@ -218,13 +211,10 @@ class RankModel:
                 add(self._end(weight) <= self.horizon)
 
     def _add_copies(self) -> None:
-        """Out behind the forward, back before the backward, if at all."""
-        for (stage, b), away in self.away.items():
-            way = [(0, stage, b), (OUT, stage, b), (BACK, stage, b), (1, stage, b)]
-            for one, other in pairwise(way):
-                self.model.add(self.start[other] >= self._end(one)).only_enforce_if(away)
-            for copy in way[1:3]:
-                self.model.add(self.start[copy] == 0).only_enforce_if(~away)
+        """Copies between forward and backward; the start of one that is not made is 0."""
+        add_copies(self.model, self.start, self._time, self.away)
+        for key in self.copies:
+            self.model.add(self.start[key] == 0).only_enforce_if(~self.away[key[1:]])
 
     def _add_reasons(self) -> None:
         """What waits for nothing from other ranks, or the host, starts when an action ends."""

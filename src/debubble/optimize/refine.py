@@ -58,6 +58,11 @@ MOST_DOUBLINGS = 4
 """How often rounds become twice as long: they cannot be broken off within a piece."""
 
 
+def random_state(seed: int) -> int:
+    """Where the random numbers of a seed begin; a float can have it."""
+    return (seed + 1) * 7919 % (1 << 47)
+
+
 class Annealer:
     """An order that is being refined.
 
@@ -91,7 +96,7 @@ class Annealer:
         self.mean = float(problem.times.mean()) or 1.0
         self.halt = np.zeros(1, dtype=np.int64)
         self._counters = np.zeros(COUNTERS)
-        self._counters[3] = (seed + 1) * 7919 % (1 << 47)
+        self._counters[3] = random_state(seed)
         offsets = np.cumsum([0, *map(len, programs)])
         begin = end = offsets[1:]
         if fixed is not None:

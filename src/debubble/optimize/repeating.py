@@ -53,7 +53,6 @@ CYCLE_MOVES, MOST_CYCLE_MOVES = 50_000, 100_000
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Find repeating patterns, and repair their ends."""
     effort, seed = stop.work.effort, stop.work.seed
-    rounds = ROUNDS * min(effort, 2.0)
     for width in WIDTHS:
         if stop() or problem.microbatches < 2 * width or width > max(effort, 1):
             break
@@ -64,39 +63,39 @@ def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         if pattern is None:
             continue
         name = f"a pattern of {width} microbatch{'es' if width > 1 else ''}"
-        turns = max(1, int(min(effort, MOST_ENDS)))
-        for turn in takewhile(lambda turn: not (turn and stop()), range(turns)):
-            offer_pattern(problem, incumbent, pattern, name, stop, rounds, seed + turn)
+        _offer_pattern(problem, incumbent, pattern, name, stop, seed)
         if pattern.tight:
             break
 
 
-def offer_pattern(
-    problem: Problem, incumbent: Incumbent, pattern: Pattern, name: str, stop: Stop,
-    rounds: float, seed: int,
-) -> None:  # fmt: skip
+def _offer_pattern(
+    problem: Problem, incumbent: Incumbent, pattern: Pattern, name: str, stop: Stop, seed: int
+) -> None:
     """Offer a pattern as it is, and with ends that are repaired on few microbatches."""
     incumbent.offer(pattern.unroll(problem), name)
     few = unroll.few_microbatches(pattern, problem.microbatches)
     short = problem.shortened(few)
     fixed = unroll.middle_period(short, pattern) if few < problem.microbatches else None
-    made = refine(short, pattern.unroll(short), stop, rounds, seed=seed, fixed=fixed)
-    if fixed is not None:
-        times = (problem.microbatches - few) // pattern.width
-        made = unroll.stretched(made, fixed, pattern.width, times)
-    incumbent.offer(made, name)
+    order, effort = pattern.unroll(short), stop.work.effort
+    turns, rounds = max(1, int(min(effort, MOST_ENDS))), ROUNDS * min(effort, 2.0)
+    for turn in takewhile(lambda turn: not (turn and stop()), range(turns)):
+        made = refine(short, order, stop, rounds, seed=seed + turn, fixed=fixed)
+        if fixed is not None:
+            times = (problem.microbatches - few) // pattern.width
+            made = unroll.stretched(made, fixed, pattern.width, times)
+        incumbent.offer(made, name)
 
 
 def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal an order of few microbatches, then repeat what repeats in it."""
+    if _is_too_short(problem, stop):
+        return
     m, few = problem.microbatches, 2 * problem.ranks + FEW_MORE
     few += (m - few) % max(unroll.PERIODS)
     short = problem.shortened(few)
     effort, seed = stop.work.effort, stop.work.seed
-    if m < 2 * _least(problem) and effort < LONG_EFFORT:
-        return
     order = listed(short, [separate(short, programs) for _, programs in published_orders(short)])
-    cycles = 0
+    annealings = 0
     while True:
         parts = [
             (width, places)
@@ -108,22 +107,21 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
                 return
             made = unroll.stretched(order, places, width, (m - few) // width)
             incumbent.offer(made, "repeating an annealed order")
-        if cycles and effort >= LONG_EFFORT:
+        if annealings and effort >= LONG_EFFORT:
             found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
-            _offer_cycles(problem, incumbent, found, stop, seed + cycles)
-        if cycles >= effort or stop():
+            _offer_cycles(problem, incumbent, found, stop, seed + annealings)
+        if annealings >= effort or stop():
             return
-        cycles += 1
-        rounds = cycles * len(TEMPERATURES)
-        order = refine(short, order, stop, rounds, seed=seed + cycles - 1)
+        rounds = (annealings + 1) * len(TEMPERATURES)
+        order = refine(short, order, stop, rounds, seed=seed + annealings)
+        annealings += 1
 
 
 def _offer_cycles(
     problem: Problem, incumbent: Incumbent, cycles: list[Cycle], stop: Stop, seed: int
 ) -> None:
     """Anneal the fastest cycle of each width for its period, and offer the best with ends."""
-    effort = stop.work.effort
-    moves = int(min(CYCLE_MOVES * effort, MOST_CYCLE_MOVES))
+    moves = int(min(CYCLE_MOVES * stop.work.effort, MOST_CYCLE_MOVES))
     fastest = {
         cycle.width: cycle for cycle in sorted(cycles, key=lambda cycle: cycle.period, reverse=True)
     }
@@ -131,16 +129,12 @@ def _offer_cycles(
     best = min(found, key=lambda cycle: cycle.pace, default=None)
     if best is None or stop() or best.period == float("inf"):
         return
-    rounds = ROUNDS * min(effort, 2.0)
-    turns = max(1, int(min(effort, MOST_ENDS)))
-    for turn in takewhile(lambda turn: not (turn and stop()), range(turns)):
-        pattern = pattern_of(problem, best)
-        offer_pattern(problem, incumbent, pattern, "annealing a cycle", stop, rounds, seed + turn)
+    _offer_pattern(problem, incumbent, pattern_of(problem, best), "annealing a cycle", stop, seed)
 
 
 def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """Anneal what repeats in the best order for its period."""
-    if problem.microbatches < 2 * _least(problem) and stop.work.effort < LONG_EFFORT:
+    if _is_too_short(problem, stop):
         return
     order = separate(problem, incumbent.programs)
     found = [
@@ -152,8 +146,13 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def can_repeat(problem: Problem) -> bool:
-    """Whether there are enough microbatches for :func:`repeat`, given the effort."""
+    """Whether there are enough microbatches for :func:`repeat`, if it may take long."""
     return not small(problem) and problem.microbatches >= _least(problem)
+
+
+def _is_too_short(problem: Problem, stop: Stop) -> bool:
+    """Whether there are too few microbatches to repeat any without much effort."""
+    return problem.microbatches < 2 * _least(problem) and stop.work.effort < LONG_EFFORT
 
 
 def _least(problem: Problem) -> int:

@@ -273,10 +273,10 @@ class Collected:
         if ((place[1:] > place[:-1]) | ((place[1:] == place[:-1]) & later)).all():
             return actions
         order = np.lexsort((actions.start, place))
-        same = like_before(place[order], actions.start[order])
+        same = _like_before(place[order], actions.start[order])
         if same.any():
             order = np.lexsort((actions.end, actions.start, place))
-            same = like_before(place[order], actions.start[order], actions.end[order])
+            same = _like_before(place[order], actions.start[order], actions.end[order])
         if not same.any():
             return actions.take(order)
         rows = np.stack([getattr(actions, name) for name in (*KEY, "start", "end")])
@@ -305,7 +305,7 @@ def _all_take(unit: float, actions: Actions) -> bool:
     return all(np.allclose(span, unit, rtol=1e-6, atol=0) for span in _spans(actions))
 
 
-def like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+def _like_before(*columns: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows are equal to the one before."""
     same = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
