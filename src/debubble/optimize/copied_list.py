@@ -27,7 +27,6 @@ from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 OFFLOAD, RELOAD = COPY_KINDS
-F = Kind.F
 
 SHARES = ((1, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 1))
 """Which of how many microbatches are copied to begin with."""
@@ -135,7 +134,7 @@ class Pass:
         """An action ends; whether its microbatch is done here."""
         rank, row = self.ranks[s], self.rows[kind]
         rank.held -= self.freed[row][s]
-        if kind == F:
+        if row == 0:
             if s + 1 < self.problem.stages:
                 self._later(now + self.forward[s + 1], 1, None, s + 1, b)
             else:
@@ -185,7 +184,7 @@ class Pass:
             rank.in_flight.append(b)
             rank.there.add(b)
             rank.forwards += 1
-            self._start(F, s, b, now)
+            self._start(self.problem.kinds[0], s, b, now)
         elif rank.weights:
             self._start(self.problem.kinds[2], s, rank.weights.pop(0), now)
 
