@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -92,7 +92,39 @@ def test_every_order_runs_completely_within_the_memory(case: Case, objective: st
 @settings(max_examples=25)
 @given(case=cases(microbatches=12))
 def test_the_same_problem_has_the_same_answer(case: Case) -> None:
-    assert case.solve(effort=0.2) == case.solve(effort=0.2)
+    first = case.solve(effort=0.2)
+    scheduler._remembered.cache_clear()
+    assert case.solve(effort=0.2) == first
+
+
+UNEQUAL = Costs(F=[2, 3, 2, 3], I=[3, 3, 4, 3], W=[1, 2, 1, 2], p2p=0.5, activation=[1, 2, 1, 2])
+ASKED = Case(Placement.v(2), UNEQUAL, 6, np.array([7.0, 7.0]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ASKED, placement=Placement.loop(2, 2)),
+        replace(ASKED, costs=replace(UNEQUAL, F=[2, 3, 2, 3.5])),
+        replace(ASKED, costs=replace(UNEQUAL, I=[3, 3.5, 4, 3])),
+        replace(ASKED, costs=replace(UNEQUAL, W=[1.5, 2, 1, 2])),
+        replace(ASKED, costs=replace(UNEQUAL, p2p=0.75)),
+        replace(ASKED, costs=replace(UNEQUAL, activation=[1, 2, 1.5, 2])),
+        replace(ASKED, costs=replace(UNEQUAL, kept_for_weight=0.5)),
+        replace(ASKED, microbatches=7),
+        replace(ASKED, memory=np.array([7.0, 8.0])),
+    ],
+)
+def test_only_what_was_asked_before_is_not_searched_again(other: Case) -> None:
+    scheduler._remembered.cache_clear()
+    options = ({}, {"objective": "stage-time"}, {"effort": 0.3}, {"late": True})
+    for _ in range(2):
+        for case in (ASKED, other):
+            for option in options:
+                case.solve(recompute=np.full(4, True), **option)
+    found = scheduler._remembered.cache_info()
+    assert found.misses == 2 * len(options)
+    assert found.hits == found.misses
 
 
 @settings(max_examples=25)

@@ -122,6 +122,14 @@ class Passes:
         busy = self.microbatches * self._busy
         return (*self._stages, memory, *self._ranks, busy, *self._scratch)
 
+    def question(self) -> tuple[object, ...]:
+        """All that results depend on, to be compared."""
+        arrays = (*self._stages, *self._ranks, self.work.limits, self._first)
+        return (
+            self.objective, self.late, self.microbatches, self.work.stages, self._alone,
+            *(array.tobytes() for array in arrays),
+        )  # fmt: skip
+
     def run(
         self, policies: Sequence[Policy], give_up: float = NEVER, tolerance: float = GIVE_UP
     ) -> tuple[list[Candidate], int]:

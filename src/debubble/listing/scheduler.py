@@ -61,6 +61,8 @@ part: the result is never worse than the best that fits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 
 import numpy as np
@@ -109,6 +111,12 @@ BATCH = 8
 
 PARENTS = 10
 """How many of the best policies are varied."""
+
+REMEMBERED = 32
+"""Results of searches that are kept: within one memory several schedules are the same search."""
+
+LARGEST_REMEMBERED = 1 << 16
+"""Actions of an order up to which it is."""
 
 
 def schedule(
@@ -179,8 +187,29 @@ def schedule(
     measured = (passes.measured(programs) for programs in published)
     candidates = [candidate for candidate in measured if candidate is not None]
     if not any(passes.meets_bound(candidate) for candidate in candidates):
-        candidates.append(_search(passes, effort))
+        if passes.size <= LARGEST_REMEMBERED:
+            candidates.append(_remembered(_Question(passes.question(), effort, passes)))
+        else:
+            candidates.append(_search(passes, effort))
     return min(candidates, key=key_of).programs
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a search is asked, and how: those that are equal have one answer."""
+
+    asked: tuple[object, ...]
+    effort: float
+    passes: Passes = field(compare=False)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _remembered(question: _Question) -> Candidate:
+    """The order of the best policy, which nobody writes to."""
+    found = _search(question.passes, question.effort)
+    for program in found.programs:
+        program.setflags(write=False)
+    return found
 
 
 def _search(passes: Passes, effort: float) -> Candidate:
