@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,7 @@ def test_the_page_knows_what_waits_for_what(page, case):
         before: places(run.waits.before(i)), after: places(run.waits.after(i)) }}));
     }}""")
     waits = waits_for(schedule)
+    turns = turns_before(schedule)
     assert sorted(action["place"] for action in found) == list(range(len(schedule)))
     by_place = {action["place"]: action for action in found}
     for place, action in by_place.items():
@@ -113,20 +115,25 @@ def test_the_page_knows_what_waits_for_what(page, case):
         # Nothing is missing the other way round.
         for other in action["producers"]:
             assert place in by_place[other]["consumers"]
-        assert action["before"] == turns_before(schedule, place), action["name"]
+        assert action["before"] == turns[place], action["name"]
 
 
-def turns_before(schedule, place):
-    """What runs just before an action: on its stream, and the work that it is issued after."""
-    kinds, lanes = kinds_of(schedule.actions), pairs_of(schedule.actions)
-    program = range(int(schedule.offsets[schedule.rank_of(place)]), place - (lanes[place] == 2))
-    found = set()
-    for stream in {KINDS[kinds[place]].stream, Stream.COMPUTE}:
-        own = [other for other in program if KINDS[kinds[other]].stream == stream]
-        found.update(own[-1:])
-        if own and lanes[own[-1]] == 2 and stream == KINDS[kinds[place]].stream:
-            found.add(own[-2])
-    return sorted(found)
+def turns_before(schedule):
+    """What runs just before each action: on its stream, and the work that it is issued after."""
+    streams = [KINDS[kind].stream for kind in kinds_of(schedule.actions).tolist()]
+    lanes = pairs_of(schedule.actions).tolist()
+    turns = []
+    for begin, end in pairwise(schedule.offsets.tolist()):
+        for place in range(begin, end):
+            program = range(begin, place - (lanes[place] == 2))
+            found = set()
+            for stream in {streams[place], Stream.COMPUTE}:
+                own = [other for other in program if streams[other] == stream]
+                found.update(own[-1:])
+                if own and lanes[own[-1]] == 2 and stream == streams[place]:
+                    found.add(own[-2])
+            turns.append(sorted(found))
+    return turns
 
 
 TRACES = ["1f1b", "transfers", "queued-transfers", "offload", "copies-to-ranks", "fsdp",
