@@ -47,6 +47,11 @@ def sorts() -> dict[Sort, list[Entry]]:
     return dict(found)
 
 
+def with_much() -> dict[Sort, list[Entry]]:
+    """Some of the sorts that have all that others have: those with three such things or copies."""
+    return {sort: families for sort, families in sorts().items() if sum(sort) >= 3 or sort[-1]}
+
+
 def chosen(families: list[Entry], test: Callable[..., None]) -> list[Entry]:
     """A third of the families of a sort, which are others in every test; all to explore."""
     turn = zlib.crc32(f"{test.__module__}.{test.__name__}".encode()) % len(families)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from debubble.core.sequence import as_kind
 from debubble.lowering.transfers import add_transfers
 from debubble.torch.run import Settings, run
 from debubble.torch.verify import Verification
+from tests.conftest import EXPLORES
 
 pytestmark = pytest.mark.processes
 
@@ -101,8 +103,13 @@ def sliced(ranks: int, microbatches: int, slices: int, backward: tuple[str, ...]
     return Schedule.from_text(rows, Placement.linear(ranks), microbatches, slices=slices)
 
 
-@pytest.mark.parametrize("slices", [2, 3, 5])
-@pytest.mark.parametrize("backward", [("B",), ("I", "W"), ("R", "B"), ("R", "I", "W")])
+BACKWARDS = (("B",), ("I", "W"), ("R", "B"), ("R", "I", "W"))
+
+
+@pytest.mark.parametrize(
+    ("slices", "backward"),
+    list(product((2, 3, 5), BACKWARDS) if EXPLORES else zip((2, 3, 5, 2), BACKWARDS, strict=True)),
+)
 def test_slices(slices: int, backward: tuple[str, ...]) -> None:
     schedule = sliced(3, 2, slices, backward)
     assert schedule.slices == slices
