@@ -26,7 +26,7 @@ from debubble.optimize.stop import Stop
 from tests.conftest import EXPLORES
 from tests.optimize.problems import fastest, orders, problem, random_problem, recomputes_between
 
-CASES, MOST_ORDERS = (3000, 3000) if EXPLORES else (240, 300)
+CASES, MOST_ORDERS = (3000, 3000) if EXPLORES else (120, 300)
 PARTS = 8
 FAST: dict[str, Any] = {"cache": False, "published": False, "effort": 0.02, "workers": 1}
 
@@ -165,7 +165,7 @@ def test_annealed_recomputes_stay_between_and_within_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("m", "recompute"), [(12, "full"), (4, "free")])
+@pytest.mark.parametrize(("m", "recompute"), [(6, "full"), (4, "free")])
 def test_results_are_no_slower_than_with_recomputes_right_before(
     m: int, recompute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_bounds_hold_for_every_cut(mode: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.data())
 def test_bounds_are_below_what_is_found_for_any_cut(data: st.DataObject) -> None:
     p, v, m = (data.draw(st.integers(1, most)) for most in (4, 2, 9))

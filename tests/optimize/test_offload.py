@@ -85,14 +85,14 @@ def test_tighter_limits_leave_room_for_copies() -> None:
 @pytest.mark.slow
 def test_what_waits_on_the_host_makes_room() -> None:
     asked: dict[str, Any] = {
-        "ranks": 4,
+        "ranks": 4 if EXPLORES else 2,
         "chunks": 2,
         "microbatches": 8 if EXPLORES else 4,
-        "memory": 1.5,
+        "memory": 1.25,
         "costs": COSTS,
     }
     none = db.optimize(**asked, **FAST)
-    some = db.optimize(**asked, offload=range(4), **FAST)
+    some = db.optimize(**asked, offload=[0, 1], **FAST)
     free = db.optimize(**asked, offload="free", **FAST)
     assert free.makespan <= none.makespan
     for result in (some, free):
@@ -100,11 +100,11 @@ def test_what_waits_on_the_host_makes_room() -> None:
         assert db.check(result.schedule, costs=COSTS).ok
         timeline = db.simulate(result.schedule, COSTS)
         assert timeline.makespan == result.makespan >= result.lower_bound
-        assert timeline.peak_activation.max() <= 1.5 * (1 + 1e-9)
+        assert timeline.peak_activation.max() <= 1.25 * (1 + 1e-9)
         assert Kind.OFFLOAD in kinds(result.schedule)
         assert result.to_dict()["offload"] == result.offload != []
         assert "wait for their backwards on the host" in str(result)
-    assert set(some.offload) <= {0, 1, 2, 3}
+    assert set(some.offload) <= {0, 1}
 
 
 @pytest.mark.slow
@@ -112,18 +112,20 @@ def test_files_and_the_cache_keep_copies(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: dict[str, Any] = {
         "ranks": 2,
-        "chunks": 2,
-        "microbatches": 6 if EXPLORES else 4,
+        "microbatches": 4,
         "memory": 1.25,
         "published": False,
         "effort": 0.02,
         "costs": COSTS,
     }
-    for offload in ("free", [0, 1]):
+    # Stages that choose take as long as all else here: with one chunk they have little to choose.
+    for chunks, offload in ((2 if EXPLORES else 1, "free"), (2, [0, 1])):
+        asked["chunks"] = chunks
         first = db.optimize(**asked, offload=offload)
         again = db.optimize(**asked, offload=offload)
         assert again.cached
         assert again.makespan == first.makespan
+    assert Kind.OFFLOAD in kinds(first.schedule)
     first.schedule.save(tmp_path / "x.json")
     assert db.simulate(db.load(tmp_path / "x.json"), COSTS).makespan == first.makespan
     other = db.optimize(**asked | {"costs": db.Costs(F=5, I=6, W=4, host_bandwidth=1)},

@@ -76,7 +76,7 @@ def test_other_transfer_modes(mode: Any) -> None:
 def test_many_microbatches_use_a_pattern() -> None:
     result = db.optimize(
         ranks=4, chunks=2, microbatches=64, memory=2, costs=db.Costs(F=5, I=6, W=4),
-        cache=False, published=False, effort=0.5,
+        cache=False, published=False, effort=0.2,
     )  # fmt: skip
     assert db.check(result.schedule, memory=2).ok
     # V-Min needs 36 per microbatch, the pattern 34; the rest is filling and draining.
