@@ -147,8 +147,8 @@ def test_exact_forms_are_exact_and_bounds_are_bounds(
     entry: db.schedules.registry.Entry,
 ) -> None:
     checked = 0
-    # Every size comes with one of the times; to explore, with all.
-    cases = product(GRID, TIMES) if EXPLORES else zip(GRID, cycle(TIMES), strict=False)
+    # Every other size comes with one of the times; to explore, all with all.
+    cases = product(GRID, TIMES) if EXPLORES else zip(GRID[::2], cycle(TIMES), strict=False)
     for (p, m, v), times in cases:
         costs = db.Costs(**times)
         try:

@@ -118,7 +118,7 @@ def least_by_dynamic_program(times: list[list[float]], slices: int, ranks: int) 
 def test_terapipe_cuts_as_its_dynamic_program(p: int, s: int, attention: float) -> None:
     # Attention costs twice as much backwards, all of it in I.
     costs = db.Costs(F=1, I=1 + attention, W=1 - attention, attention=attention)
-    blocks = 60
+    blocks = 30
     ends = np.arange(blocks + 1) / blocks
     work = (1 - attention) * ends + attention * ends**2
     times = (work[None, :] - work[:, None]).tolist()
