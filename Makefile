@@ -48,7 +48,7 @@ quick: $(VENV)/.dev  ## the tests for every edit: no browser, no processes, noth
 	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not browser and not processes and not slow"
 
 MINUTES ?= 10
-explore: $(VENV)/.dev  ## property tests with new random cases, four times as many, over and over: make explore MINUTES=60
+explore: $(VENV)/.dev  ## property tests with new random cases, six times as many, over and over: make explore MINUTES=60
 	@end=$$(( $$(date +%s) + 60 * $(MINUTES) )); while [ $$(date +%s) -lt $$end ]; do \
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -n 2 -x -m "not browser and not processes" || exit 1; done
 

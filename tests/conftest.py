@@ -33,8 +33,8 @@ settings.load_profile(PROFILE)
 EXPLORES = PROFILE == "explore"
 """Whether cases that are many and much alike all come, in place of some of them."""
 
-FEWER, LEAST, MORE = 8, 3, 4
-"""A property test has an eighth of its cases when quick, but some; four times all to explore."""
+FEWER, LEAST, MORE = 8, 3, 6
+"""A property test has an eighth of its cases when quick, but some; six times all to explore."""
 
 CASES_FEWER, CASES_LEAST = 4, 8
 """A test with many cases has a quarter of them when quick, but some."""

@@ -85,7 +85,7 @@ def inspected(schedule: Schedule) -> list[Problem]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_inspections_find_nothing_in_sound_schedules(data: st.DataObject) -> None:
     schedule = data.draw(lowered())

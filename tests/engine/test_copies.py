@@ -90,7 +90,7 @@ def test_what_goes_to_another_rank_is_held_there_from_start_to_end() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_copies_anywhere_in_any_schedule_equal_the_oracle(data: st.DataObject) -> None:
     entry = data.draw(st.sampled_from(ENTRIES))
@@ -108,7 +108,7 @@ def test_copies_anywhere_in_any_schedule_equal_the_oracle(data: st.DataObject) -
     assert simulate(lowered, costs).end[compute].tolist() == timeline.end.tolist()
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_peaks_equal_what_is_held_at_any_event(data: st.DataObject) -> None:
     entry = data.draw(st.sampled_from(ENTRIES))
@@ -131,7 +131,7 @@ def test_peaks_equal_what_is_held_at_any_event(data: st.DataObject) -> None:
         assert timeline.memory_curve(rank)[1].max(initial=0) == pytest.approx(peaks[rank])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), mode=st.sampled_from(["overlapped", "channel", "blocking"]))
 def test_ranks_that_share_a_link_take_turns_and_never_deadlock(
     data: st.DataObject, mode: str

@@ -189,7 +189,7 @@ def changed(draw: st.DrawFn, schedule: Schedule) -> Schedule:
 
 
 @pytest.mark.parametrize("mode", P2P_MODES)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_cannot_run_is_explained(mode: str, data: st.DataObject) -> None:
     schedule = data.draw(forms())

@@ -54,7 +54,7 @@ def grouped(draw: st.DrawFn) -> Schedule:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data(), schedule=grouped())
 def test_times_and_memory_are_those_of_the_plain_simulator(
     data: st.DataObject, schedule: Schedule

@@ -37,7 +37,7 @@ def equals_the_oracle(schedule: Schedule, costs: Costs) -> None:
 
 
 @each_family
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -45,7 +45,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data(), entry=st.sampled_from(ENTRIES))
 def test_engine_equals_the_oracle_on_many_ranks(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=16, microbatches=64))
@@ -53,7 +53,7 @@ def test_engine_equals_the_oracle_on_many_ranks(entry: Entry, data: st.DataObjec
 
 
 @each_family
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -64,7 +64,7 @@ def test_every_case_is_complete_and_leaves_no_memory(entry: Entry, data: st.Data
 
 
 @each_sort
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -84,7 +84,7 @@ def test_makespan_is_above_every_bound(entry: Entry, data: st.DataObject) -> Non
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data(), factor=st.sampled_from([0.25, 2.0, 1024.0]))
 def test_scaling_all_times_scales_the_makespan(
     entry: Entry, data: st.DataObject, factor: float
@@ -98,7 +98,7 @@ def test_scaling_all_times_scales_the_makespan(
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -111,7 +111,7 @@ def test_raising_a_cost_never_lowers_the_makespan(entry: Entry, data: st.DataObj
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_critical_path_is_contiguous_and_pays_the_makespan(
     entry: Entry, data: st.DataObject
@@ -136,7 +136,7 @@ def test_critical_path_is_contiguous_and_pays_the_makespan(
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_slack_is_zero_on_the_critical_path_and_never_negative(
     entry: Entry, data: st.DataObject
@@ -150,7 +150,7 @@ def test_slack_is_zero_on_the_critical_path_and_never_negative(
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_memory_curve_agrees_with_the_peak(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16))
@@ -182,7 +182,7 @@ def compiled_and_interpreted(schedule: Schedule, costs: Costs) -> list[Timeline]
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16))
@@ -195,7 +195,7 @@ def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataO
         assert np.array_equal(getattr(one.memory, spec.name), getattr(two.memory, spec.name))
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_many_cost_vectors_at_once_equal_one_by_one(data: st.DataObject) -> None:
     entry = data.draw(st.sampled_from(ENTRIES))

@@ -42,14 +42,14 @@ def uneven(draw: st.DrawFn, schedule: Schedule) -> Costs:
 
 
 @each_sort
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     check_drawn(entry, data, uneven)
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_mode_equals_its_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=12))

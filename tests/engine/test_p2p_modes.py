@@ -31,7 +31,7 @@ def in_order(schedule: Schedule, times: dict[tuple[int, int], float]) -> list[fl
 
 
 @each_family
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -67,7 +67,7 @@ def test_every_mode_equals_the_plain_simulator(entry: Entry, data: st.DataObject
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -87,7 +87,7 @@ def test_blocking_gives_a_plain_schedule_late_receives(entry: Entry, data: st.Da
 
 
 @each_sort
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -101,7 +101,7 @@ def test_blocking_is_above_channel_is_above_overlapped(entry: Entry, data: st.Da
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_free_transfers_need_no_channel(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=8, microbatches=16))
@@ -112,7 +112,7 @@ def test_free_transfers_need_no_channel(entry: Entry, data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b-overlap"])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_rendezvous_that_takes_no_time_costs_these_schedules_nothing(
     name: str, data: st.DataObject
@@ -226,7 +226,7 @@ def test_steps_of_several_iterations_under_rendezvous(iterations: int) -> None:
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_compiled_kernel_equals_its_python_source(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=8))

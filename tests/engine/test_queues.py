@@ -18,7 +18,7 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 
 
 @each_family_and("mode", MODES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data(), policy=st.sampled_from(["eager", "queued"]))
 def test_transfers_in_one_order_never_deadlock(
     entry: Entry, mode: str, data: st.DataObject, policy: str

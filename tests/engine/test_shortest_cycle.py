@@ -37,7 +37,7 @@ def fewest_waits(schedule: Schedule) -> int | None:
     return best
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved-1f1b"]),
     st.integers(2, 4),

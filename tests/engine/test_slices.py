@@ -79,7 +79,7 @@ def orders(draw: st.DrawFn) -> Schedule:
     return replace(schedule, **changes)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(orders(), st.data())
 def test_any_valid_order_runs_as_in_the_oracle(schedule: Schedule, data: st.DataObject) -> None:
     costs = data.draw(costs_for(schedule))
@@ -144,7 +144,7 @@ def memory_by_hand(schedule: Schedule, costs: Costs, rank: int) -> float:
     return largest
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(orders(), st.sampled_from([0.0, 0.5, 3.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_keys_values_and_their_gradients_are_held_as_long_as_needed(
     schedule: Schedule, kv: float, kept: float

@@ -35,7 +35,7 @@ def uneven_costs(draw: st.DrawFn, schedule: Schedule) -> Costs:
 
 
 @each_sort_and("mode", ["overlapped", "channel"])
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_lowered_schedules_take_the_very_same_times(
     entry: Entry, mode: str, data: st.DataObject
@@ -59,7 +59,7 @@ def test_lowered_schedules_take_the_very_same_times(
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_transfer_takes_link_time_from_the_end_of_its_producer(
     entry: Entry, data: st.DataObject

@@ -26,7 +26,7 @@ def data(**changes: Any) -> str:
 
 
 @each_family
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_every_registered_schedule_reads_back_equal(entry: Any, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))

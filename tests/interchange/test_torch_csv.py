@@ -39,7 +39,7 @@ def test_overlapped_pairs_are_one_cell() -> None:
 
 
 @each_family
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_schedules_read_back_equal_or_are_refused(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=6, microbatches=16, chunks=3))
@@ -91,7 +91,7 @@ def written(entry: Entry) -> bool:
 
 
 @pytest.mark.parametrize("entry", list(filter(written, ENTRIES)), ids=lambda entry: entry.name)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_every_send_has_one_wait_and_every_stage_one_reduction(
     entry: Entry, data: st.DataObject

@@ -102,7 +102,7 @@ def later(schedule: Schedule, program: list[tuple[Any, int]], rank: int) -> list
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_deferred_receives_are_right_before_what_they_are_for(
     entry: Entry, data: st.DataObject

@@ -88,7 +88,7 @@ def test_stages_are_chosen_in_four_ways() -> None:
 
 @pytest.mark.slow
 @each_sort_and("at", RECOMPUTE_AT)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_chosen_backward_has_one_recompute_and_the_order_stays(
     entry: Entry, at: str, data: st.DataObject
@@ -168,7 +168,7 @@ def test_bubbles_of_an_order_that_cannot_run_are_refused() -> None:
 
 
 @each_sort
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(recomputing(data.draw(made(entry))))
@@ -181,7 +181,7 @@ def test_engine_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 
 @each_sort
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_memory_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(recomputing(data.draw(made(entry, microbatches=16))))
@@ -203,7 +203,7 @@ def test_memory_equals_the_oracle(entry: Entry, data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @each_sort_and("mode", ["overlapped", "channel", "blocking"])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_explicit_transfers_take_the_same_times(
     entry: Entry, mode: Any, data: st.DataObject
@@ -252,7 +252,7 @@ def test_compiled_kernels_equal_their_python_source(entry: Entry, data: st.DataO
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -270,7 +270,7 @@ def test_with_the_backward_it_is_a_longer_backward(entry: Entry, data: st.DataOb
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_earlier_recomputes_are_never_slower(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry))
@@ -322,7 +322,7 @@ def test_bubbles_are_filled_without_more_memory_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     p=st.integers(1, 8), m=st.integers(1, 20), F=st.integers(0, 9), B=st.integers(0, 9),
     R=st.integers(0, 9),

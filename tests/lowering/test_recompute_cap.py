@@ -103,7 +103,7 @@ def cells_of(program: Iterable[Action], kind: Kind) -> set[tuple[int, int]]:
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_nobody_holds_more_than_the_cap(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=12))

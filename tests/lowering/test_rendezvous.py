@@ -203,7 +203,7 @@ def test_schedules_without_transfers_have_no_problems() -> None:
     compile_graph(schedule, "blocking")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_dropped_or_repeated_transfer_is_found_and_named(data: st.DataObject) -> None:
     entry = data.draw(st.sampled_from(ENTRIES))
@@ -240,7 +240,7 @@ def test_every_dropped_or_repeated_transfer_is_found_and_named(data: st.DataObje
         compile_graph(mutant, "blocking")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_pair_of_swapped_receives_is_found_and_named(data: st.DataObject) -> None:
     entry = data.draw(st.sampled_from(ENTRIES))

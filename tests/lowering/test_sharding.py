@@ -50,7 +50,7 @@ def test_a_rank_holds_the_stages_it_needs_next() -> None:
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_what_is_inserted_is_right_wherever_it_comes_from(
     entry: Entry, data: st.DataObject
@@ -91,7 +91,7 @@ def test_what_is_inserted_is_right_wherever_it_comes_from(
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_collectives_of_no_time_change_nothing(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=8))
@@ -271,7 +271,7 @@ def gathers_by_hand(full: Schedule, rank: int, ahead: int) -> list[Action]:
 
 
 @each_family
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_lookahead_only_puts_gatherings_off(entry: Entry, data: st.DataObject) -> None:
     schedule = data.draw(made(entry, ranks=4, microbatches=12))

@@ -85,7 +85,7 @@ def test_groups_of_1f1b_are_those_of_megatron() -> None:
 
 @pytest.mark.parametrize(("policy", "ramp"), [("just-in-time", 0), ("eager", 2)])
 @given(ranks=st.integers(3, 8), more=st.integers(0, 8))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_steady_state_of_1f1b_fuses_send_and_receive(
     policy: str, ramp: int, ranks: int, more: int
 ) -> None:
@@ -177,7 +177,7 @@ def test_both_copies_send_in_their_own_direction() -> None:
 
 
 @each_sort_and("policy", RECEIVE_POLICIES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_changes(
     entry: Entry, policy: str, data: st.DataObject
@@ -197,7 +197,7 @@ def test_every_dependency_between_ranks_has_one_transfer_and_nothing_else_change
 
 
 @each_family_and("policy", RECEIVE_POLICIES)
-@settings(max_examples=7)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
     entry: Entry, policy: str, data: st.DataObject
@@ -209,7 +209,7 @@ def test_every_lowered_schedule_is_matched_and_cannot_deadlock(
 
 @pytest.mark.slow
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_receives_stand_as_early_and_as_late_as_the_policy_says(
     entry: Entry, data: st.DataObject
@@ -253,7 +253,7 @@ def test_receives_stand_as_early_and_as_late_as_the_policy_says(
 
 
 @each_sort
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_late_receives_cost_nothing_in_the_simulation_they_are_made_for(
     entry: Entry, data: st.DataObject
