@@ -22,6 +22,7 @@ from debubble.diagnosis.readers import (
     table,
     victarry,
 )
+from debubble.diagnosis.readers.processes import Workers, workers_for
 from debubble.diagnosis.readers.stream import LeftOut, head, keep_freed_memory
 from debubble.interchange.text import plain, shown
 
@@ -30,6 +31,9 @@ MAX_FILES = 20_000
 
 MAX_DEPTH = 6
 """Folders in folders that are looked into."""
+
+GROUP = 64
+"""Files whose formats are told at a time."""
 
 NAMED = 3
 """Reasons that a refusal names."""
@@ -54,7 +58,9 @@ class Reader(Protocol):
     def recognises(self, head: bytes) -> bool:
         """Whether a file is of this format, by its first bytes, unpacked."""
 
-    def read(self, where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+    def read(
+        self, where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers
+    ) -> Observed:
         """What the files of one run tell; `where` is their folder, for messages."""
 
 
@@ -93,21 +99,22 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     keep_freed_memory()
     left_out: LeftOut = Counter()
     files = _files(Path(path), where, left_out)
-    found: dict[str, list[Path]] = {}
-    for file in files:
-        name = format or _format(file, left_out)
-        if name:
-            found.setdefault(name, []).append(file)
-    if not found:
-        raise FormatError(_nothing(where, files, left_out, list(known)))
-    first = next(name for name in known if name in found)
-    for name, others in found.items():
-        if name != first:
-            left_out[f"files of the format {name} beside those of {first}"] += len(others)
-    try:
-        return known[first].read(where, found[first], left_out)
-    except FormatError as error:
-        raise FormatError(_with_reasons(str(error), left_out)) from None
+    with workers_for(files) as workers:
+        found: dict[str, list[Path]] = {format: files} if format and files else {}
+        groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
+        for _, group in () if format else workers.each(_by_format, groups, left_out):
+            for name, some in group.items():
+                found.setdefault(name, []).extend(some)
+        if not found:
+            raise FormatError(_nothing(where, files, left_out, list(known)))
+        first = next(name for name in known if name in found)
+        for name, others in found.items():
+            if name != first:
+                left_out[f"files of the format {name} beside those of {first}"] += len(others)
+        try:
+            return known[first].read(where, found[first], left_out, workers)
+        except FormatError as error:
+            raise FormatError(_with_reasons(str(error), left_out)) from None
 
 
 def _with_reasons(text: str, left_out: LeftOut) -> str:
@@ -117,6 +124,15 @@ def _with_reasons(text: str, left_out: LeftOut) -> str:
         return text
     rest = f" and {len(more) - NAMED} more" if len(more) > NAMED else ""
     return f"{text}; not used: {', '.join(more[:NAMED])}{rest}"
+
+
+def _by_format(paths: Sequence[Path], left_out: LeftOut) -> dict[str, list[Path]]:
+    """Files by the names of their formats, without those of none."""
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        if name := _format(path, left_out):
+            found.setdefault(name, []).append(path)
+    return found
 
 
 def _format(path: Path, left_out: LeftOut) -> str:

@@ -27,6 +27,7 @@ from debubble.diagnosis.readers.kineto_unnamed import (
     microbatches_of,
     runs_of,
 )
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
 __all__ = ["NAME", "read", "recognises"]
@@ -45,7 +46,7 @@ REPEATED = "files of a rank and time of which there is another file"
 NO_DEVICE = "files of an NCCL run without kernels: ranges of the host are no durations"
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the files of all ranks; several files of a rank are several windows of one run.
 
     Raises
@@ -55,22 +56,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """
     traces: dict[int, list[RankTrace]] = defaultdict(list)
     unnamed: dict[Path, list[Run]] = {}
-    for path in files:
-        file = read_file(path, left_out)
-        if file.rank < 0:
-            left_out[NO_RANK] += 1
-        elif file.numbers:
-            _keep(traces, file, left_out)
-        elif len(file.sends.values) or len(file.receives.values):
-            unnamed[path] = runs_of(path, Counter())
-        else:
-            left_out[NO_ACTIONS] += 1
+    for path, told in workers.each(_read_file, files, left_out):
+        if isinstance(told, RankTrace):
+            traces[told.file.rank].append(told)
+        elif told is not None:
+            unnamed[path] = told
     microbatches = 0 if traces else microbatches_of(unnamed.values())
-    for path, runs in unnamed.items():
-        file = read_file(path, Counter()) if microbatches else KinetoFile(path)
-        if microbatches:
-            add_ranges(file, runs, microbatches)
-        _keep(traces, file, left_out)
+    again = [(path, runs, microbatches) for path, runs in unnamed.items()]
+    for _, trace in workers.each(_read_unnamed, again, left_out):
+        if trace is not None:
+            traces[trace.file.rank].append(trace)
     assumed = "1f1b" if microbatches else ""
     if not traces:
         raise FormatError(_nothing(where, files, left_out))
@@ -93,8 +88,31 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     return _observed(collected, traces, found, assumed)
 
 
-def _keep(traces: dict[int, list[RankTrace]], file: KinetoFile, left_out: LeftOut) -> None:
-    """Keep what a file tells, if it tells of a pipeline."""
+def _read_file(path: Path, left_out: LeftOut) -> RankTrace | list[Run] | None:
+    """What a file tells, or its forwards and backwards where nothing is called like an action."""
+    file = read_file(path, left_out)
+    if file.rank < 0:
+        left_out[NO_RANK] += 1
+    elif file.numbers:
+        return _kept(file, left_out)
+    elif len(file.sends.values) or len(file.receives.values):
+        return runs_of(path, Counter())
+    else:
+        left_out[NO_ACTIONS] += 1
+    return None
+
+
+def _read_unnamed(task: tuple[Path, list[Run], int], left_out: LeftOut) -> RankTrace | None:
+    """What a file tells whose forwards and backwards are those of so many microbatches."""
+    path, runs, microbatches = task
+    file = read_file(path, Counter()) if microbatches else KinetoFile(path)
+    if microbatches:
+        add_ranges(file, runs, microbatches)
+    return _kept(file, left_out)
+
+
+def _kept(file: KinetoFile, left_out: LeftOut) -> RankTrace | None:
+    """What a file tells, if it tells of a pipeline."""
     trace = trace_of(file, left_out)
     if not any(computed for computed, _ in trace.steps):
         left_out[NO_ACTIONS] += 1
@@ -102,7 +120,8 @@ def _keep(traces: dict[int, list[RankTrace]], file: KinetoFile, left_out: LeftOu
         left_out[NO_DEVICE] += 1
     else:
         file.forget()
-        traces[file.rank].append(trace)
+        return trace
+    return None
 
 
 def _observed(

@@ -24,6 +24,7 @@ from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Actions, Observed
 from debubble.diagnosis.readers.layouts import Number, layouts, numbered
 from debubble.diagnosis.readers.paired import Whole
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
 
 Times = NDArray[np.float64]
@@ -68,7 +69,9 @@ def recognises(head: bytes) -> bool:
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(
+    where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers  # noqa: ARG001
+) -> Observed:  # fmt: skip
     """Read the logs of one run.
 
     Raises

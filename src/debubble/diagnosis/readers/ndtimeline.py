@@ -30,7 +30,8 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.paired import grouped
-from debubble.diagnosis.readers.scan import Scan, events_of, number, whole
+from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.scan import Scan, decode_all, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "ndtimeline"
@@ -118,13 +119,17 @@ class _Events(NamedTuple):
         return _Events(*(column[rows] for column in self))
 
 
+_ByThread = tuple[list[tuple[int, int]], _Events]
+"""Processes and threads, and events of which `worker` tells which of those."""
+
+
 def recognises(head: bytes) -> bool:
     """Whether this is such a file, by its beginning."""
     work = b'-compute"' in head and b'"mb_id"' in head
     return work or _COMPUTE.search(head) is not None
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read one file, or several with some of the workers each.
 
     Raises
@@ -132,15 +137,15 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     FormatError
         When no event tells of an action.
     """
-    workers, events = _read_files(files, left_out)
-    events = _first_tensor_ranks(workers, events, left_out)
+    named, events = _read_files(files, left_out, workers)
+    events = _first_tensor_ranks(named, events, left_out)
     if not len(events.name):
         raise FormatError(f"{where}: no thread is called 'PP rank 0, TP rank 0, compute'")
-    ranks = int(workers[:, 1].max()) + 1
+    ranks = int(named[:, 1].max()) + 1
     works = _works(events, left_out)
-    v_shaped = is_v_shaped(_first_copy(workers, events, works, ranks), ranks)
+    v_shaped = is_v_shaped(_first_copy(named, events, works, ranks), ranks)
     collected = Collected(where, left_out)
-    _add(collected, workers, events, works, ranks, v_shaped)
+    _add(collected, named, events, works, ranks, v_shaped)
     # All is in the rows by now.
     del events, works
     return collected.observed(
@@ -157,41 +162,41 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_files(files: Sequence[Path], left_out: LeftOut) -> tuple[Whole, _Events]:
-    """Copy, rank and tensor-parallel rank of all workers, and the events of those."""
-    workers: list[tuple[int, int, int]] = []
+def _read_files(
+    files: Sequence[Path], left_out: LeftOut, workers: Workers
+) -> tuple[Whole, _Events]:
+    """Copy, rank and tensor-parallel rank of all that work, and the events of those."""
+    named: list[tuple[int, int, int]] = []
     found: list[_Events] = []
     for path in files:
-        _read_file(path, workers, found, left_out)
+        _read_file(path, named, found, left_out, workers)
     found = found or [_Events.of(list(np.zeros((8, 0))), np.zeros(0, np.int32))]
     events = _Events(*map(np.concatenate, zip(*found, strict=True)))
     known = events.worker >= 0
     if spare := len(known) - int(np.count_nonzero(known)):
         left_out[NO_WORKER] += spare
         events = events.taken(known)
-    return np.array(workers, np.int64).reshape(-1, 3), events
+    return np.array(named, np.int64).reshape(-1, 3), events
 
 
 def _read_file(
-    path: Path, workers: list[tuple[int, int, int]], found: list[_Events], left_out: LeftOut
-) -> None:
-    """Add the events of a file, and the workers that it names; that of others is -1."""
-    scan = Scan(path, left_out)
+    path: Path, named: list[tuple[int, int, int]], found: list[_Events], left_out: LeftOut,
+    workers: Workers,
+) -> None:  # fmt: skip
+    """Add the events of a file, and who works by its names; the worker of others is -1."""
+    # It runs ahead of what is counted here.
+    scan = Scan(path, LeftOut())
     threads: dict[tuple[int, int], re.Match[str]] = {}
     names: dict[Any, int] = {}
     places: dict[tuple[int, int], int] = {}
     first = len(found)
-    for block in scan.blocks():
-        columns = _columns(block)
-        if columns is None:
-            columns = _decoded(scan, block, names, left_out)
-        rows, group = grouped([column.astype(np.int64) for column in columns[1:3]])
-        pairs = zip(*(columns[place][rows].astype(int).tolist() for place in (1, 2)), strict=True)
+    for block, told in workers.each(_read_block, scan.blocks(), left_out):
+        pairs, events = told or _by_thread(_decoded(block, names, left_out))
         place = np.array([places.setdefault(pair, len(places)) for pair in pairs], np.int32)
-        found.append(_Events.of(columns, place[group]))
+        found.append(events._replace(worker=place[events.worker]))
         if _NAME in block:
             texts = [text for text in events_of(block) if _NAME in text]
-            for event in scan.decode_all(texts):
+            for event in decode_all(texts, left_out):
                 process, thread = whole(event.get("pid")), _thread(event.get("tid"), names)
                 args = event.get("args")
                 match = _THREAD.match(str(args.get("name"))) if isinstance(args, dict) else None
@@ -200,9 +205,22 @@ def _read_file(
     number = np.full(len(places), -1, np.int32)
     for (process, thread), place_of in places.items():
         if (match := threads.get((process, thread))) is not None:
-            number[place_of] = len(workers)
-            workers.append((process, int(match[1]), int(match[2])))
+            number[place_of] = len(named)
+            named.append((process, int(match[1]), int(match[2])))
     found[first:] = [each._replace(worker=number[each.worker]) for each in found[first:]]
+    left_out.update(scan.left_out)
+
+
+def _read_block(block: bytes, _: LeftOut) -> _ByThread | None:
+    """What a text of whole events tells; None where some are written in another way."""
+    columns = _columns(block)
+    return None if columns is None else _by_thread(columns)
+
+
+def _by_thread(columns: Sequence[Times]) -> _ByThread:
+    rows, group = grouped([column.astype(np.int64) for column in columns[1:3]])
+    threads = (columns[place][rows].astype(int).tolist() for place in (1, 2))
+    return list(zip(*threads, strict=True)), _Events.of(columns, group.astype(np.int32))
 
 
 def _columns(block: bytes) -> Sequence[Times] | None:
@@ -238,10 +256,10 @@ def _numbers(text: NDArray[np.uint8]) -> tuple[Times, Whole]:
     return np.where(text[begin - 1] == ord("-"), -values, values), lengths
 
 
-def _decoded(scan: Scan, block: bytes, names: dict[Any, int], left_out: LeftOut) -> Sequence[Times]:
+def _decoded(block: bytes, names: dict[Any, int], left_out: LeftOut) -> Sequence[Times]:
     """The same of events written in another way, one by one."""
     rows = []
-    for event in scan.decode_all([text for text in events_of(block) if WANTED.search(text)]):
+    for event in decode_all([text for text in events_of(block) if WANTED.search(text)], left_out):
         process, thread = whole(event.get("pid")), _thread(event.get("tid"), names)
         name, args = NAMES.get(str(event.get("name")).encode()), event.get("args")
         if process < 0 or thread is None or name is None or not isinstance(args, dict):
@@ -262,13 +280,13 @@ def _thread(value: Any, names: dict[Any, int]) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 50 else None
 
 
-def _first_tensor_ranks(workers: Whole, events: _Events, left_out: LeftOut) -> _Events:
+def _first_tensor_ranks(named: Whole, events: _Events, left_out: LeftOut) -> _Events:
     """Events of the first tensor-parallel rank of each worker: all of them do the same."""
     here = np.unique(events.worker)
     first: dict[tuple[int, int], int] = {}
-    for copy, rank, tensor in workers[here].tolist():
+    for copy, rank, tensor in named[here].tolist():
         first[copy, rank] = min(tensor, first.get((copy, rank), tensor))
-    is_first = [first.get((copy, rank)) == tensor for copy, rank, tensor in workers.tolist()]
+    is_first = [first.get((copy, rank)) == tensor for copy, rank, tensor in named.tolist()]
     keep = np.array(is_first, bool)[events.worker]
     if spare := len(keep) - int(np.count_nonzero(keep)):
         left_out[TENSOR] += spare
@@ -286,10 +304,10 @@ def _works(events: _Events, left_out: LeftOut) -> Whole:
     return found
 
 
-def _first_copy(workers: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
+def _first_copy(named: Whole, events: _Events, works: Whole, ranks: int) -> Calls:
     """Actions of the first copy that show whether chunks are placed in a V."""
     works = works[events.unit[works] == 0]
-    copy, rank, _ = workers[events.worker[works]].T
+    copy, rank, _ = named[events.worker[works]].T
     works, rank = works[copy == 0], rank[copy == 0]
     kind = np.array([*WORK.values()])[events.name[works]]
     calls = Calls(
@@ -300,9 +318,9 @@ def _first_copy(workers: Whole, events: _Events, works: Whole, ranks: int) -> Ca
 
 
 def _add(
-    collected: Collected, workers: Whole, events: _Events, works: Whole, ranks: int, v_shaped: bool
+    collected: Collected, named: Whole, events: _Events, works: Whole, ranks: int, v_shaped: bool
 ) -> None:
-    copy, rank = (workers[:, place].astype(np.int32)[events.worker] for place in (0, 1))
+    copy, rank = (named[:, place].astype(np.int32)[events.worker] for place in (0, 1))
     start, end = events.start, events.end
     chunks = 1 + int(events.chunk[works].max(initial=0))
     rank_at = rank_of(np.arange(ranks * chunks), ranks, v_shaped)

@@ -31,6 +31,7 @@ from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.kineto_file import LATEST, MAX_EVENTS, KinetoFile
 from debubble.diagnosis.readers.kineto_rank import UNKNOWN, RankTrace, trace_of
 from debubble.diagnosis.readers.paired import packed
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.stream import LeftOut
 
 NAME = "nsys"
@@ -58,7 +59,7 @@ def recognises(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the reports of all ranks; one may have several processes.
 
     Raises
@@ -67,18 +68,9 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         When no process has a rank, ranges called like actions, and kernels.
     """
     traces: dict[int, RankTrace] = {}
-    for path in files:
-        try:
-            for file in _processes(path, left_out):
-                trace = trace_of(file, left_out)
-                if trace.on_device and trace.steps:
-                    file.forget()
-                    traces.setdefault(file.rank, trace)
-                else:
-                    left_out[NO_KERNELS] += 1
-        except (sqlite3.Error, UnicodeDecodeError):
-            # The second where an error of SQLite quotes what is no text.
-            left_out[DAMAGED] += 1
+    for _, found in workers.each(_read_file, files, left_out):
+        for trace in found:
+            traces.setdefault(trace.file.rank, trace)
     if not traces:
         counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         raise FormatError(
@@ -88,6 +80,23 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     stride = _stride(list(traces))
     traces = {rank // stride: trace for rank, trace in traces.items()}
     return _observed(where, traces, stride, left_out)
+
+
+def _read_file(path: Path, left_out: LeftOut) -> list[RankTrace]:
+    """What the processes of a report did; of a damaged one, those before the damage."""
+    found = []
+    try:
+        for file in _processes(path, left_out):
+            trace = trace_of(file, left_out)
+            if trace.on_device and trace.steps:
+                file.forget()
+                found.append(trace)
+            else:
+                left_out[NO_KERNELS] += 1
+    except (sqlite3.Error, UnicodeDecodeError):
+        # The second where an error of SQLite quotes what is no text.
+        left_out[DAMAGED] += 1
+    return found
 
 
 def _stride(ranks: Sequence[int]) -> int:

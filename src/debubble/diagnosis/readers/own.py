@@ -27,17 +27,11 @@ from debubble.core.kinds import (
 )
 from debubble.diagnosis.observed import ALONE, Observed
 from debubble.diagnosis.readers.collected import NAN, Collected
-from debubble.diagnosis.readers.layouts import (
-    Layout,
-    Number,
-    decoded,
-    in_order,
-    layouts,
-    numbered,
-)
+from debubble.diagnosis.readers.layouts import Layout, Number, decoded, in_order, layouts, numbered
 from debubble.diagnosis.readers.names import LIMIT, actions_named
 from debubble.diagnosis.readers.paired import Whole, grouped
-from debubble.diagnosis.readers.scan import FINITE, Scan, events_of, number, whole
+from debubble.diagnosis.readers.processes import Workers
+from debubble.diagnosis.readers.scan import FINITE, Scan, decode_all, events_of, number, whole
 from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.run_trace import GROUP
 from debubble.interchange.trace_events import PAIRED
@@ -119,7 +113,7 @@ def recognises(head: bytes) -> bool:
     return _DRAWN.search(head) is not None and b'"cpu_op"' not in head
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read one file, or one for each step.
 
     Raises
@@ -131,11 +125,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     hosts: tuple[str, ...] = ()
     ranks = 0
     at, acted = 0.0, False
-    for number_of_step, path in enumerate(files):
-        scan = Scan(path, left_out)
-        events = _read_file(scan)
-        about = scan.about("otherData")
-        about = about if isinstance(about, dict) else {}
+    told = workers.each(_read_file, files, left_out)
+    for number_of_step, (_, (events, about)) in enumerate(told):
         if "time_unit" in about:
             left_out[SIMULATED] += 1
             continue
@@ -167,7 +158,15 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     )  # fmt: skip
 
 
-def _read_file(scan: Scan) -> _Events | None:
+def _read_file(path: Path, left_out: LeftOut) -> tuple[_Events | None, Mapping[str, Any]]:
+    """The last group of a file, None where there is none; and what the file says of itself."""
+    scan = Scan(path, left_out)
+    events = _events(scan)
+    about = scan.about("otherData")
+    return events, about if isinstance(about, dict) else {}
+
+
+def _events(scan: Scan) -> _Events | None:
     """The last group of a file; None where there is none."""
     keys: dict[str, int] = {}
     plans: dict[bytes, _Plan | None] = {}
@@ -289,7 +288,8 @@ def _one_by_one(
     texts = events_of(text)
     places = [at for at in places if _NAMED.search(texts[at])]
     rows = []
-    for at, event in zip(places, scan.decode_all([texts[at] for at in places]), strict=True):
+    events = decode_all([texts[at] for at in places], scan.left_out)
+    for at, event in zip(places, events, strict=True):
         plan = _plan(event)
         if plan is not None:
             key = keys.setdefault(plan.key, len(keys))

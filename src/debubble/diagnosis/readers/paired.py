@@ -149,12 +149,18 @@ def _some_steps(step: Whole) -> Iterator[tuple[int, int]]:
     while at < len(step):
         behind = int(step[min(at + BLOCK, len(step)) - 1]) + 1
         yield int(step[at]), behind
-        at = int(np.searchsorted(step, behind))
+        at = _first_of(step, behind)
+
+
+def _first_of(steps: Whole, step: int) -> int:
+    """The first row of a step, or of a later one."""
+    # A number of another type would have all rows converted to that.
+    return int(np.searchsorted(steps, steps.dtype.type(step)))
 
 
 def _between(rows: R, first: int, behind: int) -> R:
     """Rows of these of sorted steps."""
-    part = slice(*np.searchsorted(rows.step, [first, behind]))
+    part = slice(_first_of(rows.step, first), _first_of(rows.step, behind))
     return type(rows)(**{name: column[part] for name, column in vars(rows).items()})
 
 

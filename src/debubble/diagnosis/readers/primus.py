@@ -31,6 +31,7 @@ from debubble.diagnosis.readers.chunks import (
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, decoded, layouts
 from debubble.diagnosis.readers.paired import packed
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.stream import LeftOut, as_object, blocks, whole
 from debubble.interchange.text import shown
 
@@ -75,7 +76,7 @@ def recognises(head: bytes) -> bool:
     return b'"fwd_start"' in head or (b'"pp_size"' in head and b'"num_mbs"' in head)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the files of all ranks.
 
     Raises
@@ -85,16 +86,14 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     """
     config: Mapping[str, Any] = {}
     runs: dict[int, _Run] = {}
-    for path in files:
+    for path, (run, other) in workers.each(_read_file, files, left_out):
         name = _FILE.fullmatch(path.name)
-        found = _by_layout(path) if name else None
-        data = {} if found else as_object(whole(path, MAX_BYTES, left_out), left_out)
         if path.name == "config.json":
-            config = data
+            config = other
         elif name is None:
             left_out["files without a rank in their name, as pp_rank_0.json has it"] += 1
-        elif found or data:
-            runs[int(name[1])] = found or _one_by_one(data)
+        elif run:
+            runs[int(name[1])] = run
     if not runs:
         raise FormatError(f"{where}: no file pp_rank_0.json …; give the folder that Primus wrote")
     if without := sum(run.without for run in runs.values()):
@@ -103,6 +102,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
     chunks = max(_size(config, "vp_size"), 1)
     named = all(run.named for run in runs.values())
     return _observed(where, _together(runs, ranks, chunks), ranks, chunks, named, left_out)
+
+
+def _read_file(path: Path, left_out: LeftOut) -> tuple[_Run | None, Mapping[str, Any]]:
+    """What a rank's file tells, None for nothing; and the object of another file."""
+    is_ranks = _FILE.fullmatch(path.name) is not None
+    found = _by_layout(path) if is_ranks else None
+    data = {} if found else as_object(whole(path, MAX_BYTES, left_out), left_out)
+    if is_ranks and data:
+        found = _one_by_one(data)
+    return found, data
 
 
 def _together(runs: Mapping[int, _Run], ranks: int, chunks: int) -> Iterator[Calls]:

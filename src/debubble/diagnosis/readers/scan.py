@@ -98,28 +98,6 @@ class Scan:
         elif not begun:
             self.head = rest[:KEPT]
 
-    def decode(self, text: bytes) -> dict[str, Any]:
-        """The event of a text; empty where it is no JSON, which is counted."""
-        try:
-            value, _ = _DECODER.raw_decode("{" + text.decode("utf-8", "replace") + "}")
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            self.left_out[NO_JSON] += 1
-            return {}
-        return value
-
-    def decode_all(self, texts: Sequence[bytes]) -> list[dict[str, Any]]:
-        """The events of texts, all at once where all of them are JSON."""
-        joined = b"},{".join(texts).decode("utf-8", "replace")
-        try:
-            values: list[Any] = _DECODER.decode(f"[{{{joined}}}]")
-        except (ValueError, RecursionError):
-            values = []
-        if len(values) == len(texts) and all(isinstance(value, dict) for value in values):
-            return values
-        return [self.decode(text) for text in texts]
-
     def about(self, key: str) -> Any:
         """The value of a key beside the list of events; None where there is none."""
         pattern = re.compile(rb'"' + re.escape(key.encode()) + rb'"\s*:\s*')
@@ -131,6 +109,30 @@ class Scan:
                     continue
                 return value
         return None
+
+
+def decode_all(texts: Sequence[bytes], left_out: LeftOut) -> list[dict[str, Any]]:
+    """The events of texts, all at once where all of them are JSON."""
+    joined = b"},{".join(texts).decode("utf-8", "replace")
+    try:
+        values: list[Any] = _DECODER.decode(f"[{{{joined}}}]")
+    except (ValueError, RecursionError):
+        values = []
+    if len(values) == len(texts) and all(isinstance(value, dict) for value in values):
+        return values
+    return [_decoded(text, left_out) for text in texts]
+
+
+def _decoded(text: bytes, left_out: LeftOut) -> dict[str, Any]:
+    """The event of a text; empty where it is no JSON, which is counted."""
+    try:
+        value, _ = _DECODER.raw_decode("{" + text.decode("utf-8", "replace") + "}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        left_out[NO_JSON] += 1
+        return {}
+    return value
 
 
 def events_of(block: bytes) -> list[bytes]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
@@ -32,8 +32,17 @@ from pathlib import Path
 from debubble.core.errors import FormatError
 from debubble.diagnosis.observed import Observed
 from debubble.diagnosis.readers.collected import Collected
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.stream import LeftOut, lines
-from debubble.diagnosis.readers.table_lines import TIMES, Batch, Lines, records
+from debubble.diagnosis.readers.table_lines import (
+    TIMES,
+    Batch,
+    Lines,
+    Piece,
+    lines_of,
+    read_lines,
+    records,
+)
 from debubble.interchange.text import shown
 
 NAME = "table"
@@ -56,7 +65,7 @@ def recognises(head: bytes) -> bool:
     return {"rank", "action"} <= names and any(_UNIT.fullmatch(name) for name in names)
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the lines of all files.
 
     Raises
@@ -76,22 +85,23 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         )
         header, _, first = next(pieces, b"").partition(b"\n")
         columns, scale = _columns(path, _cells(path, header), left_out)
-        known = Lines(columns)
-        texts = chain([first], pieces)
-        for text in texts:
-            if zero is None:
-                zero = known.first_start(text)
-            batch = Batch(known, zero or Decimal(), scale)
-            if batch.read(text):
-                pairs = batch.collect(collected, hosts, pairs)
-                wrong += batch.wrong
+        known = lines_of(tuple(columns.items()))
+        each = workers.each(
+            read_lines, _pieces(chain([first], pieces), known, zero, scale), left_out
+        )
+        for piece, found in each:
+            zero = piece.zero
+            if found is not None:
+                pairs = found.add_to(collected, hosts, pairs)
+                wrong += found.wrong
                 continue
             # From the first cell that has a line break on, rows are not lines.
-            rows = records(chain([text], texts))
+            zero = zero or Decimal()
+            rows = records(chain([piece.text], (more.text for more, _ in each)))
             while some := list(islice(rows, BATCH)):
-                batch = Batch(known, zero or Decimal(), scale)
+                batch = Batch(known, zero, scale)
                 batch.add_rows((at, known.named(row)) for at, row in enumerate(some) if row)
-                pairs = batch.collect(collected, hosts, pairs)
+                pairs = batch.found().add_to(collected, hosts, pairs)
                 wrong += batch.wrong + some.count(None)
     if wrong:
         left_out[WRONG] += wrong
@@ -106,6 +116,16 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         },
         unit=scale, hosts=hosts, clocks="hosts" if len(set(hosts.values())) > 1 else "one",
     )  # fmt: skip
+
+
+def _pieces(
+    texts: Iterable[bytes], known: Lines, zero: Decimal | None, scale: float
+) -> Iterator[Piece]:
+    """Texts of whole lines, each with the first start of all."""
+    for text in texts:
+        if zero is None:
+            zero = known.first_start(text)
+        yield Piece(text, known.columns, zero, scale)
 
 
 def _cells(path: Path, line: bytes) -> list[str]:

@@ -21,6 +21,7 @@ from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import Layout, Number, in_order, layouts, numbered
 from debubble.diagnosis.readers.names import LIMIT, actions_named
 from debubble.diagnosis.readers.paired import Whole, packed, some_of_each
+from debubble.diagnosis.readers.stream import LeftOut
 from debubble.interchange.text import read_number
 
 PLACE = ("step", "copy", "rank")
@@ -63,17 +64,26 @@ class _Plan(NamedTuple):
     host: str
 
 
+Header: TypeAlias = tuple[tuple[str, int], ...]
+"""Columns and where each is."""
+
+
+class Piece(NamedTuple):
+    """Some whole lines of a file."""
+
+    text: bytes
+    columns: Header
+    zero: Decimal | None
+    """The first start, in the file's unit; None where there is none so far."""
+    scale: float
+    """Seconds of the file's unit."""
+
+
 class Lines:
-    """Lines of one file.
+    """Lines of one file."""
 
-    Parameters
-    ----------
-    columns
-        Where each column is.
-    """
-
-    def __init__(self, columns: Mapping[str, int]) -> None:
-        self._columns = columns
+    def __init__(self, columns: Header) -> None:
+        self.columns = columns
         self._plans: dict[bytes, _Plan | None] = {}
 
     def cells(self, line: str) -> Mapping[str, str]:
@@ -84,7 +94,7 @@ class Lines:
         """Cells by their columns; none where there is nothing in them."""
         if not any(map(str.strip, row)):
             return {}
-        return {name: row[at].strip() for name, at in self._columns.items() if at < len(row)}
+        return {name: row[at].strip() for name, at in self.columns if at < len(row)}
 
     def first_start(self, text: bytes) -> Decimal | None:
         """The first start in some lines; None where there is none."""
@@ -105,6 +115,46 @@ class Lines:
                 self._plans.clear()
             self._plans[text] = _plan(self.cells(numbered(text).decode("utf-8", "replace")))
         return self._plans[text]
+
+
+lines_of = functools.lru_cache(maxsize=4)(Lines)
+"""The lines of files with these columns, with what was told of them before."""
+
+
+class Found(NamedTuple):
+    """What many lines tell, in their order."""
+
+    rows: Mapping[Sort, Sequence[NDArray[Any]]]
+    """Columns of what there is of a sort; all but the first may be one value for all rows."""
+    hosts: Mapping[tuple[int, int], str]
+    lines: int
+    """How many there are."""
+    wrong: int
+    """How many tell of nothing."""
+
+    def add_to(self, collected: Collected, hosts: dict[tuple[int, int], str], pairs: int) -> int:
+        """Hand over all of it.
+
+        `pairs` is a number from which on no pair has any; returns the next such number.
+        """
+        hosts |= self.hosts
+        for sort, columns in self.rows.items():
+            if sort == "pauses":
+                for row in zip(*np.broadcast_arrays(*columns), strict=True):
+                    collected.pause(*row)
+            elif sort == "actions":
+                *before, pair = columns[:8]
+                numbers = np.where(pair == ALONE, ALONE, pair + pairs)
+                collected.many("actions", *before, numbers, *columns[8:])
+            elif sort != "nothing":
+                collected.many(sort, *columns)
+        return pairs + self.lines
+
+
+def read_lines(piece: Piece, _: LeftOut) -> Found | None:
+    """What lines tell; None where a cell may go on in the next line."""
+    batch = Batch(lines_of(piece.columns), piece.zero or Decimal(), piece.scale)
+    return batch.found() if batch.read(piece.text) else None
 
 
 def _plan(cells: Mapping[str, str]) -> _Plan | None:
@@ -250,23 +300,24 @@ class Batch:
             if one.sort in columns:
                 self._found[one.sort].append((at, *columns[one.sort]))
 
-    def collect(self, collected: Collected, hosts: dict[tuple[int, int], str], pairs: int) -> int:
-        """Hand over all in order of the lines.
-
-        `pairs` is a number from which on no pair has any; returns the next such number.
-        """
-        hosts |= {worker: host for _, worker, host in sorted(self._hosts)}
+    def found(self) -> Found:
+        """All of it in order of the lines."""
+        rows = {}
         for sort, blocks in self._found.items():
-            _, *columns = in_order(blocks)
-            if sort == "pauses":
-                for row in zip(*columns, strict=True):
-                    collected.pause(*row)
-            elif sort != "nothing":
-                if sort == "actions":
-                    pair = columns[7]
-                    columns[7] = np.where(pair == ALONE, ALONE, pair + pairs)
-                collected.many(sort, *columns)
-        return pairs + self._count
+            _, first, *columns = in_order(blocks)
+            # The first column shows how many rows there are.
+            rows[sort] = [first.astype(np.int32), *map(_small, columns)]
+        hosts = {worker: host for _, worker, host in sorted(self._hosts)}
+        return Found(rows, hosts, self._count, self.wrong)
+
+
+def _small(column: NDArray[Any]) -> NDArray[Any]:
+    """A column as one value where all are that, and numbers that all fit 32 bits in those."""
+    first = column[0]
+    if (column == first).all() or (first != first and np.isnan(column).all()):
+        return np.asarray(first)
+    small: NDArray[Any] = column if column.dtype == np.float64 else column.astype(np.int32)
+    return small
 
 
 def _by_line(text: bytes) -> list[bytes]:

@@ -32,6 +32,7 @@ from debubble.diagnosis.readers.chunks import (
 )
 from debubble.diagnosis.readers.collected import NAN, Collected
 from debubble.diagnosis.readers.layouts import NOTHING, RUN, Layout, Number, decoded, layouts
+from debubble.diagnosis.readers.processes import Workers
 from debubble.diagnosis.readers.scan import FINITE, number
 from debubble.diagnosis.readers.stream import LeftOut, as_object, whole
 
@@ -42,6 +43,9 @@ KINDS = {"forward": Kind.F, "backward": Kind.B}
 
 BATCH = 1 << 21
 """Bytes of files that are read together."""
+
+GROUP = 128
+"""Files that are read by one process."""
 
 BETWEEN = b"\x1e"
 """Stands between two files; as text it occurs in none."""
@@ -64,7 +68,7 @@ def recognises(head: bytes) -> bool:
     return _HEAD.search(head) is not None
 
 
-def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the files of all ranks; several folders of them are several iterations.
 
     Raises
@@ -87,7 +91,8 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         size = _SIZE.search(path.name)
         named.append((folders[parent], int(name["rank"]), path))
         ranks = max(ranks, int(size[1]) if size else 0, int(name["rank"]) + 1)
-    parts = [calls for batch in _batches(named, left_out) for calls in _read(batch, left_out)]
+    groups = [named[at : at + GROUP] for at in range(0, len(named), GROUP)]
+    parts = [calls for _, found in workers.each(_read_group, groups, left_out) for calls in found]
     if not parts:
         raise FormatError(f"{where}: no file event_times_…_pp_rank_0_….json has times of actions")
     v_shaped = is_v_shaped(first_units(parts, ranks), ranks)
@@ -117,6 +122,11 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut) -> Observed:
         },
         ranks=ranks, unit=MILLISECONDS, clocks="ranks",
     )  # fmt: skip
+
+
+def _read_group(files: Sequence[tuple[int, int, Path]], left_out: LeftOut) -> list[Calls]:
+    """Actions of files, each with its step and rank."""
+    return [calls for batch in _batches(files, left_out) for calls in _read(batch, left_out)]
 
 
 def _batches(
