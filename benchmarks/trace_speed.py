@@ -1,10 +1,11 @@
 """Reading traces: bytes per second, unpacked, and how much memory it takes.
 
-    python benchmarks/trace_speed.py [megabytes] [format ...]
+    python benchmarks/trace_speed.py [--one] [megabytes] [format ...]
 
 Makes a trace of 200 MB with two ranks, of which a part of the events are kernels and their
 launches as on a GPU, another operators and Python frames, and reads it plain and compressed; and
-one in each of the other formats. In those nearly all that is written counts.
+one in each of the other formats. In those nearly all that is written counts. With ``--one`` this is
+done in one process, else in as many as reading such a trace takes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -257,9 +259,14 @@ def write_megatron(folder: Path, size: int) -> int:
 
 
 def write_nsys(folder: Path, size: int) -> int:
-    """A report with ten kernels and their launches to an action."""
+    """A report of every rank."""
+    return sum(write_report(folder / f"rank{rank}.sqlite", rank, size) for rank in range(RANKS))
+
+
+def write_report(path: Path, rank: int, size: int) -> int:
+    """A report with ten kernels and their launches to an action; `size` is that of all ranks'."""
     count = correlation = 0
-    with contextlib.closing(sqlite3.connect(folder / "rank0.sqlite")) as base:
+    with contextlib.closing(sqlite3.connect(path)) as base:
         base.executescript("""
             CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
             INSERT INTO StringIds VALUES (1, 'gemm');
@@ -276,13 +283,13 @@ def write_nsys(folder: Path, size: int) -> int:
                 sharedMemoryExecuted INTEGER, graphNodeId INTEGER);
         """)
         process = 500 << 24
-        for step, rows in planned(size * RANKS, 1400):
+        for step, rows in planned(size, 1200):
             launches, kernels = [], []
-            mine = [row for row in rows if row[0] == 0]
+            mine = [row for row in rows if row[0] == rank]
             first, last = int(mine[0][3] * 1e9), int(mine[-1][4] * 1e9)
             base.execute(
                 "INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?)",
-                (first, last, f"iter_0_{step}", process),
+                (first, last, f"iter_{rank}_{step}", process),
             )
             for _, unit, kind, start, end in mine:
                 a, b = int(start * 1e9), int(end * 1e9)
@@ -365,37 +372,45 @@ def most_memory() -> float:
     return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1e3
 
 
-def measure(folder: Path) -> None:
-    """Read a folder in this process, and print what it took."""
-    from debubble.diagnosis.readers.folder import read
+def measure(path: Path, in_one: bool) -> None:
+    """Read a folder in this process and those that it starts, and print what it took."""
+    from debubble.diagnosis.readers import folder, processes
 
+    if in_one:
+        folder.workers_for = lambda _: processes.Workers()
     before = most_memory()
-    begin, work = time.perf_counter(), time.process_time()
-    found = read(folder)
-    wall, work = time.perf_counter() - begin, time.process_time() - work
-    print(wall, work, most_memory() - before, len(found.actions))
+    begin, mine = time.perf_counter(), time.process_time()
+    found = folder.read(path)
+    wall, mine = time.perf_counter() - begin, time.process_time() - mine
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
+    work = mine + others.ru_utime + others.ru_stime
+    memory = most_memory() - before
+    print(wall, work, mine, memory, others.ru_maxrss / 1e3, len(found.actions))
 
 
-def main(wanted: int, formats: Sequence[str]) -> None:
+def main(wanted: int, formats: Sequence[str], options: Sequence[str]) -> None:
     for form in formats or WRITERS:
         with tempfile.TemporaryDirectory() as name:
             expected = WRITERS[form](Path(name), wanted)
             size = (
                 sum(unpacked(path) for path in Path(name).rglob("*") if path.is_file()) / MEGABYTE
             )
-            reader = [sys.executable, __file__, "--read", name]
+            reader = [sys.executable, __file__, "--read", name, *options]
             output = subprocess.run(reader, check=True, capture_output=True, text=True).stdout
-            wall, work, grown, read = (float(value) for value in output.split())
+            wall, work, mine, grown, largest, read = (float(value) for value in output.split())
             assert read == expected, (form, read, expected)
             print(
                 f"{form:15} {size:.0f} MB, {expected:,} actions: {size / wall:.0f} MB/s  "
-                f"({size / work:.0f} MB per second of processor time), memory grows by "
-                f"{grown:.0f} MB", flush=True,
+                f"({size / work:.0f} MB per second of processor time, {size / mine:.0f} of that of "
+                f"the first process), memory grows by {grown:.0f} MB, and the largest process "
+                f"that it starts has {largest:.0f} MB", flush=True,
             )  # fmt: skip
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--read"]:
-        measure(Path(sys.argv[2]))
+    one = ["--one"] if "--one" in sys.argv else []
+    words = [word for word in sys.argv[1:] if word != "--one"]
+    if words[:1] == ["--read"]:
+        measure(Path(words[1]), bool(one))
     else:
-        main(int(sys.argv[1]) * MEGABYTE if sys.argv[1:] else 200 * MEGABYTE, sys.argv[2:])
+        main(int(words[0]) * MEGABYTE if words else 200 * MEGABYTE, words[1:], one)

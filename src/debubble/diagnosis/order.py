@@ -71,7 +71,7 @@ def reconstruct(observed: Observed) -> Orders:
             "and backwards"
         )
     usual = _usual(found, observed.ranks)
-    whole = [row for row in found if _complete(row, usual)]
+    whole = _complete(found, usual)
     left_out = {}
     if len(whole) < len(found):
         left_out["steps of a copy in which actions are missing"] = len(found) - len(whole)
@@ -96,14 +96,16 @@ def reconstruct(observed: Observed) -> Orders:
             f"{observed.format}: the order of its actions cannot have run; the trace lacks a part, "
             "or stages and microbatches are not what they were taken for"
         )
-    kept = [row for row, key in zip(whole, keys, strict=True) if frequent.index(key) in runs]
+    place = {key: index for index, key in enumerate(frequent)}
+    numbers = [place[key] for key in keys]
+    kept = [row for row, index in zip(whole, numbers, strict=True) if index in runs]
     if len(kept) < len(whole):
         left_out["steps of a copy in an order that cannot have run"] = len(whole) - len(kept)
     first = schedules[runs[0]]
     # PyTorch's profiler may have traced one of PyTorch's own orders.
     name = name or named(first, torch=observed.format == "kineto")
     schedules = [replace(schedules[index], name=name.text) for index in runs]
-    order = [runs.index(frequent.index(_key(row, usual))) for row in kept]
+    order = [runs.index(index) for index in numbers if index in runs]
     return Orders(
         tuple(schedules), np.array([row.step for row in kept]),
         np.array([row.copy for row in kept]), np.array(order),
@@ -179,13 +181,27 @@ def _usual(rows: Sequence[_Row], ranks: int) -> list[Program]:
     return usual
 
 
-def _complete(row: _Row, usual: Sequence[Program]) -> bool:
-    """Whether a row has the actions of the usual programs, in whatever order."""
-    mask = ~(3 << PAIR_SHIFT)
-    return all(
-        not len(program) or np.array_equal(np.sort(program & mask), np.sort(wanted & mask))
-        for program, wanted in zip(row.programs, usual, strict=True)
-    )
+def _complete(rows: Sequence[_Row], usual: Sequence[Program]) -> list[_Row]:
+    """The rows that have the actions of the usual programs, in whatever order."""
+    wanted = [_contents(program) for program in usual]
+    # Most steps have the same few programs.
+    contents: dict[bytes, bytes] = {}
+
+    def is_complete(row: _Row) -> bool:
+        for program, actions in zip(row.programs, wanted, strict=True):
+            key = program.tobytes()
+            if key not in contents:
+                contents[key] = _contents(program)
+            if key and contents[key] != actions:
+                return False
+        return True
+
+    return [row for row in rows if is_complete(row)]
+
+
+def _contents(program: Program) -> bytes:
+    """The actions of a program in an order that is the same for all programs that have them."""
+    return np.sort(program & ~(3 << PAIR_SHIFT)).tobytes()
 
 
 def _filled(row: _Row, usual: Sequence[Program]) -> tuple[Program, ...]:

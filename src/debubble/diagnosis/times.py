@@ -62,11 +62,12 @@ class Spread:
 def spreads_of(run: Run) -> tuple[Spread, ...]:
     """Times of every kind and stage, over all steps and copies."""
     found = []
+    known = np.where(run.known, run.duration, np.nan)
     for cls in np.unique(run.cls).tolist():
         name = "OVERLAP_F_B" if cls == PAIR else Kind(cls).name
         for stage in range(run.schedule.stages):
             columns = (run.cls == cls) & (run.stage == stage) & run.counted
-            values = np.where(run.known, run.duration, np.nan)[:, columns]
+            values = known[:, columns]
             there = values[~np.isnan(values)]
             if not len(there):
                 continue
@@ -85,7 +86,14 @@ def _drift(run: Run, values: Times) -> float:
     steps, place = run.step_of
     if len(steps) < 3:
         return 0.0
-    medians = np.array([np.nanmedian(values[place == step]) for step in range(len(steps))])
+    median = np.nanmedian if np.isnan(values).any() else np.median
+    medians = np.empty(len(steps))
+    rows, counts = np.argsort(place, kind="stable"), np.bincount(place)
+    first = np.cumsum(counts) - counts
+    for count in np.unique(counts).tolist():
+        some = np.flatnonzero(counts == count)
+        mine = rows[first[some, None] + np.arange(count)]
+        medians[some] = median(values[mine].reshape(len(some), -1), axis=1)
     slope, level = np.polyfit(np.arange(len(steps)), medians, 1)
     return float(slope * (len(steps) - 1) / level) if level > 0 else 0.0
 
