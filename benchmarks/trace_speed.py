@@ -1,11 +1,11 @@
 """Reading traces: bytes per second, unpacked, and how much memory it takes.
 
-    python benchmarks/trace_speed.py [--one] [megabytes] [format ...]
+    python benchmarks/trace_speed.py [--processes N] [megabytes] [format ...]
 
 Makes a trace of 200 MB with two ranks, of which a part of the events are kernels and their
 launches as on a GPU, another operators and Python frames, and reads it plain and compressed; and
-one in each of the other formats. In those nearly all that is written counts. With ``--one`` this is
-done in one process, else in as many as reading such a trace takes.
+one in each of the other formats. In those nearly all that is written counts. They are read in
+as many processes as such a trace is read in otherwise, or in N beside the first one; 0 for none.
 """
 
 from __future__ import annotations
@@ -372,12 +372,12 @@ def most_memory() -> float:
     return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1e3
 
 
-def measure(path: Path, in_one: bool) -> None:
+def measure(path: Path, count: int | None) -> None:
     """Read a folder in this process and those that it starts, and print what it took."""
     from debubble.diagnosis.readers import folder, processes
 
-    if in_one:
-        folder.workers_for = lambda _: processes.Workers()
+    if count is not None:
+        folder.workers_for = lambda _: processes.Workers(count)
     before = most_memory()
     begin, mine = time.perf_counter(), time.process_time()
     found = folder.read(path)
@@ -408,9 +408,12 @@ def main(wanted: int, formats: Sequence[str], options: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    one = ["--one"] if "--one" in sys.argv else []
-    words = [word for word in sys.argv[1:] if word != "--one"]
+    words, options = sys.argv[1:], []
+    if "--processes" in words:
+        at = words.index("--processes")
+        options = words[at : at + 2]
+        del words[at : at + 2]
     if words[:1] == ["--read"]:
-        measure(Path(words[1]), bool(one))
+        measure(Path(words[1]), int(options[1]) if options else None)
     else:
-        main(int(words[0]) * MEGABYTE if words else 200 * MEGABYTE, words[1:], one)
+        main(int(words[0]) * MEGABYTE if words else 200 * MEGABYTE, words[1:], options)

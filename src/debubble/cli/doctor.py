@@ -14,6 +14,7 @@ from debubble.analysis.layout import definitions, line_width
 from debubble.cli.app import command
 from debubble.cli.options import AsJson
 from debubble.cli.output import note, print_json
+from debubble.diagnosis.readers.processes import processors
 
 REQUIRED = ("numpy", "numba", "matplotlib", "typer", "rich", "pydantic", "PyYAML", "ortools")
 """Packages that every install has."""
@@ -59,7 +60,7 @@ def examine() -> dict[str, Any]:
         "folder": os.path.dirname(debubble.__file__),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processors": _processors(),
+        "processors": processors(),
         "packages": {name: _version(name) for name in REQUIRED},
         "extras": extras,
         "torch": _torch() if extras["torch"]["works"] else None,
@@ -107,12 +108,6 @@ def _kernels(speed: dict[str, Any]) -> str:
             f"{speed['compiled']} kernels in {speed['first_seconds']:.0f} s, once for this Python"
         )
     return f"machine code was there, loaded in {speed['first_seconds']:.1f} s"
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -230,11 +230,17 @@ def test_nobody_wants_it_any_more() -> None:
 
 def test_few_bytes_are_read_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "processors", lambda: 4)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
     path = tmp_path / "run.csv"
     for size, expected in ((1000, 0), (processes.FEWEST_BYTES, 4)):
         with open(path, "wb") as file:
             file.truncate(size)
         assert processes.workers_for([path])._count == expected
+    for load, expected in ((4.0, 2), (6.5, 0), (50.0, 0)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        assert processes.workers_for([path])._count == expected
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 0, 0), raising=False)
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
     assert processes.workers_for([path])._count == 0
 

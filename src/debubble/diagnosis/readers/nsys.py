@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.core.errors import FormatError
 from debubble.core.kinds import Kind
@@ -67,30 +68,51 @@ def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers)
     FormatError
         When no process has a rank, ranges called like actions, and kernels.
     """
-    traces: dict[int, RankTrace] = {}
+    ranks: dict[int, _Rank] = {}
     for _, found in workers.each(_read_file, files, left_out):
-        for trace in found:
-            traces.setdefault(trace.file.rank, trace)
-    if not traces:
+        for each in found:
+            ranks.setdefault(each.rank, each)
+    if not ranks:
         counted = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
         raise FormatError(
             f"{where}: no rank's actions ({counted}); profile with nsys -t nvtx,cuda and export "
             "with --type sqlite"
         )
-    stride = _stride(list(traces))
-    traces = {rank // stride: trace for rank, trace in traces.items()}
-    return _observed(where, traces, stride, left_out)
+    stride = _stride(list(ranks))
+    ranks = {rank // stride: each for rank, each in ranks.items()}
+    return _observed(where, ranks, stride, left_out)
 
 
-def _read_file(path: Path, left_out: LeftOut) -> list[RankTrace]:
+class _Rank(NamedTuple):
+    """What a process did; times in nanoseconds since `base`."""
+
+    rank: int
+    base: int
+    host: str
+    rows: NDArray[np.int64]
+    """Step, kind, chunk, microbatch, slice, start, end, issued and busy of every action."""
+
+    @classmethod
+    def of(cls, trace: RankTrace) -> _Rank:
+        """What a trace tells."""
+        rows = [
+            (step, *part, one.start, one.end, one.issued, one.busy)
+            for step, (computed, _) in zip(
+                trace.numbers or range(len(trace.steps)), trace.steps, strict=True
+            )
+            for one in computed for part in one.parts
+        ]  # fmt: skip
+        return cls(trace.file.rank, trace.file.base, trace.file.host, np.array(rows, np.int64).T)
+
+
+def _read_file(path: Path, left_out: LeftOut) -> list[_Rank]:
     """What the processes of a report did; of a damaged one, those before the damage."""
     found = []
     try:
         for file in _processes(path, left_out):
             trace = trace_of(file, left_out)
             if trace.on_device and trace.steps:
-                file.forget()
-                found.append(trace)
+                found.append(_Rank.of(trace))
             else:
                 left_out[NO_KERNELS] += 1
     except (sqlite3.Error, UnicodeDecodeError):
@@ -108,22 +130,16 @@ def _stride(ranks: Sequence[int]) -> int:
     return math.gcd(*ranks) if len(ranks) > 1 and 0 in ranks else 1
 
 
-def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: LeftOut) -> Observed:
-    ranks = 1 + max(traces)
-    origin = min(trace.file.base + trace.steps[0][0][0].start for trace in traces.values())
-    rows: list[tuple[int, ...]] = []
-    for rank, trace in traces.items():
-        base = trace.file.base - origin
-        for number, (computed, _) in enumerate(trace.steps):
-            step = trace.numbers[number] if trace.numbers else number
-            rows += [
-                (step, rank, *part, one.start, one.end, one.issued, one.busy, base)
-                for one in computed for part in one.parts
-            ]  # fmt: skip
-    *numbers, busy, bases = np.array(rows, np.int64).T
-    step, rank, kind, chunk, microbatch, piece = numbers[:6]
+def _observed(where: str, found: dict[int, _Rank], stride: int, left_out: LeftOut) -> Observed:
+    ranks = 1 + max(found)
+    origin = min(each.base + int(each.rows[5, 0]) for each in found.values())
+    counts = [each.rows.shape[1] for each in found.values()]
+    rank = np.repeat(list(found), counts)
+    bases = np.repeat([each.base - origin for each in found.values()], counts)
+    rows = np.concatenate([each.rows for each in found.values()], axis=1)
+    step, kind, chunk, microbatch, piece, *times, busy = rows
     start, end, issued = (
-        np.where(time == UNKNOWN, NAN, (bases + time) * NANOSECONDS) for time in numbers[6:]
+        np.where(time == UNKNOWN, NAN, (bases + time) * NANOSECONDS) for time in times
     )
     calls = Calls(step, rank, kind, chunk, microbatch, start, end)
     v_shaped = is_v_shaped(first_units([calls], ranks), ranks)
@@ -135,7 +151,7 @@ def _observed(where: str, traces: dict[int, RankTrace], stride: int, left_out: L
         stage_of(rank, chunk, ranks, v_shaped), microbatch, piece, ALONE, start, end, issued, NAN,
         busy * NANOSECONDS,
     )  # fmt: skip
-    hosts = {(0, rank): trace.file.host for rank, trace in traces.items()}
+    hosts = {(0, rank): each.host for rank, each in found.items()}
     return collected.observed(
         NAME,
         {

@@ -2,7 +2,8 @@
 
 How it works: a reader cuts its work into tasks, such as the files of ranks or pieces of a file, and
 gives them to :meth:`Workers.each` with a function that does one. That hands them out to processes
-and yields what they return, in order of the tasks. Few bytes, or a single task, it does itself.
+and yields what they return, in order of the tasks. Few bytes, or a single task, it does itself, and
+everything where others keep the processors busy.
 
 The processes are Python's own (``python -m debubble.diagnosis.readers.worker``) and talk through
 pipes. Nothing is forked, so that threads do no harm, and no module of the user's is imported. A
@@ -35,8 +36,8 @@ from debubble.diagnosis.readers.worker import GREETING, receive, send
 A = TypeVar("A")
 R = TypeVar("R")
 
-FEWEST_BYTES = 48_000_000
-"""Bytes of files from which on to start processes saves more time than it takes."""
+FEWEST_BYTES = 100_000_000
+"""Bytes of files from which on processes save more time than it takes to start them."""
 
 PACKED = 8
 """Times of its packed bytes that a trace has."""
@@ -69,8 +70,14 @@ def workers_for(files: Sequence[Path]) -> Workers:
     # Where a program has Python inside, its name is that of the program.
     is_python = "python" in Path(sys.executable or "").name.lower()
     several = size >= FEWEST_BYTES and is_python and not getattr(sys, "frozen", False)
-    count = min(processors(), MOST) if several else 1
+    count = min(_idle_processors(), MOST) if several else 1
     return Workers(count if count > 1 else 0)
+
+
+def _idle_processors() -> int:
+    """How many processors this process may use that others leave alone, as far as is known."""
+    busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+    return round(processors() * max(1 - busy, 0.0))
 
 
 class Workers:
