@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble.optimize import cycles
 from debubble.optimize._cycle_kernel import anneal
-from debubble.optimize.cycles import Cycle, annealed, cycle_of, pattern_of
+from debubble.optimize.cycles import Cycle, annealed, cycle_of, pattern_of, repeated
 from debubble.optimize.listed import listed
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
@@ -55,6 +57,11 @@ def test_the_period_is_the_engines_and_memory_is_kept(data: st.DataObject) -> No
             assert one.pace >= asked.work.max() * (1 - 1e-9)
             # Circles that are slower by less than one in a hundred may not show yet.
             assert long_run_pace(asked, one) == pytest.approx(one.pace, rel=0.01)
+        longer = repeated(asked, found, data.draw(st.integers(1, 3)))
+        assert longer.pace == pytest.approx(found.pace)
+        measured = annealed(asked, replace(longer, period=np.inf), 0, Stop())
+        assert measured.period == pytest.approx(longer.period)
+        assert long_run_pace(asked, longer) == pytest.approx(longer.pace, rel=0.01)
 
 
 def test_one_forward_one_backward_never_waits() -> None:

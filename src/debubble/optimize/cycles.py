@@ -9,7 +9,8 @@ solver: an annealer exchanges blocks of actions as in :mod:`debubble.optimize.re
 slowest circle.
 
 Where times are uneven and memory is short, cycles of several microbatches are faster than any of
-one: what a rank holds on average is then a fraction, and nearer to its limit.
+one: what a rank holds on average is then a fraction, and nearer to its limit. A good start for one
+of two or four microbatches is the best of half as many, twice.
 """
 
 from __future__ import annotations
@@ -83,6 +84,18 @@ def annealed(problem: Problem, cycle: Cycle, moves: int, stop: Stop, seed: int =
         found, _ = _run(problem, cycle, moves, hot, cold, seed + number, stop)
         cycle = min(cycle, found, key=lambda one: one.period)
     return cycle
+
+
+def repeated(problem: Problem, cycle: Cycle, times: int) -> Cycle:
+    """The same order with `times` as many microbatches per period."""
+    width, n = cycle.width, len(cycle.order)
+    rows, inner = np.divmod(cycle.order, width)
+    group = np.arange(times)[:, None] + cycle.ahead[cycle.order]
+    order = ((rows * times + group % times) * width + inner).ravel()
+    ahead = np.empty(times * n, dtype=np.int64)
+    ahead[order] = (group // times).ravel()
+    by_rank = np.argsort(np.tile(problem.homes[rows % problem.stages], times), kind="stable")
+    return Cycle(times * width, order[by_rank], ahead, times * cycle.period)
 
 
 def pattern_of(problem: Problem, cycle: Cycle) -> Pattern:

@@ -13,7 +13,7 @@ from debubble.optimize import unroll
 from debubble.optimize.annealing import ROUNDS, small
 from debubble.optimize.backward import separate
 from debubble.optimize.bounding import LONG_EFFORT
-from debubble.optimize.cycles import Cycle, annealed, cycle_of, pattern_of
+from debubble.optimize.cycles import Cycle, annealed, cycle_of, pattern_of, repeated
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.listed import listed
 from debubble.optimize.pattern import Pattern, find_pattern
@@ -46,8 +46,9 @@ LONGEST_WORK = 10.0
 CYCLE_WIDTHS = (1, 2, 3, 4)
 """Microbatches per period of orders that are annealed for it."""
 
-CYCLE_MOVES, MOST_CYCLE_MOVES = 50_000, 100_000
-"""Moves of a round of annealing for the period, times the effort, and at most."""
+CYCLE_MOVES, MOST_CYCLE_MOVES, MOST_LAST_MOVES = 50_000, 100_000, 500_000
+"""Moves of a round of annealing for the period, times the effort, and at most: of what repeats in
+one order after the other, and of what repeats in the best of all."""
 
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -109,7 +110,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             incumbent.offer(made, "repeating an annealed order")
         if annealings and effort >= LONG_EFFORT:
             found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
-            _offer_cycles(problem, incumbent, found, stop, seed + annealings)
+            _offer_cycles(problem, incumbent, found, MOST_CYCLE_MOVES, stop, seed + annealings)
         if annealings >= effort or stop():
             return
         rounds = (annealings + 1) * len(TEMPERATURES)
@@ -118,15 +119,31 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def _offer_cycles(
-    problem: Problem, incumbent: Incumbent, cycles: list[Cycle], stop: Stop, seed: int
+    problem: Problem, incumbent: Incumbent, cycles: list[Cycle], most: int, stop: Stop, seed: int
 ) -> None:
-    """Anneal the fastest cycle of each width for its period, and offer the best with ends."""
-    moves = int(min(CYCLE_MOVES * stop.work.effort, MOST_CYCLE_MOVES))
-    fastest = {
-        cycle.width: cycle for cycle in sorted(cycles, key=lambda cycle: cycle.period, reverse=True)
-    }
-    found = [annealed(problem, cycle, moves, stop, seed) for cycle in fastest.values()]
-    best = min(found, key=lambda cycle: cycle.pace, default=None)
+    """Anneal the fastest cycle of each width for its period, and offer the best with ends.
+
+    Parameters
+    ----------
+    problem, incumbent, stop
+        As of every strategy.
+    cycles
+        Cycles to begin with, of some widths; one of half the width is another beginning, twice.
+    most
+        Moves of a round of annealing at most.
+    seed
+        Of the annealing.
+    """
+    moves = int(min(CYCLE_MOVES * stop.work.effort, most))
+    found: dict[int, Cycle] = {}
+    for width in CYCLE_WIDTHS:
+        starts = [cycle for cycle in cycles if cycle.width == width]
+        if width % 2 == 0 and width // 2 in found:
+            starts.append(repeated(problem, found[width // 2], 2))
+        if starts:
+            start = min(starts, key=lambda cycle: cycle.period)
+            found[width] = annealed(problem, start, moves, stop, seed)
+    best = min(found.values(), key=lambda cycle: cycle.pace, default=None)
     if best is None or stop() or best.period == float("inf"):
         return
     _offer_pattern(problem, incumbent, pattern_of(problem, best), "annealing a cycle", stop, seed)
@@ -142,7 +159,7 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         for width in CYCLE_WIDTHS
         for places in unroll.repeatable(problem, order, width)
     ]
-    _offer_cycles(problem, incumbent, found, stop, stop.work.seed)
+    _offer_cycles(problem, incumbent, found, MOST_LAST_MOVES, stop, stop.work.seed)
 
 
 def can_repeat(problem: Problem) -> bool:
