@@ -87,7 +87,7 @@ class Watched:
         self.page.goto("about:blank")
         self.page.mouse.move(0, 0)
         self.errors.clear()
-        assert errors == []
+        assert not errors, errors
 
 
 class Pages:
