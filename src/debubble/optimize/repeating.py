@@ -46,9 +46,14 @@ LONGEST_WORK = 10.0
 CYCLE_WIDTHS = (1, 2, 3, 4)
 """Microbatches per period of orders that are annealed for it."""
 
-CYCLE_MOVES, MOST_CYCLE_MOVES, MOST_LAST_MOVES = 50_000, 100_000, 500_000
-"""Moves of a round of annealing for the period, times the effort, and at most: of what repeats in
-one order after the other, and of what repeats in the best of all."""
+CYCLE_MOVES, MOST_CYCLE_MOVES = 50_000, 100_000
+"""Moves of a round of annealing for the period, times the effort, and at most."""
+
+MOST_LAST_MOVES = 1_000_000
+"""The same at most of what repeats in the best of all, times the effort twice: that comes once."""
+
+CYCLE_SHARE = 0.3
+"""Share of the time that is left for annealing cycles."""
 
 
 def patterns(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -110,7 +115,8 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
             incumbent.offer(made, "repeating an annealed order")
         if annealings and effort >= LONG_EFFORT:
             found = [cycle_of(short, order, places, w) for w, places in parts if w in CYCLE_WIDTHS]
-            _offer_cycles(problem, incumbent, found, MOST_CYCLE_MOVES, stop, seed + annealings)
+            moves = int(min(CYCLE_MOVES * effort, MOST_CYCLE_MOVES))
+            _offer_cycles(problem, incumbent, found, moves, stop, seed + annealings)
         if annealings >= effort or stop():
             return
         rounds = (annealings + 1) * len(TEMPERATURES)
@@ -119,7 +125,7 @@ def repeat(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
 
 
 def _offer_cycles(
-    problem: Problem, incumbent: Incumbent, cycles: list[Cycle], most: int, stop: Stop, seed: int
+    problem: Problem, incumbent: Incumbent, cycles: list[Cycle], moves: int, stop: Stop, seed: int
 ) -> None:
     """Anneal the fastest cycle of each width for its period, and offer the best with ends.
 
@@ -129,12 +135,12 @@ def _offer_cycles(
         As of every strategy.
     cycles
         Cycles to begin with, of some widths; one of half the width is another beginning, twice.
-    most
-        Moves of a round of annealing at most.
+    moves
+        Moves of a round of annealing.
     seed
         Of the annealing.
     """
-    moves = int(min(CYCLE_MOVES * stop.work.effort, most))
+    until = Stop(CYCLE_SHARE * stop.left, stop)
     found: dict[int, Cycle] = {}
     for width in CYCLE_WIDTHS:
         starts = [cycle for cycle in cycles if cycle.width == width]
@@ -142,7 +148,7 @@ def _offer_cycles(
             starts.append(repeated(problem, found[width // 2], 2))
         if starts:
             start = min(starts, key=lambda cycle: cycle.period)
-            found[width] = annealed(problem, start, moves, stop, seed)
+            found[width] = annealed(problem, start, moves, until, seed)
     best = min(found.values(), key=lambda cycle: cycle.pace, default=None)
     if best is None or stop() or best.period == float("inf"):
         return
@@ -159,7 +165,8 @@ def repeat_best(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
         for width in CYCLE_WIDTHS
         for places in unroll.repeatable(problem, order, width)
     ]
-    _offer_cycles(problem, incumbent, found, MOST_LAST_MOVES, stop, stop.work.seed)
+    moves = int(min(CYCLE_MOVES * stop.work.effort**2, MOST_LAST_MOVES))
+    _offer_cycles(problem, incumbent, found, moves, stop, stop.work.seed)
 
 
 def can_repeat(problem: Problem) -> bool:
