@@ -32,6 +32,9 @@ from debubble.lowering.chain import LOWERINGS, read_stages
 SWEEP = "sweep"
 OF_FILE = "costs"
 
+OWN = ("recompute", "recompute_at", "offload")
+"""Lowerings that a search chooses itself, or says more about."""
+
 LONGEST_LABEL = 200
 """Characters of a name in a cost file."""
 
@@ -74,6 +77,7 @@ def optimize(
     the search with the best so far.
     """
     sweeping = setup.memory == SWEEP
+    _refuse_others(setup)
     if setup.lowering.get("recompute_at") is not None:
         raise ParameterError(
             "--recompute-at is for published schedules; leave it out, R comes just in time"
@@ -87,7 +91,6 @@ def optimize(
         setup, memory=None if sweeping else setup.memory, lowering={**setup.lowering, **searched}
     )
     inputs = given.read(f", or '{SWEEP}'")
-    _refuse_others(inputs)
     if output is not None:
         _check_output(output, sweeping)
         if (recompute, away) != ("none", "none") and output.lower().endswith(".csv"):
@@ -188,13 +191,15 @@ def _needed(inputs: Inputs, key: str) -> int:
     return size
 
 
-def _refuse_others(inputs: Inputs) -> None:
+def _refuse_others(setup: Setup) -> None:
     """Options every command reads, which mean nothing here."""
-    for flag, value in (
-        ("--iterations", inputs.iterations), ("--sync", inputs.sync), ("--option", inputs.pairs),
-        *((row.flag, inputs.lowering[row.name]) for row in LOWERINGS),
-    ):  # fmt: skip
-        if value:
+    lowerings = {row.flag: setup.lowering.get(row.name) for row in LOWERINGS if row.name not in OWN}
+    others = {
+        "--iterations": setup.iterations, "--sync": setup.sync, "--option": setup.option,
+        "--group-size": setup.group_size, **lowerings,
+    }  # fmt: skip
+    for flag, value in others.items():
+        if value and value != "none":
             raise ParameterError(f"{flag} is for published schedules; leave it out")
 
 
