@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,21 @@ def test_one_format_at_a_time(tmp_path: Path) -> None:
     assert found.format == "ndtimeline"
     assert found.left_out == {"files of the format table beside those of ndtimeline": 1}
     assert read(tmp_path / "run.csv", format="table").format == "table"
+
+
+def test_files_that_tell_of_no_run_do_not_hide_one(tmp_path: Path) -> None:
+    run = made.run("1f1b")
+    made.write_table(run, tmp_path / "run.csv")
+    profile = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 1},
+    ]}  # fmt: skip
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    found = read(tmp_path)
+    assert found.format == "table"
+    assert found.left_out == {"files of the format kineto beside those of table": 1}
+    (tmp_path / "run.csv").write_text("rank,action,start,end\n")
+    with pytest.raises(FormatError, match="no range of 1 files is called like an action"):
+        read(tmp_path)
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -265,3 +265,24 @@ def test_any_program_may_read(tmp_path: Path) -> None:
     assert found.stdout.split() == ["here", str(len(RUN.done))]
     assert not found.stderr
     assert not (tmp_path / "imported").exists()
+
+
+def test_threads_that_cannot_start(tmp_path: Path) -> None:
+    """A thread goes on when the main one is over; then none can be started any more."""
+    (tmp_path / "run").mkdir()
+    made.write_primus(LONG, tmp_path / "run")
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import threading, time
+import debubble as db
+from debubble.diagnosis.readers import folder, processes
+folder.workers_for = lambda _: processes.Workers(2)
+def late():
+    threading.main_thread().join()
+    print(db.read_trace({str(tmp_path / "run")!r}).schedule.name)
+threading.Thread(target=late).start()
+""")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1f1b\n", "")

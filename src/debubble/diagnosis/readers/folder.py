@@ -74,7 +74,8 @@ READERS: tuple[Reader, ...] = (
     table,
     megatron_timers,
 )
-"""Formats. Of a folder with files of several, those of the first in this list are read."""
+"""Formats. Of a folder with files of several, those of the first here that tell of a run are
+read."""
 
 
 def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed:
@@ -107,14 +108,17 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
                 found.setdefault(name, []).extend(some)
         if not found:
             raise FormatError(_nothing(where, files, left_out, list(known)))
-        first = next(name for name in known if name in found)
-        for name, others in found.items():
-            if name != first:
-                left_out[f"files of the format {name} beside those of {first}"] += len(others)
-        try:
-            return known[first].read(where, found[first], left_out, workers)
-        except FormatError as error:
-            raise FormatError(_with_reasons(str(error), left_out)) from None
+        refusals = []
+        for name in (name for name in known if name in found):
+            counted = left_out.copy()
+            for other, some in found.items():
+                if other != name:
+                    counted[f"files of the format {other} beside those of {name}"] += len(some)
+            try:
+                return known[name].read(where, found[name], counted, workers)
+            except FormatError as error:
+                refusals.append(_with_reasons(str(error), counted))
+        raise FormatError(refusals[0])
 
 
 def _with_reasons(text: str, left_out: LeftOut) -> str:

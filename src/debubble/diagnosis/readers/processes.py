@@ -130,7 +130,7 @@ class Workers:
         while len(first) > 1:
             room = self._count + AHEAD - len(waiting) if self._count else 0
             for task in islice(tasks, max(room, 0)):
-                waiting.append((task, self._threads.submit(self._ask, do, task)))
+                waiting.append((task, self._handed_out(do, task)))
             if not waiting:
                 break
             task, future = waiting.popleft()
@@ -143,6 +143,19 @@ class Workers:
         for task in tasks:
             look()
             yield task, do(task, left_out)
+
+    def _handed_out(
+        self, do: Callable[[A, LeftOut], R], task: A
+    ) -> Future[tuple[R, LeftOut] | None]:
+        """What is to come of a task."""
+        try:
+            return self._threads.submit(self._ask, do, task)
+        except RuntimeError:
+            # There may be no more threads, and there are none once the main one is over.
+            self._count = 0
+            nothing: Future[tuple[R, LeftOut] | None] = Future()
+            nothing.set_result(None)
+            return nothing
 
     def _start(self) -> None:
         try:

@@ -103,7 +103,12 @@ def _unpacked_ahead(file: BinaryIO, size: int, left_out: LeftOut) -> Iterator[by
     counted = LeftOut()
     pieces = _unpacked(file, size, counted)
     with ThreadPoolExecutor(1) as aside:
-        coming = aside.submit(next, pieces, None)
+        try:
+            # Once the main thread is over, or a limit is reached, no other one can start.
+            coming = aside.submit(next, pieces, None)
+        except RuntimeError:
+            yield from _unpacked(file, size, left_out)
+            return
         while (piece := coming.result()) is not None:
             left_out.update(counted)
             counted.clear()
