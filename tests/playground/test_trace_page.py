@@ -87,18 +87,20 @@ def test_what_is_wrong_is_said_in_words(page, tmp_path):
 
 def test_a_diagnosis_is_cancelled(page, folder):
     # The server never says that it is done, but to one who cancels.
-    page.route(
-        "**/api/search",
-        lambda route: route.fulfill(
-            status=422 if "true" in (route.request.post_data or "") else 200,
-            content_type="application/json",
-            body=(
-                '{"message": "cancelled; open the traces again to see them"}'
-                if "true" in (route.request.post_data or "")
-                else '{"done": false, "seconds": 7, "doing": "replaying 768 actions"}'
-            ),
-        ),
-    )
+    running = '{"done": false, "seconds": 7, "doing": "replaying 768 actions"}'
+    cancelled = '{"message": "cancelled; open the traces again to see them"}'
+
+    def answer(route):
+        cancels = "true" in (route.request.post_data or "")
+        if cancels:
+            # It ends what it works on, and takes no second trace before.
+            route.fetch()
+        route.fulfill(
+            status=422 if cancels else 200, content_type="application/json",
+            body=cancelled if cancels else running,
+        )  # fmt: skip
+
+    page.route("**/api/search", answer)
     page.set_input_files("#trace-folder", folder)
     page.wait_for_selector("#trace .status:text-is('7 s: replaying 768 actions')")
     page.get_by_role("button", name="Cancel").click()
