@@ -168,7 +168,7 @@ def document(rows: list[dict[str, Any]]) -> str:
         "another simulator; in the grid, of the schedules registered here, with their orders for",
         "equal times and for these. *s* is wall time and *CPU s* processor time of all threads, on",
         "two cores; of points that were measured more than once, of all runs together. Points with",
-        "a large gap were measured again, some with a time limit or up to twice the work.",
+        "a large gap were measured again, some with a time limit or up to four times the work.",
         "",
         *gaps(rows),
     ]
