@@ -47,8 +47,8 @@ def sorts() -> dict[Sort, list[Entry]]:
     return dict(found)
 
 
-def with_much() -> dict[Sort, list[Entry]]:
-    """Some of the sorts that have all that others have: those with three such things or copies."""
+def combined() -> dict[Sort, list[Entry]]:
+    """The sorts that combine three or more of these, or have copies to the host."""
     return {sort: families for sort, families in sorts().items() if sum(sort) >= 3 or sort[-1]}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import debubble as db
@@ -50,7 +50,10 @@ def test_the_period_is_the_engines_and_memory_is_kept(data: st.DataObject) -> No
         W=data.draw(per_stage), p2p=data.draw(TIMES),
         kept_for_weight=data.draw(st.sampled_from([0.0, 0.5, 1.0])),
     )  # fmt: skip
-    for cycle in cycles_in(asked, width)[:2]:
+    # Cuts of ranks that do not belong together make a deadlock.
+    some = [cycle for cycle in cycles_in(asked, width) if cycle.period < np.inf][:2]
+    assume(some)
+    for cycle in some:
         found = annealed(asked, cycle, 300, Stop(), data.draw(st.integers(0, 9)))
         assert found.period <= cycle.period
         for one in (cycle, found):

@@ -18,7 +18,7 @@ from debubble.torch import watch
 from debubble.torch.errors import RunError
 from debubble.torch.team import Team
 from tests.conftest import EXPLORES
-from tests.pairs import with_much
+from tests.pairs import combined
 from tests.small import RANKS, smallest
 from tests.torch.loop import cross_entropy, gpt, text
 from tests.torch.test_training import trained, wanted_of
@@ -94,7 +94,7 @@ def on_streams(work: Callable[[int, Stream], Any]) -> Callable[[int], Any]:
 
 
 def test_schedules_of_every_sort_train() -> None:
-    entries = db.schedules() if EXPLORES else [of_sort[-1] for of_sort in with_much().values()]
+    entries = db.schedules() if EXPLORES else [of_sort[-1] for of_sort in combined().values()]
     schedules = [smallest(entry) for entry in entries]
     for schedule in schedules:
         wanted_of(schedule)  # once, and not in every rank

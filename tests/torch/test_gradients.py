@@ -15,7 +15,7 @@ from debubble.torch.report import RunReport
 from debubble.torch.run import Settings, run
 from debubble.torch.verify import Verification
 from tests.conftest import EXPLORES
-from tests.pairs import sorts, with_much
+from tests.pairs import combined, sorts
 from tests.small import RANKS, smallest
 from tests.torch.together import Case, Together
 
@@ -28,7 +28,7 @@ FOR_TORCH = [
     for entry in [one for one in of_sort if one.name in EXPRESSIBLE][: None if EXPLORES else 2]
 ]
 """Some of each sort: test_pytorch_engine.py has all that PyTorch's runtime can express."""
-SEVERAL_STEPS = {of_sort[0].name for of_sort in with_much().values()}
+SEVERAL_STEPS = {of_sort[0].name for of_sort in combined().values()}
 AFTER = ("forward", "gradient")
 RUNTIMES = ("debubble", "torch")
 
@@ -45,7 +45,7 @@ def verified(schedule: db.Schedule, runtime: str, model: str = "gpt-tiny") -> Ve
 
 def stepped(entry: Entry) -> Case:
     """Optimizer steps: three where older weights are kept, the last after their last use; else two
-    for some of what has much, and one for the others."""
+    for one of each sort that combines much, and one for the others."""
     if entry.fields.get("newest_weights"):
         # What it computes depends on when its steps are.
         return Case(smallest(entry))

@@ -11,7 +11,7 @@ import torch
 import debubble as db
 import debubble.torch as dt
 from tests.conftest import EXPLORES
-from tests.pairs import sorts, with_much
+from tests.pairs import combined, sorts
 from tests.small import smallest
 from tests.torch.loop import adamw, cross_entropy, gpt, text, train
 from tests.torch.world import in_ranks
@@ -132,12 +132,12 @@ def whole(found: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def test_schedules_of_every_sort() -> None:
-    """All schedules have their gradients in test_gradients.py, the sorts with much train in batches
-    in test_batched.py.
+    """All schedules have their gradients in test_gradients.py; the sorts that combine much train in
+    batches in test_batched.py.
 
     Of those that keep older weights each is here: what they keep shows in the third step.
     """
-    few = {of_sort[0].name for sort, of_sort in sorts().items() if sort not in with_much()}
+    few = {of_sort[0].name for sort, of_sort in sorts().items() if sort not in combined()}
     made = [smallest(entry) for entry in db.schedules()]
     schedules = [one for one in made if EXPLORES or one.name in few or max(one.stored_versions) > 1]
     for schedule in schedules:

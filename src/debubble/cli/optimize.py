@@ -193,13 +193,17 @@ def _needed(inputs: Inputs, key: str) -> int:
 
 def _refuse_others(setup: Setup) -> None:
     """Options every command reads, which mean nothing here."""
-    lowerings = {row.flag: setup.lowering.get(row.name) for row in LOWERINGS if row.name not in OWN}
-    others = {
+    others: dict[str, Any] = {
         "--iterations": setup.iterations, "--sync": setup.sync, "--option": setup.option,
-        "--group-size": setup.group_size, **lowerings,
+        "--group-size": setup.group_size,
     }  # fmt: skip
+    # One by one: together they would ask for each other.
+    for row in LOWERINGS:
+        text = setup.lowering.get(row.name)
+        if row.name not in OWN and text is not None:
+            others[row.flag] = row.read(row.flag, text)
     for flag, value in others.items():
-        if value and value != "none":
+        if value:
             raise ParameterError(f"{flag} is for published schedules; leave it out")
 
 

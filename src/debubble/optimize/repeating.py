@@ -50,7 +50,8 @@ CYCLE_MOVES, MOST_CYCLE_MOVES = 50_000, 100_000
 """Moves of a round of annealing for the period, times the effort, and at most."""
 
 MOST_LAST_MOVES = 1_000_000
-"""The same at most of what repeats in the best of all, times the effort twice: that comes once."""
+"""Most moves of such a round for the best order, which comes once: there they grow with the square
+of the effort."""
 
 CYCLE_SHARE = 0.3
 """Share of the time that is left for annealing cycles."""

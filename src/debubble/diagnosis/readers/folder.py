@@ -101,15 +101,18 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     left_out: LeftOut = Counter()
     files = _files(Path(path), where, left_out)
     with workers_for(files) as workers:
-        found: dict[str, list[Path]] = {format: files} if format and files else {}
-        groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
-        for _, group in () if format else workers.each(_by_format, groups, left_out):
-            for name, some in group.items():
-                found.setdefault(name, []).extend(some)
+        found: dict[str, list[Path]] = {}
+        if format is None:
+            groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
+            for _, group in workers.each(_by_format, groups, left_out):
+                for name, some in group.items():
+                    found.setdefault(name, []).extend(some)
+        elif files:
+            found[format] = files
         if not found:
             raise FormatError(_nothing(where, files, left_out, list(known)))
         refusals = []
-        for name in (name for name in known if name in found):
+        for name in filter(found.__contains__, known):
             counted = left_out.copy()
             for other, some in found.items():
                 if other != name:

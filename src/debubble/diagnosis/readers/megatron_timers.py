@@ -69,9 +69,7 @@ def recognises(head: bytes) -> bool:
     return any(words in text for words in _HEADS) or "pipeline_model_parallel_size ..." in text
 
 
-def read(
-    where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers  # noqa: ARG001
-) -> Observed:  # fmt: skip
+def read(where: str, files: Sequence[Path], left_out: LeftOut, workers: Workers) -> Observed:
     """Read the logs of one run.
 
     Raises
@@ -79,6 +77,8 @@ def read(
     FormatError
         When no forwards and backwards are summed, or nothing says how many microbatches there are.
     """
+    # A log is read in order.
+    del workers
     log = _Log(left_out)
     for path in files:
         log.read(path)

@@ -45,7 +45,7 @@ BATCH = 1 << 21
 """Bytes of files that are read together."""
 
 GROUP = 128
-"""Files that are read by one process."""
+"""Files of one task."""
 
 BETWEEN = b"\x1e"
 """Stands between two files; as text it occurs in none."""
