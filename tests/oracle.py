@@ -358,6 +358,15 @@ def simulate(schedule: Schedule, costs: Costs) -> Outcome:
                     heads[rank] += 1
                     moved = True
                     continue
+                if action.kind == Kind.WAIT_OFFLOAD:
+                    needed = action._replace(kind=Kind.OFFLOAD)
+                    if needed not in copied:
+                        break
+                    free[rank] = max(free[rank], copied[needed])
+                    start[rank, index] = end[rank, index] = free[rank]
+                    heads[rank] += 1
+                    moved = True
+                    continue
                 if action.kind == Kind.OPT:
                     if schedule.sync == "global":
                         break

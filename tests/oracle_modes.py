@@ -62,6 +62,7 @@ class Run:
         self.end: dict[Spot, float] = {}
         self.finished: dict[Action, tuple[float, int]] = {}
         self.reloaded: dict[tuple[int, int], float] = {}
+        self.left: dict[tuple[int, int], float] = {}
         self.reduced: list[list[float]] = [[] for _ in range(ranks)]
         self.ends: dict[Name, End] = {}
         self.names: dict[Spot, Name] = {}
@@ -157,8 +158,17 @@ class Run:
         took = copy_time(self.own, action, rank)
         self.stream[rank] = begin + took
         self.start[rank, index], self.end[rank, index] = begin, begin + took
-        if action.kind == Kind.RELOAD:
-            self.reloaded[action.stage, action.microbatch] = begin + took
+        done = self.reloaded if action.kind == Kind.RELOAD else self.left
+        done[action.stage, action.microbatch] = begin + took
+        self.head[rank] += 1
+        return True
+
+    def wait(self, rank: int) -> bool:
+        """Wait for an offload."""
+        index = self.head[rank]
+        action = self.programs[rank][index]
+        self.free[rank] = max(self.free[rank], self.left[action.stage, action.microbatch])
+        self.start[rank, index] = self.end[rank, index] = self.free[rank]
         self.head[rank] += 1
         return True
 
@@ -233,6 +243,8 @@ class Run:
             return self.post(rank)
         if kind in COPY_KINDS:
             return self.copy(rank)
+        if kind == Kind.WAIT_OFFLOAD:
+            return self.wait(rank)
         return self.step(rank) if kind == Kind.OPT else self.compute(rank)
 
 

@@ -173,8 +173,11 @@ def costs_for(draw: st.DrawFn, schedule: Schedule) -> Costs:
 
 
 @st.composite
-def with_copies(draw: st.DrawFn, schedule: Schedule) -> Schedule:
-    """The schedule with some activations offloaded and reloaded, anywhere that is allowed."""
+def with_copies(draw: st.DrawFn, schedule: Schedule, waits: bool = True) -> Schedule:
+    """The schedule with some activations offloaded and reloaded, anywhere that is allowed.
+
+    In between the rank may wait for the offload.
+    """
     programs = []
     for program in schedule.rows():
         cells = list(program)
@@ -188,6 +191,9 @@ def with_copies(draw: st.DrawFn, schedule: Schedule) -> Schedule:
             out = draw(st.integers(cells.index(cell) + 1, stop))
             back = draw(st.integers(out, stop))
             cells.insert(back, f"{found[1]}RELOAD{found[2]}")
+            if waits and draw(st.booleans()):
+                wait = draw(st.integers(out, back))
+                cells.insert(wait, f"{found[1]}WAIT_OFFLOAD{found[2]}")
             cells.insert(out, f"{found[1]}OFFLOAD{found[2]}")
         programs.append(cells)
     targets = [

@@ -10,7 +10,8 @@ An order that was made under a memory limit waits for another reason, too: the r
 could have run, its input was there, but holding one more activation would have gone over the limit,
 so the order puts it behind what frees memory. From the time that input arrived the gap counts as
 *memory*: with more of it, another order could have used the gap. A rank that runs a fixed order,
-such as 1F1B's, never waits for memory, however little there is.
+such as 1F1B's, never waits for memory, however little there is. Where an order waits for an offload
+to be over, for the memory that it gives back, the gap is *memory*, too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from debubble.core.actions import (
     microbatches_of,
 )
 from debubble.core.kind_relations import ACTIVATION_KINDS
-from debubble.core.kinds import KINDS
+from debubble.core.kinds import KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import primary_of, waits_for
 from debubble.engine.timeline import Timeline
@@ -79,7 +80,9 @@ def bubbles(timeline: Timeline) -> Bubbles:
     (['data', 'data', 'fill', 'drain'], [1.0, 2.0, 3.0, 0.0, 0.0])
     """
     schedule = timeline.schedule
-    busy = np.flatnonzero(computes(kinds_of(schedule.actions)) & begins_group(schedule.actions))
+    kinds = kinds_of(schedule.actions)
+    in_turn = computes(kinds) | among(kinds, WAIT_KINDS)
+    busy = np.flatnonzero(in_turn & begins_group(schedule.actions))
     rank = np.searchsorted(schedule.offsets, busy, side="right") - 1
     opening = np.diff(rank, prepend=-1) > 0
     begin, end = timeline.start[busy], timeline.end[busy]
@@ -89,7 +92,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
     known = _computed(timeline, busy[gaps], rank[gaps])
     computed[gaps] = np.clip(known, free[gaps], begin[gaps])
 
-    cause = np.where(opening, FILL, DATA)
+    cause = np.where(opening, FILL, np.where(among(kinds[busy], WAIT_KINDS), MEMORY, DATA))
     parts = [(rank, free, computed, cause, busy)]
     parts.append((rank, computed, begin, np.full(len(busy), P2P), busy))
     limits = memory_limit(schedule)

@@ -9,32 +9,34 @@ from debubble.analysis.problems import Findings, Problem, late_need, spot
 from debubble.analysis.structure import MOST_UNITS, Columns
 from debubble.core.actions import COPY_KINDS, Action, Kind
 from debubble.core.kind_relations import order_of
-from debubble.core.kinds import WORK_KINDS
+from debubble.core.kinds import KINDS, OFFLOAD_KINDS, WAIT_KINDS, WORK_KINDS
 from debubble.core.schedule import Schedule
 
-ORDER = tuple(
-    pair for pair in order_of((*WORK_KINDS, *COPY_KINDS)) if not set(pair).isdisjoint(COPY_KINDS)
-)
+_KINDS = (*WORK_KINDS, *OFFLOAD_KINDS)
+
+ORDER = tuple(pair for pair in order_of(_KINDS) if not set(pair) <= set(WORK_KINDS))
 """Pairs (earlier, later) of kinds within a (stage, microbatch) that is offloaded."""
 
 
 def inspect_copies(schedule: Schedule, found: Findings) -> None:
     """Report copies that are repeated, come without their other half, or at the wrong time.
 
-    An activation is offloaded once, after its forward, and reloaded once, before what reads it.
+    An activation is offloaded once, after its forward, and reloaded once, before what reads it. In
+    between a rank may wait for the offload, once.
     """
     columns = Columns.of(schedule)
-    copies = columns.real & np.isin(columns.kind, COPY_KINDS)
+    copies = columns.real & np.isin(columns.kind, OFFLOAD_KINDS)
     if not copies.any():
         return
     units = min(schedule.units, MOST_UNITS)
     cell = np.where(columns.real, columns.stage * units + columns.unit, -1)
     cells = np.unique(cell[copies])
-    at = {
-        kind: _positions(columns, cell, cells, kind, found) for kind in (*WORK_KINDS, *COPY_KINDS)
-    }
+    at = {kind: _positions(columns, cell, cells, kind, found) for kind in _KINDS}
     for present, absent in (COPY_KINDS, COPY_KINDS[::-1]):
         _alone(schedule, cells, at[present], at[absent], absent, found)
+    for kind in WAIT_KINDS:
+        (copy,) = KINDS[kind].needs[0].kinds
+        _alone(schedule, cells, at[kind], at[copy], copy, found)
     for kind, needed in ORDER:
         _early(schedule, columns.rank, at[kind], at[needed], found)
 
@@ -48,7 +50,7 @@ def _positions(
     index = np.searchsorted(cells, cell[here])
     first[index[::-1]] = here[::-1]
     again = here[first[index] != here]
-    if kind in COPY_KINDS:
+    if kind not in WORK_KINDS:
         found.say("duplicate", columns.schedule, again, "runs twice", "remove one")
     return first
 

@@ -47,6 +47,8 @@ class Kind(IntEnum):
     """First pass of a rank's shard of the output layer; it carries the rank's first stage."""
     T = 16
     """Second pass of the shard, with what the first passes of all shards add up to."""
+    WAIT_OFFLOAD = 17
+    """Wait until an OFFLOAD is over, so that what comes next has the memory it gives back."""
 
 
 class Stream(IntEnum):
@@ -298,7 +300,8 @@ KINDS: tuple[KindSpec, ...] = (
         Kind.OFFLOAD, "offload", Stream.COPY, Per.UNIT, (Need((F,)),), Time.COPY, frees=("moved",),
     ),
     KindSpec(
-        Kind.RELOAD, "reload", Stream.COPY, Per.UNIT, (Need((Kind.OFFLOAD,)),), Time.COPY,
+        Kind.RELOAD, "reload", Stream.COPY, Per.UNIT,
+        (Need((Kind.OFFLOAD,)), Need((Kind.WAIT_OFFLOAD,), optional=True)), Time.COPY,
         takes=("moved",),
     ),
     KindSpec(
@@ -317,6 +320,10 @@ KINDS: tuple[KindSpec, ...] = (
         Kind.T, "output layer, second pass", Stream.COMPUTE, Per.SHARD, letter="T",
         frees=("shard",), needs=(Need((Kind.S,), Of.EVERY_SHARD),),
     ),
+    KindSpec(
+        Kind.WAIT_OFFLOAD, "wait for an offload", Stream.COMPUTE, Per.UNIT,
+        (Need((Kind.OFFLOAD,)),), Time.NONE,
+    ),
 )  # fmt: skip
 """A row for every kind; ``KINDS[kind]`` is the row of `kind`."""
 
@@ -327,8 +334,11 @@ def _members(belongs: Callable[[KindSpec], bool]) -> tuple[Kind, ...]:
     return tuple(spec.kind for spec in KINDS if belongs(spec))
 
 
-COMPUTE_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE)
-"""Kinds that occupy a rank's compute stream."""
+COMPUTE_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE and spec.time is not Time.NONE)
+"""Kinds in which a rank computes."""
+
+WAIT_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE and spec.time is Time.NONE)
+"""Kinds that take no time, but hold up what a rank computes until a copy is over."""
 
 TRANSFER_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER)
 """Kinds that move data between two ranks."""
@@ -338,6 +348,9 @@ SEND_KINDS = _members(lambda spec: spec.sends)
 
 COPY_KINDS = _members(lambda spec: spec.stream is Stream.COPY)
 """Kinds that move an activation out of its rank's memory, and back."""
+
+OFFLOAD_KINDS = (*COPY_KINDS, *WAIT_KINDS)
+"""Kinds that only schedules have whose activations leave their ranks."""
 
 SHARDING_KINDS = _members(lambda spec: spec.stream is Stream.COLLECTIVE)
 """Kinds in which data-parallel replicas of a stage exchange its weights or gradients.

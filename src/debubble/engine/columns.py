@@ -16,6 +16,7 @@ from debubble.core.kind_relations import PASS_KINDS
 from debubble.core.kinds import (
     FORWARD_KINDS,
     KINDS,
+    WAIT_KINDS,
     WORK_KINDS,
     Kind,
     KindSpec,
@@ -32,7 +33,7 @@ from debubble.engine.kernels import layout
 KIND_NUMBERS = 32
 """Kinds that five bits of an action can name."""
 
-SORTS = {
+_SORTS = {
     (Stream.COMPUTE, Per.UNIT): layout.WORK,
     (Stream.COMPUTE, Per.SHARD): layout.SHARD,
     (Stream.COMPUTE, Per.RANK_STEP): layout.STEP,
@@ -42,6 +43,11 @@ SORTS = {
     (Stream.COLLECTIVE, Per.STAGE_STEP): layout.COLLECTIVE,
 }
 """What the kernel does with the kinds of a stream."""
+
+
+def _sort(spec: KindSpec) -> int:
+    return layout.WAIT if spec.kind in WAIT_KINDS else _SORTS[spec.stream, spec.per]
+
 
 _RESULTS = tuple(
     dict.fromkeys(
@@ -90,7 +96,7 @@ def _columns(holds: tuple[bool, ...]) -> NDArray[np.int64]:
 
 def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
     kind, own = spec.kind, needs[spec.kind]
-    row = {layout.SORT: SORTS[spec.stream, spec.per], layout.BIT: _BITS.get(kind, 0)}
+    row = {layout.SORT: _sort(spec), layout.BIT: _BITS.get(kind, 0)}
     row[layout.NEVER] = row[layout.BIT] | _bits(spec.instead_of)
     here = [need for need in own if need.of is Of.STAGE and not need.stage and not need.slice]
     required = [need for need in here if not need.optional]
@@ -114,7 +120,7 @@ def _row(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
         if need.of is Of.LATEST:
             row[layout.WEIGHTS] = 1
         back = [kind for kind in need.kinds if KINDS[kind].stream is Stream.COPY]
-        if back and spec.stream is Stream.COMPUTE:
+        if back and kind in WORK_KINDS:
             row[layout.BACK] = _bits(back)
             row[layout.AWAY] = _bits(
                 kind for there in back for n in needs[there] for kind in n.kinds
@@ -135,8 +141,6 @@ def _gives(spec: KindSpec, needs: list[list[Need]]) -> dict[int, int]:
         if kind in made_by:
             row[layout.GIVES] = step
             row[layout.RESULT] = number
-    if spec.stream is Stream.COPY:
-        row[layout.BACK] = _bits([kind] if _users(kind, needs) else [])
     if kind in WORK_KINDS:
         row[layout.COST] = WORK_KINDS.index(kind)
         row[layout.HALF] = 0 if kind not in PASS_KINDS else 1 if kind in FORWARD_KINDS else 2

@@ -49,7 +49,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.core.actions import (
-    COPY_KINDS,
     KIND_MASK,
     SHARDING_KINDS,
     TRANSFER_KINDS,
@@ -61,6 +60,7 @@ from debubble.core.actions import (
     unpack,
 )
 from debubble.core.errors import ParameterError, ScheduleError, did_you_mean
+from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.slicing import Slicing
 from debubble.engine.columns import columns
@@ -73,8 +73,8 @@ __all__ = [
     "refuse_transfers", "without",
 ]  # fmt: skip
 
-SIDE_STREAM_KINDS = (*COPY_KINDS, *SHARDING_KINDS)
-"""Kinds beside compute and transfers between stages."""
+ASIDE_KINDS = (*OFFLOAD_KINDS, *SHARDING_KINDS)
+"""Kinds that neither compute nor move data between stages."""
 
 
 def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
@@ -99,7 +99,7 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
             f"policy '{policy}' for receives; {did_you_mean(policy, RECEIVE_POLICIES)}"
         )
     refuse_transfers(schedule)
-    aside = among(kinds_of(schedule.actions), SIDE_STREAM_KINDS)
+    aside = among(kinds_of(schedule.actions), ASIDE_KINDS)
     if aside.any():
         return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
     graph = compile_programs(schedule, "overlapped")
@@ -232,7 +232,11 @@ def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
 
 
 def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_]) -> Schedule:
-    """The lowered schedule with what was left out of the schedule as it was given."""
+    """The lowered schedule with what was left out of the schedule as it was given.
+
+    It goes right behind what was computed before it; but waits, and what comes behind them, behind
+    the transfers there, which they would hold up.
+    """
     compile_programs(schedule, "overlapped")
     compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
     here = np.flatnonzero(aside)
@@ -241,6 +245,11 @@ def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_])
     before = np.cumsum(~aside)[here]
     own = before > np.concatenate([[0], np.cumsum(~aside)])[schedule.offsets[rank]]
     spots = np.where(own, np.append(compute, -1)[before - 1] + 1, lowered.offsets[rank])
+    gap = before + rank
+    held = np.cumsum(np.isin(kinds_of(schedule.actions[here]), WAIT_KINDS))
+    late = held > (held - np.diff(held, prepend=0))[np.searchsorted(gap, gap)]
+    behind = np.minimum(np.append(compute, len(lowered))[before], lowered.offsets[rank + 1])
+    spots = np.where(late, behind, spots)
     added = np.searchsorted(rank, np.arange(schedule.ranks + 1))
     return replace(
         lowered,

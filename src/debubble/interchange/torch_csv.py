@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from debubble.analysis.sharding import reduces
 from debubble.core.actions import (
-    COPY_KINDS,
     SHARDING_KINDS,
     TRANSFER_KINDS,
     Action,
@@ -38,7 +37,7 @@ from debubble.core.actions import (
 )
 from debubble.core.errors import FormatError, ParameterError
 from debubble.core.kind_relations import PASS_KINDS
-from debubble.core.kinds import GRADIENT_KINDS, SEND_KINDS
+from debubble.core.kinds import GRADIENT_KINDS, OFFLOAD_KINDS, SEND_KINDS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
@@ -256,7 +255,7 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
         ),
         (not extra, ""),
         (
-            set(extra) <= set(COPY_KINDS),
+            set(extra) <= set(OFFLOAD_KINDS),
             "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
             "rank",
         ),

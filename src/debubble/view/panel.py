@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from debubble.core.kinds import COPY_KINDS, Kind
+from debubble.core.kinds import OFFLOAD_KINDS, Kind
 from debubble.core.units import number
 from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.timeline import Timeline
@@ -155,8 +155,8 @@ def _gaps(bars: Bars, columns: float, time: float) -> list[float]:
 
 
 def _critical(ax: Axes, timeline: Timeline, scale: float, rows: Rows, thin: bool) -> None:
-    # Only what has a bar: copies of activations run beside them.
-    path = [item for item in timeline.critical_path() if item.action.kind not in COPY_KINDS]
+    # Only what has a bar: copies of activations run beside them, and waits take no time.
+    path = [item for item in timeline.critical_path() if item.action.kind not in OFFLOAD_KINDS]
     left, right, rank = (
         np.array([getattr(item, name) for item in path], dtype=np.float64)
         for name in ("start", "end", "rank")

@@ -48,6 +48,7 @@ from debubble.core.kinds import (
     STEP_KINDS,
     STREAM_TITLES,
     TRANSFER_KINDS,
+    WAIT_KINDS,
     Kind,
     Per,
     Stream,
@@ -221,12 +222,16 @@ def _palette(timeline: Timeline, palette: Palette) -> list[list[list[str]]]:
 
 
 def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of what is drawn: compute of rank 0, of rank 1, …, then other streams likewise."""
+    """Positions of what is drawn: compute of rank 0, of rank 1, …, then other streams likewise.
+
+    What holds compute up is on its stream, and takes no time.
+    """
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     rank = schedule.ranks_of_actions
-    row = np.where(computes(kind), rank, schedule.ranks + rank)
-    alone = bool(computes(kind).all())
+    there = computes(kind) | np.isin(kind, WAIT_KINDS)
+    row = np.where(there, rank, schedule.ranks + rank)
+    alone = bool(there.all())
     order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))
     return order, np.bincount(row[order], minlength=2 * schedule.ranks)
 

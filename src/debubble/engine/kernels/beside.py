@@ -30,7 +30,7 @@ class Beside(NamedTuple):
     every rank. ``time_id`` is the cost index of every kind and place. ``owner_of`` is the first
     place of those that a rank holds of a stage. ``weights`` is the node of gathered weights that
     nothing has used yet, ``reductions`` whether a stage's gradients of an iteration are reduced,
-    and ``reloaded`` the node of a cell's reload. ``ahead[i]`` is the copy in front of copy i on a
+    and ``moved`` the node of a cell's last copy. ``ahead[i]`` is the copy in front of copy i on a
     link that ranks share, −1 where there is none.
 
     ``shards`` has six numbers for each microbatch: how many first passes were done, the node that
@@ -46,7 +46,7 @@ class Beside(NamedTuple):
     owner_of: Array
     weights: Array
     reductions: Array
-    reloaded: Array
+    moved: Array
     ahead: Array
     shards: Array
     parked: Array
@@ -92,8 +92,8 @@ def more_joined(
                 more = beside.weights[beside.owner_of[place]]
                 beside.weights[beside.owner_of[place]] = 0
         elif choice == 1:
-            if kinds[row + at.AWAY] != 0 and len(beside.reloaded) > 0:
-                more = beside.reloaded[cell]
+            if kinds[row + at.AWAY] != 0 and len(beside.moved) > 0:
+                more = beside.moved[cell]
         elif kinds[row + at.EDGE] != 0 and unit >= 0:
             more = beside.shards[6 * unit + 4]
         if more > 0:
@@ -123,9 +123,21 @@ def copy(
         tail = push(-graph.node[here] - 1, tail, turns.queue)
     graph.node[here] = n
     beside.copied[rank] = n
-    if kinds[row + at.BIT] == kinds[row + at.BACK]:
-        beside.reloaded[cell] = n
+    beside.moved[cell] = n
     return add_node(n, turns.last_node[rank], before, graph), tail
+
+
+@helper
+def wait(
+    n: int, here: int, rank: int, row: int, cell: int, kinds: Array, graph: Graph, turns: Turns,
+    results: Results, beside: Beside,
+) -> int:  # fmt: skip
+    """Hold up what a rank computes until the last copy of a cell is over."""
+    results.seen[cell] |= kinds[row + at.BIT]
+    graph.node[here] = n
+    n = add_node(n, turns.last_node[rank], beside.moved[cell], graph)
+    turns.last_node[rank] = n - 1
+    return n
 
 
 @helper

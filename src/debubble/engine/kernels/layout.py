@@ -32,7 +32,7 @@ WAITS = -1
 GLOBAL, LOCAL, POST_VALIDATION = range(3)
 
 # Sorts of kinds: what they have in common here. Those up to SHARD belong to a stage and microbatch.
-WORK, TRANSFER, COPY, SHARD, STEP, COLLECTIVE, UNKNOWN = range(7)
+WORK, TRANSFER, COPY, WAIT, SHARD, STEP, COLLECTIVE, UNKNOWN = range(8)
 
 # Columns of a kind, from kinds[kind * WIDTH] on, see `debubble.engine.columns`.
 (

@@ -36,6 +36,7 @@ from debubble.engine.kernels.beside import (
     copy,
     more_joined,
     shard,
+    wait,
 )
 from debubble.engine.kernels.groups import ALONE, MOST_MEMBERS, Group, group_cost, members_of
 from debubble.engine.kernels.layout import (
@@ -181,9 +182,9 @@ def sweep(
         beside = None
     else:
         copied, gathered_by, reduced_by, time_id, weights, reductions = aside[:6]
-        reloaded, shards, parked, owner_of, ahead, first_stage = aside[6:]
+        moved, shards, parked, owner_of, ahead, first_stage = aside[6:]
         beside = Beside(
-            copied, gathered_by, reduced_by, time_id, owner_of, weights, reductions, reloaded,
+            copied, gathered_by, reduced_by, time_id, owner_of, weights, reductions, moved,
             ahead, shards, parked, first_stage,
         )  # fmt: skip
 
@@ -336,6 +337,10 @@ def sweep(
                     if n == before:
                         outcome = WAITS
                         break
+                    here += 1
+                    continue
+                if sort == at.WAIT:
+                    n = wait(n, here, rank, row, cell, kinds, graph, turns, done, beside)
                     here += 1
                     continue
                 if sort == at.COLLECTIVE:
