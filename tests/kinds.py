@@ -30,6 +30,7 @@ MADE: dict[Kind, tuple[dict[str, object], dict[str, object]]] = {
     Kind.RESHARD: (_PLAIN, {"sharding": "fsdp"}),
     Kind.S: ({"name": "vocab-1"}, {}),
     Kind.T: ({"name": "vocab-1"}, {}),
+    Kind.WAIT_OFFLOAD: ({"name": "gpipe"}, {"offload": "full", "memory": 1.5}),
 }
 """What makes a schedule with such actions, and what lowers it; a new kind needs its own."""
 

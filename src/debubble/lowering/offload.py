@@ -2,7 +2,8 @@
 
 A forward's activation leaves its rank right behind it (OFFLOAD) and comes back some actions before
 the backward (RELOAD), both on a copy stream of their own. How early it has to come back depends on
-the costs, so that several distances are simulated.
+the costs, so that several distances are simulated. Under a memory limit what has no room before an
+activation is gone waits for that (WAIT_OFFLOAD).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.memory import excess, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.engine.timeline import simulate
+from debubble.lowering.offload_waits import with_waits
 from debubble.lowering.recompute import Stages, chosen_stages
 
 LEADS = (0, 1, 2, 3, 4, 6, 8)
@@ -55,7 +57,8 @@ def add_offload(
         Setting that distances are evaluated in; ``costs.host_bandwidth`` is needed.
     memory
         Limit for all ranks or one for each: the fastest within it is taken, or the one that comes
-        nearest to it. Without a limit it is the fastest of those that copy anything.
+        nearest to it, with waits where copies alone do not keep it or without. Without a limit it
+        is the fastest of those that copy anything.
 
     Returns
     -------
@@ -87,12 +90,14 @@ def add_offload(
             for rank in range(schedule.ranks)
         ]
         made = schedule.with_programs(programs, options={**schedule.options, "offload": names})
-        timeline = simulate(made, costs, p2p_mode)
-        over = excess(timeline.peak_activation, limits)
-        # Who sets no limit wants copies all the same.
-        idle = limits is None and len(made) == len(schedule)
-        key = (idle, over, timeline.makespan, float(timeline.peak_activation.max()), lead)
-        found.append((key, made))
+        held_up = [] if limits is None else [with_waits(made, costs.table(made), limits)]
+        for waits, candidate in enumerate([made, *held_up]):
+            timeline = simulate(candidate, costs, p2p_mode)
+            peak = timeline.peak_activation
+            # Who sets no limit wants copies all the same.
+            idle = limits is None and len(made) == len(schedule)
+            key = (idle, excess(peak, limits), timeline.makespan, float(peak.max()), lead, waits)
+            found.append((key, candidate))
     return min(found, key=lambda candidate: candidate[0])[1]
 
 
