@@ -87,6 +87,13 @@ def test_offload_to_the_host(name: str) -> None:
     verified(with_copies(db.make(name, ranks=4, microbatches=4)))
 
 
+def test_waits_for_offloads() -> None:
+    costs = db.Costs(F=1, I=1, W=1, host_bandwidth=0.5)
+    made = db.make("gpipe", ranks=2, microbatches=6, costs=costs, memory=2, offload="full")
+    assert Kind.WAIT_OFFLOAD in kinds_of(made.actions)
+    verified(add_transfers(made))
+
+
 def test_offload_to_another_rank() -> None:
     schedule = db.make("1f1b", ranks=4, microbatches=6)
     verified(with_copies(schedule, (3, 2, 1, 0)))

@@ -296,6 +296,9 @@ class OwnEngine:
         row = self.stages[step.stage].activations(step.unit).leave()
         self._copies.leave((step.stage, step.unit), row)
 
+    def _wait_offload(self, step: Step, _: Any) -> None:
+        self._copies.left((step.stage, step.unit))
+
     def _reload(self, step: Step, _: Any) -> None:
         size = self.stages[step.stage].activations(step.unit).size
         self._copies.fetch((step.stage, step.unit), size)
@@ -374,6 +377,7 @@ HANDLERS: dict[Kind, Callable[[OwnEngine, Step, Any], None]] = {
     Kind.OPT: OwnEngine._optimizer_step,
     Kind.OFFLOAD: OwnEngine._offload,
     Kind.RELOAD: OwnEngine._reload,
+    Kind.WAIT_OFFLOAD: OwnEngine._wait_offload,
     Kind.S: OwnEngine._shard_pass,
     Kind.T: OwnEngine._shard_pass,
     Kind.REDUCE_GRAD: OwnEngine._reduce,

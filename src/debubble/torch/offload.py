@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from debubble.core.actions import COPY_KINDS
-from debubble.core.kinds import KINDS
+from debubble.core.kinds import KINDS, WAIT_KINDS
 from debubble.torch.errors import RunError
 from debubble.torch.plan import Plan, Step
 from debubble.torch.saved import Slot
@@ -86,6 +86,10 @@ class Copies:
         on_gpu = team.device.type == "cuda"
         self._streams = [torch.cuda.Stream(team.device) for _ in range(2)] if on_gpu else []
         """Of a GPU, for what leaves and for what comes back."""
+        mine = (step for step in plan.programs[team.rank] if step.kind in WAIT_KINDS)
+        self._awaited = {(step.stage, step.unit) for step in mine}
+        self._leaving: dict[Key, tuple[Any, Tensor]] = {}
+        """What is waited for until it left."""
         self._away: dict[Key, tuple[Any, Tensor]] = {}
         """What left, and what tells that it is there; nothing where another rank keeps it."""
         self._coming: dict[Key, tuple[Any, Tensor]] = {}
@@ -112,12 +116,28 @@ class Copies:
         """OFFLOAD: a row of bytes leaves."""
         if self._keeper is None:
             self._away[key] = self._copied(row, to_host=True)
+            if key in self._awaited:
+                self._leaving[key] = self._away[key][0], row
+            elif self._streams:
+                row.record_stream(self._streams[0])
             return
         row = row.to("cpu")
         for tensor in (torch.tensor([row.numel()]), row):
             work = self._team.link.send(tensor, self._keeper, Tag.COPIES)
             self._sending.append((work, tensor))
         self._away[key] = (None, torch.empty(0))
+
+    def left(self, key: Key) -> None:
+        """WAIT_OFFLOAD: what is computed from now on begins when the row is away.
+
+        On a GPU only the stream that computes waits. Then nothing holds on to the row, and what is
+        computed next gets its memory. Had it been recorded as used by another stream, PyTorch's
+        allocator would keep its memory until the copy is over, and take more of the device.
+        """
+        event, row = self._leaving.pop(key, (None, None))
+        if event is not None:
+            event.wait()
+        del row
 
     def fetch(self, key: Key, size: int) -> None:
         """RELOAD: it begins to come back."""
@@ -154,8 +174,6 @@ class Copies:
             device = "cpu" if to_host else self._team.device
             there = torch.empty(row.shape, dtype=row.dtype, device=device, pin_memory=to_host)
             there.copy_(row, non_blocking=True)
-        if to_host:
-            row.record_stream(stream)
         return stream.record_event(), there
 
 
