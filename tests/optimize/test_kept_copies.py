@@ -26,9 +26,9 @@ from tests.optimize.problems import problem
 pytest.importorskip("ortools")
 
 CASES, BY_HAND = (400, 60) if EXPLORES else (40, 8)
-NOTICED = (4, 5)
-"""A case whose bound is the optimum, and one in which copies that take one unit longer would bring
-it above."""
+NOTICED = (73,)
+"""A case whose bound is the optimum, and which copies that take one unit longer would bring it
+above."""
 
 WORK = 20.0
 
@@ -85,6 +85,8 @@ def random_programs(asked: Problem, rng: np.random.Generator) -> list[Any]:
             return s == 0 or (Kind.F, s - 1, b) in done
         if kind == Kind.OFFLOAD:
             return (s, b) in goes and (Kind.F, s, b) in done
+        if kind == Kind.WAIT_OFFLOAD:
+            return (Kind.OFFLOAD, s, b) in done and (Kind.RELOAD, s, b) not in done
         if kind == Kind.RELOAD:
             return (Kind.OFFLOAD, s, b) in done
         if kind == Kind.W:
@@ -93,7 +95,7 @@ def random_programs(asked: Problem, rng: np.random.Generator) -> list[Any]:
         there = Kind.RELOAD if (s, b) in goes else Kind.F
         return before in done and (there, s, b) in done
 
-    kinds = [*asked.kinds, Kind.OFFLOAD, Kind.RELOAD]
+    kinds = [*asked.kinds, Kind.OFFLOAD, Kind.RELOAD, Kind.WAIT_OFFLOAD]
     everything = list(product(kinds, range(S), range(m)))
     while True:
         able = [key for key in everything if key not in done and ready(*key)]
@@ -180,13 +182,32 @@ def ways(asked: Problem, rank: int) -> Iterator[list[Step]]:
         )  # fmt: skip
 
 
-def run(asked: Problem, rows: Sequence[list[Step]]) -> float:
-    """The makespan of an order by hand; infinite where ranks wait for each other or run full."""
+def run(asked: Problem, rows: Sequence[list[Step]]) -> tuple[float, list[list[Step]]]:
+    """The makespan of an order by hand, and the order with waits for copies.
+
+    It is infinite where ranks wait for each other, or have no room. A forward waits until there is
+    room: sooner it cannot start, and later it would help nobody.
+    """
     table, last = asked.table, asked.ranks - 1
     end: dict[tuple[Kind, int, int], float] = {}
     begin: dict[tuple[Kind, int, int], float] = {}
     at, free, copied = [0] * len(rows), [0.0] * len(rows), [0.0] * len(rows)
     gradient = asked.kinds[1]
+    waiting = [list[Step]() for _ in rows]
+
+    def held(r: int) -> list[tuple[float, float]]:
+        return sorted(
+            change
+            for key in end
+            if key[1] == r
+            for change in changes(asked, key[0], r, begin[key], end[key])
+        )
+
+    def has_room(r: int, time: float) -> bool:
+        moments, amounts = np.array([(0.0, float(asked.taken[0, r])), *held(r)]).T
+        most = np.cumsum(amounts)[moments.searchsorted(time, side="right") - 1 :].max()
+        return bool(most <= asked.limits_with_slack[r])
+
     moving = True
     while moving:
         moving = False
@@ -207,23 +228,26 @@ def run(asked: Problem, rows: Sequence[list[Step]]) -> float:
                         now = max(now, end[other] + table.transfer(r + step, r))
                     if kind == gradient:
                         now = max(now, end.get((Kind.RELOAD, r, b), 0.0))
+                    if kind == Kind.F:
+                        gone = {end[k]: k[2] for k in end if k[:2] == (Kind.OFFLOAD, r)}
+                        later = [now, *sorted(time for time in gone if time > now)]
+                        room = next((time for time in later if has_room(r, time)), None)
+                        if room is None:
+                            return float("inf"), waiting
+                        if room > now:
+                            waiting[r].append((Kind.WAIT_OFFLOAD, gone[room]))
+                        now = room
                     begin[key] = now
                     end[key] = free[r] = now + float(table.duration[kind, r])
+                waiting[r].append((kind, b))
                 at[r] += 1
                 moving = True
     if any(place < len(row) for place, row in zip(at, rows, strict=True)):
-        return float("inf")
+        return float("inf"), waiting
     for r in range(asked.ranks):
-        held = [
-            change
-            for key in end
-            if key[1] == r
-            for change in changes(asked, key[0], r, begin[key], end[key])
-        ]
-        total = np.cumsum([amount for _, amount in sorted(held)])
-        if total.max() > asked.limits_with_slack[r]:
-            return float("inf")
-    return max(end.values())
+        if np.cumsum([amount for _, amount in held(r)]).max() > asked.limits_with_slack[r]:
+            return float("inf"), waiting
+    return max(end.values()), waiting
 
 
 def changes(
@@ -260,12 +284,12 @@ def optimum(asked: Problem) -> float:
     rows = [
         [way for way in ways(asked, rank) if fits(asked, rank, way)] for rank in range(asked.ranks)
     ]
-    best, order = float("inf"), None
+    best, order = float("inf"), list[list[Step]]()
     for chosen in product(*rows):
-        found = run(asked, chosen)
+        found, waiting = run(asked, chosen)
         if found < best:
-            best, order = found, chosen
-    if order is not None:
+            best, order = found, waiting
+    if order:
         programs = [
             np.array([int(pack(kind, r, b)[0]) for kind, b in row]) for r, row in enumerate(order)
         ]
@@ -325,9 +349,9 @@ def test_no_order_is_below_the_bound_where_copying_pays() -> None:
 def test_copies_that_take_long_raise_the_bound_of_all_choices() -> None:
     costs = {"F": 5, "I": 6, "W": 4, "host_bandwidth": 0.1}
     asked = with_choice(problem(3, 5, 2, chunks=1, **costs), (2, 2, 2))
-    bound, used = copied_bound(asked, 0, 99.0, 140.0, WORK, Stop())
+    bound, used = copied_bound(asked, 0, 85.0, 140.0, WORK, Stop())
     assert used > 0
-    assert 99 < bound < 140
+    assert 85 < bound < 140
     ways = [(0, 2)] * 3
     assert most_free(ways) == (2, 2, 2)
     assert bound_of_all(asked, ways, 140.0, {(2, 2, 2): bound}, 0)[0] == bound

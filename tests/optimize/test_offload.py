@@ -149,9 +149,8 @@ def test_copies_that_take_longer_than_they_save_stay_away() -> None:
     free = db.optimize(ranks=2, microbatches=4, memory=2, costs=costs, offload="free", **FAST)
     assert free.offload == []
     with pytest.raises(db.ParameterError, match="no order was found in which the copies"):
-        db.optimize(ranks=4, microbatches=8, memory=[0.9, 4, 4, 4], offload=[0], **FAST,
-                    costs=db.Costs(host_bandwidth=1e-6, offload_share=0.5), chunks=2,
-                    placement="wave")  # fmt: skip
+        db.optimize(ranks=2, microbatches=5, memory=[0.9, 1], offload=[0], **FAST,
+                    costs=db.Costs(host_bandwidth=1e-6), chunks=2, placement="wave")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ FAR_STATES, FAR_CELLS = 2_000_000, 12_000_000
 FAR_SHARE = 0.7
 """Their share of the time for several ranks."""
 
-COPIED_WORK, COPIED_SHARE = 8.0, 0.2
+COPIED_WORK, COPIED_SHARE = 24.0, 0.2
 """Work of the solver for ranks with their copies, in its own unit of about a second, times the
 effort, and their share of the time."""
 

@@ -27,13 +27,16 @@ import numpy as np
 from debubble.core.actions import Program, among, kinds_of
 from debubble.core.embedding_and_head import PARTS
 from debubble.core.errors import DebubbleError
-from debubble.core.kinds import COPY_KINDS, WORK_KINDS
+from debubble.core.kinds import OFFLOAD_KINDS, WORK_KINDS
 from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.recompute import recompute_share
 from debubble.optimize.choices import choice_in, choice_of
 from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
+
+KEPT = (*WORK_KINDS, *OFFLOAD_KINDS)
+"""Kinds of which an entry keeps the order; transfers and collectives are put in again."""
 
 VERSION = 5
 """Raised when entries have other fields."""
@@ -143,7 +146,7 @@ def read_entry(problems: Sequence[Problem], choices: Sequence[str] = ()) -> Entr
         programs = [schedule.program(rank) for rank in range(schedule.ranks)]
         chosen = choice_in(schedule)
         entry = Entry(
-            [program[among(kinds_of(program), (*WORK_KINDS, *COPY_KINDS))] for program in programs],
+            [program[among(kinds_of(program), KEPT)] for program in programs],
             float(data["bound"]), str(data["budget"]), float(data["seconds"]),
             str(data["found_by"]), str(data["solver"]), str(data["code"]),
             schedule.placement.table, tuple(int(count) for count in data["layers"]), chosen,

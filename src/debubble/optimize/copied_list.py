@@ -1,10 +1,11 @@
 """List scheduling with copies to the host, by rules that a random search changes.
 
 Time goes on from event to event, for all ranks together. When a rank is free it runs a backward
-whose gradient and activation are there, else a forward that has room, else a W. As a rank never
-waits for memory (:mod:`debubble.optimize.copies`), a forward only starts when the action before it
-ends or its input arrives; else the rank goes on without it. Copies start when an action or a copy
-ends: a RELOAD of what is among the next backwards, else an OFFLOAD of what is chosen to be copied.
+whose gradient and activation are there, else a forward that has room, else a W. A forward starts
+when the action before it ends, its input arrives, or an OFFLOAD ends, which it then waits for
+(:mod:`debubble.lowering.offload_waits`); else the rank goes on without it. Copies start when an
+action or a copy ends: a RELOAD of what is among the next backwards, else an OFFLOAD of what is
+chosen to be copied.
 
 What is free are the rules: which microbatches are copied on every rank, how many backwards ahead
 they come back, how many microbatches a rank has in flight at most, and before which forward it
@@ -103,7 +104,7 @@ class Pass:
             for s in ended | copied:
                 self._copy(s, now)
             for s in woken:
-                self._next(s, now, s in ended, fresh.get(s))
+                self._next(s, now, s in ended | copied, fresh.get(s))
             for s in ended:
                 self._copy(s, now)
             self.makespan = max(self.makespan, now)

@@ -4,8 +4,8 @@ Elsewhere copies are put into an order that knows none (:mod:`debubble.optimize.
 them the same number of actions early. Here every forward's activation is copied or stays, and when
 copies begin is sought together with when everything else does.
 
-A rank never waits for memory: each action starts when the one before it on its rank is over and its
-input is there, whatever is held then. So every start needs a *reason*, the end of something that it
+Each action starts when the one before it on its rank is over, its input is there, and the OFFLOAD
+is over that it waits for, if any. So every start needs a *reason*, the end of something that it
 waits for or follows; without, the order would not run as it was planned. The reason of an OFFLOAD
 is its forward or another copy, that of a RELOAD any end on its rank, behind which it is issued.
 
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.actions import COPY_KINDS, KIND_MASK, Program, microbatches_of, pack, stages_of
+from debubble.core.kinds import WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.optimize.exact import Key, follows
 from debubble.optimize.problem import Problem
@@ -33,6 +34,7 @@ from debubble.optimize.rounding import FRACTIONS, all_times, factor_for
 from debubble.optimize.solver import run
 
 OFFLOAD, RELOAD = COPY_KINDS
+(WAIT,) = WAIT_KINDS
 
 OUT, BACK = 4, 5
 """The numbers of OFFLOAD and RELOAD among kinds."""
@@ -110,7 +112,8 @@ class CopyModel:
                 if (other[2] == b - 1 if other[:2] == chain else True)
                 and not (other[2] >= b and follows(chain, other[:2]))
             ]
-            self._add_reasons(key, before, [])
+            gone = [other for other in copies if other[0] == OUT and other[1:] != key[1:]]
+            self._add_reasons(key, before, gone)
         for key in copies:
             own = (0, *key[1:])
             before = [own] if key[0] == OUT else [k for k in passes if k != (1, *key[1:])]
@@ -178,20 +181,44 @@ class CopyModel:
         status = run(self.solver, self.model, work, seconds, workers, seed)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
+        begin = {
+            key: int(self.solver.value(start))
+            for key, start in self.start.items()
+            if key[0] < OUT or self.solver.boolean_value(self.away[key[1:]])
+        }
+        return [self._program(rank, begin) for rank in range(self.problem.ranks)]
+
+    def _program(self, rank: int, begin: Mapping[Key, int]) -> Program:
+        """What a rank does, by the starts of all that is done."""
         kinds = {**dict(enumerate(self.problem.kinds)), OUT: OFFLOAD, BACK: RELOAD}
-        programs = []
-        for rank in range(self.problem.ranks):
-            mine = [key for key in self.start if self.problem.homes[key[1]] == rank]
-            # A copy is issued behind what is over when it begins.
-            placed = sorted(
-                (self.solver.value(self.start[key]) + (0 if key[0] >= OUT else self._time(key)),
-                 key[0] >= OUT, self.solver.value(self.start[key]), *key)
-                for key in mine
-                if key[0] < OUT or self.solver.boolean_value(self.away[key[1:]])
-            )  # fmt: skip
-            parts = [pack(kinds[kind], stage, b) for *_, kind, stage, b in placed]
-            programs.append(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
-        return programs
+        mine = {key: at for key, at in begin.items() if self.problem.homes[key[1]] == rank}
+        # A copy is issued behind what is over when it begins.
+        placed = sorted(
+            (at + (0 if key[0] >= OUT else self._time(key)), key[0] >= OUT, at, *key)
+            for key, at in mine.items()
+        )
+        left = {at + self._time(key): key[1:] for key, at in mine.items() if key[0] == OUT}
+        parts = [np.zeros(0, dtype=np.int64)]
+        free = 0
+        for end, copies, at, kind, stage, b in placed:
+            if not copies:
+                if at in left and at > max(free, self._there((kind, stage, b), begin)):
+                    parts.append(pack(WAIT, *left[at]))
+                free = end
+            parts.append(pack(kinds[kind], stage, b))
+        return np.concatenate(parts)
+
+    def _there(self, key: Key, begin: Mapping[Key, int]) -> int:
+        """When everything is there that an action computes with."""
+        lags = [
+            begin[*other, key[2]] + self._time((*other, key[2])) + round(lag * self.factor)
+            for chain, other, lag in self.problem.arcs
+            if chain == key[:2]
+        ]
+        back = (BACK, *key[1:])
+        if key[0] == 1 and back in begin:
+            lags.append(begin[back] + self._time(back))
+        return max(lags, default=0)
 
     def stop(self) -> None:
         """End a running :meth:`solve` soon; callable from another thread."""

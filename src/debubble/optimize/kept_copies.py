@@ -18,14 +18,13 @@ problem whose copies take no time, where the b-th start of a chain has the b-th 
 (:mod:`debubble.optimize.bounds`), and every order here is one there. So no order of the whole
 problem is faster than the fastest one here.
 
-**What never waits.** A rank does not wait for memory: an action starts when the one before it is
-over and its input is there. A W, whose I is on its rank, hence starts when another action of the
-rank ends; likewise the forward of a stage whose input was made on its rank, and of stage 0, but for
-the first of all, which starts at 0. So where a forward has no room before a copy is over, something
-else has to run until then, or it comes behind a backward. That holds in all modes of transfers but
-those in which ranks take part. It is only used where times are whole numbers after multiplication
-by a factor, and a fused backward is as long as its parts: then a start is the end of an action in
-the model, too.
+**What never waits.** An action starts when the one before it is over, its input is there, and the
+OFFLOAD is over whose memory it waits for, if any. A W, whose I is on its rank, hence starts when
+another action of the rank or an OFFLOAD ends; likewise the forward of a stage whose input was made
+on its rank, and of stage 0, but for the first of all, which starts at 0. That holds in all modes of
+transfers but those in which ranks take part. It is only used where times are whole numbers after
+multiplication by a factor, and a fused backward is as long as its parts: then a start is the end of
+an action in the model, too.
 
 **Whole numbers.** Else times are multiplied and rounded down. Then the starts and ends of an order,
 rounded down, still follow each other as they did, and the model refutes less. Memory is rounded
@@ -217,7 +216,7 @@ class RankModel:
             self.model.add(self.start[key] == 0).only_enforce_if(~self.away[key[1:]])
 
     def _add_reasons(self) -> None:
-        """What waits for nothing from other ranks, or the host, starts when an action ends."""
+        """What waits for no other rank, and no RELOAD, starts when an action or OFFLOAD ends."""
         homes, first = self.problem.homes, self.passes[0][:2]
         for key in self.passes:
             row, stage, b = key
@@ -232,6 +231,10 @@ class RankModel:
                 later = key[:2] == first == other[:2] and other[2] != b - 1
                 if not own and not later:
                     reasons.append(self._is(self.start[key] == self._end(other)))
+            for other in self.copies:
+                if other[0] == OUT and other[1:] != (stage, b):
+                    reasons.append(self._is(self.start[key] == self._end(other)))
+                    self.model.add_implication(reasons[-1], self.away[other[1:]])
             self.model.add_bool_or(reasons)
 
     def _is(self, equal: Any) -> Any:

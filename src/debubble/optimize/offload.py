@@ -4,10 +4,10 @@ The searches treat offloaded activations as recomputed at no cost, a relaxation:
 forward ends, there again when their backward begins. No schedule with copies is faster or holds
 less, so that bounds for this problem hold; what copies take is known to one bound
 (:mod:`debubble.optimize.kept_copies`). An order that is found gets an OFFLOAD behind each of
-these forwards and a RELOAD some actions before the backward, and the engine says how long it takes
-and what every rank holds while copies are under way. Orders for limits that are lower by some
-copies leave room for those. Where a solver is there, it also seeks orders with their copies
-(:mod:`debubble.optimize.copies`).
+these forwards and a RELOAD some actions before the backward, with or without waits for the memory,
+and the engine says how long it takes and what every rank holds while copies are under way. Orders
+for limits that are lower by some copies leave room for those. Where a solver is there, it also
+seeks orders with their copies (:mod:`debubble.optimize.copies`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from debubble.core.actions import COPY_KINDS, Program, among, kinds_of
+from debubble.core.actions import Program, among, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
+from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import COPIES, LEADS, check_host, with_copies
 from debubble.lowering.offload import eased as ease_costs
+from debubble.lowering.offload_waits import with_waits
 from debubble.optimize.problem import Problem
 
 Offload: TypeAlias = str | Collection[int] | None
@@ -79,8 +81,8 @@ def tighter(problem: Problem) -> Iterator[Problem]:
 
 
 def without_copies(programs: Sequence[Program]) -> list[Program]:
-    """An order without its OFFLOAD and RELOAD."""
-    return [program[~among(kinds_of(program), COPY_KINDS)] for program in programs]
+    """An order without its OFFLOAD and RELOAD, and without what waits for them."""
+    return [program[~among(kinds_of(program), OFFLOAD_KINDS)] for program in programs]
 
 
 def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedule]:
@@ -88,7 +90,10 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
     bare = without_copies(programs)
     schedule = problem.schedule(bare)
     if sum(map(len, bare)) < sum(map(len, programs)):
-        yield schedule.with_programs(programs)
+        copied = schedule.with_programs(programs)
+        yield copied
+        free = [program[~among(kinds_of(program), WAIT_KINDS)] for program in programs]
+        yield from _held_up(problem, schedule.with_programs(free))
         return
     if not problem.offload:
         yield schedule
@@ -99,4 +104,13 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
             with_copies(schedule.program(rank), away, problem.recomputed, lead)
             for rank in range(schedule.ranks)
         ]
-        yield schedule.with_programs(made)
+        copied = schedule.with_programs(made)
+        yield copied
+        yield from _held_up(problem, copied)
+
+
+def _held_up(problem: Problem, copied: Schedule) -> Iterator[Schedule]:
+    """A schedule with waits where copies alone do not make the room for it; else nothing."""
+    held_up = with_waits(copied, problem.table, problem.limits)
+    if held_up is not copied:
+        yield held_up

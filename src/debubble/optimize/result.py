@@ -14,7 +14,7 @@ from debubble.core.actions import STAGE_SHIFT, among, kinds_of, stages_of
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.kind_relations import RECOMPUTE_KINDS
-from debubble.core.kinds import COPY_KINDS
+from debubble.core.kinds import COPY_KINDS, OFFLOAD_KINDS
 from debubble.core.schedule import Schedule, sizes
 from debubble.core.units import percent, time
 from debubble.engine.ensembles import Spread
@@ -89,7 +89,7 @@ class Result:
     def _where(self) -> str:
         """Where the recomputes stand, in words."""
         actions = self.schedule.actions
-        actions = actions[~among(kinds_of(actions), COPY_KINDS)]
+        actions = actions[~among(kinds_of(actions), OFFLOAD_KINDS)]
         spots = np.flatnonzero(among(kinds_of(actions), RECOMPUTE_KINDS))
         cells = actions >> STAGE_SHIFT
         ahead = int(np.count_nonzero(cells[spots + 1] != cells[spots]))
