@@ -44,6 +44,9 @@ def trace(
     chunks: Annotated[
         str | None, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
     ] = None,
+    format: Annotated[
+        str | None, takes("NAME", "What the files are: kineto, nsys, table, …; told by them.")
+    ] = None,
     costs_out: Annotated[
         str | None, takes("FILE", "Write the costs for other commands: .yaml or .json.")
     ] = None,
@@ -79,7 +82,7 @@ def trace(
     if chunks is not None and schedule is None:
         raise ParameterError("-v is for --schedule; add it, or leave -v out")
     _check_files(costs_out, order_out, html)
-    observed = read(path)
+    observed = read(path, format=format)
     if has_only_costs(observed):
         needs = {"--set": changes, "--schedule": schedule, "--html": html, "--fail-if": fail_if,
                  "--order-out": order_out}  # fmt: skip

@@ -233,7 +233,7 @@ def diagnose(observed: Observed) -> Diagnosis:
     return Diagnosis(observed, orders.name, clocks, Replay(run, transfers_of(run)), left_out)
 
 
-def read_trace(path: str | Path) -> Diagnosis:
+def read_trace(path: str | Path, *, format: str | None = None) -> Diagnosis:
     """Read the traces of a run, and find out why it took as long as it did.
 
     Parameters
@@ -241,6 +241,8 @@ def read_trace(path: str | Path) -> Diagnosis:
     path
         A folder with a file for every rank, or one file with all of them; ``docs/trace.md`` lists
         the formats.
+    format
+        Name of the format, ``"kineto"`` for instance; None to tell it by the files.
 
     Returns
     -------
@@ -255,7 +257,7 @@ def read_trace(path: str | Path) -> Diagnosis:
     """
     from debubble.diagnosis.readers.folder import read
 
-    observed = read(Path(path))
+    observed = read(Path(path), format=format)
     if has_only_costs(observed):
         raise FormatError(
             f"{path}: sums of times that say nothing of causes; 'debubble trace {path} --costs-out "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ def test_one_format_at_a_time(tmp_path: Path) -> None:
     assert found.format == "ndtimeline"
     assert found.left_out == {"files of the format table beside those of ndtimeline": 1}
     assert read(tmp_path / "run.csv", format="table").format == "table"
+    found = read(tmp_path, format="table")
+    assert found.format == "table"
+    assert found.left_out == {"files of the format ndtimeline beside those of table": 1}
+    with pytest.raises(FormatError, match="the folder that Primus wrote"):
+        read(tmp_path, format="primus")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="neither a file nor a folder; give one"):
+        read(tmp_path / "pipe")
+    with pytest.raises(FormatError, match=r"no trace in 1 file \(1 × files that cannot be read\)"):
+        read(tmp_path)
 
 
 def test_files_that_tell_of_no_run_do_not_hide_one(tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     path
         A file, or a folder with the files of all ranks, also in folders of it.
     format
-        Name of the format, one of those in :data:`READERS`; None to tell it by the files.
+        Name of the format, one of those in :data:`READERS`; None to tell it by the files. Of a
+        folder, the files that look like it are read, and all where none does.
 
     Raises
     ------
@@ -102,17 +103,16 @@ def read(path: str | os.PathLike[str], *, format: str | None = None) -> Observed
     files = _files(Path(path), where, left_out)
     with workers_for(files) as workers:
         found: dict[str, list[Path]] = {}
-        if format is None:
-            groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
-            for _, group in workers.each(_by_format, groups, left_out):
-                for name, some in group.items():
-                    found.setdefault(name, []).extend(some)
-        elif files:
-            found[format] = files
+        groups = [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
+        for _, group in workers.each(_by_format, groups, left_out):
+            for name, some in group.items():
+                found.setdefault(name, []).extend(some)
+        if format is not None and files and format not in found:
+            found, left_out = {format: files}, Counter()
         if not found:
             raise FormatError(_nothing(where, files, left_out, list(known)))
         refusals = []
-        for name in filter(found.__contains__, known):
+        for name in filter(found.__contains__, known if format is None else [format]):
             counted = left_out.copy()
             for other, some in found.items():
                 if other != name:
@@ -172,6 +172,8 @@ def _files(path: Path, where: str, left_out: LeftOut) -> list[Path]:
         # Of thousands of small files a trace may consist; as text their names take less time.
         found: list[str] = []
         root = len(path.parts)
+        if not path.is_dir():
+            raise FormatError(f"'{where}' is neither a file nor a folder; give one of these")
         for folder, folders, names in os.walk(path):
             depth = len(Path(folder).parts) - root
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -199,11 +201,9 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequence[str]) -> str:
-    if not files:
+    if not files and not left_out:
         return f"{where}: an empty folder; give the folder with the traces of a run"
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
-    first = plain(files[0].name)
-    return (
-        f"{where}: no trace in {counted(len(files), 'file')} ({reasons}; the first is {first}); "
-        f"known formats: {', '.join(known)}"
-    )
+    first = f"; the first is {plain(files[0].name)}" if files else ""
+    number = counted(max(len(files), left_out.total()), "file")
+    return f"{where}: no trace in {number} ({reasons}{first}); known formats: {', '.join(known)}"
