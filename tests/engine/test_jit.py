@@ -80,5 +80,28 @@ def test_code_on_disk_is_loaded_at_once_for_the_arguments_that_it_is_for() -> No
     assert compiled(again) == 1
 
 
+FACTOR = 2
+
+
+def multiplied(values: Array, out: Array) -> int:
+    for i in range(len(values)):
+        out[i] = FACTOR * values[i]
+    return len(values)
+
+
+def test_code_on_disk_is_not_for_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def results() -> tuple[bool, list[int]]:
+        tested, out = kernel(writes=("out",))(multiplied), np.zeros(2, dtype=np.int64)
+        ready = jit._on_disk(tested.compiled, (np.arange(2), out))
+        tested.compiled(np.arange(2), out)
+        return ready, out.tolist()
+
+    assert results() == (False, [0, 2])
+    assert results() == (True, [0, 2])
+    # Numba knows only of changes of the file that the kernel is in.
+    monkeypatch.setitem(multiplied.__globals__, "FACTOR", 3)
+    assert results() == (False, [0, 3])
+
+
 def test_code_counts_as_there_where_numba_does_not_tell() -> None:
     assert jit._on_disk(object(), ())

@@ -6,7 +6,8 @@ import inspect
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -87,8 +88,8 @@ class Kernel(Generic[R]):
             options: Any = {} if self._allocates else {"_nrt": False}
             function = _linked(self.py_func, found, **options)
             # Compiled code is kept on disk by this name, until the file of the kernel changes.
-            # Where helpers are of other files, those have a say in the name.
-            function.__qualname__ = f"{self.py_func.__qualname__}{_digest(found)}"
+            # What comes from other files, helpers and numbers, has a say in the name.
+            function.__qualname__ = f"{self.py_func.__qualname__}{_digest(self.py_func, found)}"
             options |= {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
             self._compiled = numba.njit(**options)(function)
         return self._compiled
@@ -199,11 +200,22 @@ def _linked(
     )
 
 
-def _digest(functions: Iterable[Callable[..., Any]]) -> str:
-    """What changes with the files of some functions; empty for none."""
-    files = sorted({function.__code__.co_filename for function in functions})
-    content = b"".join(Path(file).read_bytes() for file in files)
-    return f"_{zlib.crc32(content):08x}" if files else ""
+def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]]) -> str:
+    """What changes with the files of helpers, and with the numbers that all of them take."""
+    files = sorted({helper.__code__.co_filename for helper in helpers})
+    numbers = sorted(set(chain.from_iterable(map(_numbers, (function, *helpers)))))
+    content = b"".join(Path(file).read_bytes() for file in files) + repr(numbers).encode()
+    return f"_{zlib.crc32(content):08x}"
+
+
+def _numbers(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """The numbers of modules by the names under which a function takes them."""
+    scope, names = function.__globals__, function.__code__.co_names
+    modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
+    for name in names:
+        for place in (scope, *map(vars, modules)):
+            if isinstance(place.get(name), int | float | tuple):
+                yield name, repr(place[name])
 
 
 def kernel(
