@@ -24,10 +24,12 @@ from random import Random
 import numpy as np
 
 from debubble.core.actions import COPY_KINDS, Kind, Program, pack
+from debubble.core.kinds import WAIT_KINDS
 from debubble.optimize.problem import Problem
 from debubble.optimize.stop import Stop
 
 OFFLOAD, RELOAD = COPY_KINDS
+(WAIT,) = WAIT_KINDS
 
 SHARES = ((1, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 1))
 """Which of how many microbatches are copied to begin with."""
@@ -86,10 +88,10 @@ class Pass:
         )
         self.makespan, left = 0.0, S * problem.microbatches
         self.ranks[0].arrived = list(range(problem.microbatches))
-        self._next(0, 0.0, True, None)
+        self._next(0, 0.0, True, None, None)
         while self.events:
             now, woken, ended, fresh = self.events[0][0], set[int](), set[int](), dict[int, int]()
-            copied = set[int]()
+            copied, gone = set[int](), dict[int, int]()
             while self.events and self.events[0][0] <= now:
                 _, _, _, kind, s, b = heapq.heappop(self.events)
                 woken.add(s)
@@ -98,13 +100,15 @@ class Pass:
                 elif kind in COPY_KINDS:
                     self._copied(kind, s, b)
                     copied.add(s)
+                    if kind == OFFLOAD:
+                        gone[s] = b
                 else:
                     ended.add(s)
                     left -= self._end(kind, s, b, now)
             for s in ended | copied:
                 self._copy(s, now)
             for s in woken:
-                self._next(s, now, s in ended | copied, fresh.get(s))
+                self._next(s, now, s in ended, fresh.get(s), gone.get(s))
             for s in ended:
                 self._copy(s, now)
             self.makespan = max(self.makespan, now)
@@ -166,11 +170,14 @@ class Pass:
             kind, b = OFFLOAD, rank.leaving.pop(0)
             rank.there.discard(b)
         rank.copying = now + self.copy[s]
-        rank.placed.append((now, 1, kind, b))
+        rank.placed.append((now, 2, kind, b))
         self._later(rank.copying, 0, kind, s, b)
 
-    def _next(self, s: int, now: float, ended: bool, fresh: int | None) -> None:
-        """Start an action, if the rank is free and there is one to start."""
+    def _next(self, s: int, now: float, ended: bool, fresh: int | None, gone: int | None) -> None:
+        """Start an action, if the rank is free and there is one to start.
+
+        That is when one ends, an input is fresh, or an activation is gone.
+        """
         rank = self.ranks[s]
         if rank.free > now:
             return
@@ -178,10 +185,12 @@ class Pass:
         if ready:
             rank.in_flight.remove(ready[0])
             self._start(self.problem.kinds[1], s, ready[0], now)
-        elif self._has_room(s, ended, fresh) and not (
+        elif self._has_room(s, ended or gone is not None, fresh) and not (
             rank.weights and self.rules.weight_first[s][rank.forwards]
         ):
             b = rank.arrived.pop(0)
+            if gone is not None and not ended and fresh != b:
+                rank.placed.append((now, 1, WAIT, gone))
             rank.in_flight.append(b)
             rank.there.add(b)
             rank.forwards += 1
@@ -207,7 +216,7 @@ class Pass:
         self._later(rank.free, 0, kind, s, b)
 
     def programs(self) -> list[Program]:
-        """The order, every copy behind what is over when it begins."""
+        """The order, every copy, and wait, behind what is over when it begins."""
         found: list[Program] = [np.zeros(0, dtype=np.int64)] * self.problem.ranks
         for s, rank in enumerate(self.ranks):
             parts = [pack(kind, s, b) for _, _, kind, b in sorted(rank.placed)]
