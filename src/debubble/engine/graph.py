@@ -70,7 +70,7 @@ def compile_graph(
         return compile_programs(schedule, mode, host_link_shared_by, explain=explain)
     key = (EventGraph, mode, host_link_shared_by)
     if key not in schedule.derived:
-        lowered = insert_transfers(schedule, policy)
+        lowered = insert_transfers(schedule, policy, explain=explain)
         graph = compile_programs(lowered, mode, host_link_shared_by, explain=explain)
         kinds = lowered.actions & KIND_MASK
         given = np.flatnonzero((kinds < min(TRANSFER_KINDS)) | (kinds > max(TRANSFER_KINDS)))

@@ -77,7 +77,9 @@ ASIDE_KINDS = (*OFFLOAD_KINDS, *SHARDING_KINDS)
 """Kinds that neither compute nor move data between stages."""
 
 
-def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
+def insert_transfers(
+    schedule: Schedule, policy: ReceivePolicy, *, explain: bool = True
+) -> Schedule:
     """The schedule with a send and a receive for everything that moves between ranks.
 
     Parameters
@@ -86,6 +88,8 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
         A schedule of compute actions, copies of activations, and collectives.
     policy
         Position of receives, see above.
+    explain
+        Whether the error of an order that cannot run has to say why.
 
     Raises
     ------
@@ -101,8 +105,9 @@ def insert_transfers(schedule: Schedule, policy: ReceivePolicy) -> Schedule:
     refuse_transfers(schedule)
     aside = among(kinds_of(schedule.actions), ASIDE_KINDS)
     if aside.any():
-        return _with_aside(schedule, insert_transfers(without(schedule, aside), policy), aside)
-    graph = compile_programs(schedule, "overlapped")
+        bare = insert_transfers(without(schedule, aside), policy, explain=explain)
+        return _with_aside(schedule, bare, aside, explain)
+    graph = compile_programs(schedule, "overlapped", explain=explain)
     ranks, count = schedule.ranks, len(schedule)
     home, consumer, transfers = consumers_of(schedule)
     # Every slice counts as a whole microbatch, so that times stay whole numbers.
@@ -231,13 +236,15 @@ def without(schedule: Schedule, left_out: NDArray[np.bool_]) -> Schedule:
     return replace(schedule, actions=schedule.actions[~left_out], offsets=schedule.offsets - before)
 
 
-def _with_aside(schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_]) -> Schedule:
+def _with_aside(
+    schedule: Schedule, lowered: Schedule, aside: NDArray[np.bool_], explain: bool
+) -> Schedule:
     """The lowered schedule with what was left out of the schedule as it was given.
 
     It goes right behind what was computed before it; but waits, and what comes behind them, behind
     the transfers there, which they would hold up.
     """
-    compile_programs(schedule, "overlapped")
+    compile_programs(schedule, "overlapped", explain=explain)
     compute = np.flatnonzero(computes(kinds_of(lowered.actions)))
     here = np.flatnonzero(aside)
     rank = np.searchsorted(schedule.offsets, here, side="right") - 1

@@ -242,8 +242,8 @@ class Problem(Workload):
         return np.asarray(start[~among(kinds_of(packed), RECOMPUTE_KINDS)])
 
     def timeline(self, schedule: Schedule) -> Timeline:
-        """The engine's simulation of a schedule."""
-        return timeline_of(compile_graph(schedule, self.mode), self.table)
+        """The engine's simulation of a schedule; its error says not why one cannot run."""
+        return timeline_of(compile_graph(schedule, self.mode, explain=False), self.table)
 
     def fits(self, schedule: Schedule) -> bool:
         """Whether a schedule stays within the memory of every rank.

@@ -21,6 +21,7 @@ from debubble.engine.jitter import Jitter
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
+from debubble.optimize.moving import moved
 from debubble.optimize.result import Result
 from debubble.optimize.stop import Stop, run_heard, time_left
 
@@ -36,9 +37,6 @@ MORE_IN_TIME = 10
 FIRST, BEFORE_LAST = 0.6, 0.9
 """Shares of a time limit after which the search for the smallest makespan, and the changes of its
 order, end; the rest is for the published schedules."""
-
-REACH = 6
-"""Most places by which an action moves."""
 
 
 def optimize_robust(
@@ -168,25 +166,18 @@ def _improve(
     if has(schedule, COPY_KINDS):
         return
     rng = np.random.default_rng(judge.jitter.seed)
-    programs = [schedule.program(rank).copy() for rank in range(schedule.ranks)]
+    programs = [schedule.program(rank) for rank in range(schedule.ranks)]
     for _ in range(moves):
         if stop():
             return
-        rank = int(rng.integers(schedule.ranks))
-        program = programs[rank]
-        if len(program) < 2:
+        changed = moved(programs, rng)
+        if changed is None:
             continue
-        source = int(rng.integers(len(program)))
-        step = int(rng.integers(1, REACH + 1)) * (1 if rng.random() < 0.5 else -1)
-        target = min(max(source + step, 0), len(program) - 1)
-        if target == source:
-            continue
-        moved = np.insert(np.delete(program, source), target, program[source])
-        trial = schedule.with_programs([*programs[:rank], moved, *programs[rank + 1 :]])
+        trial = schedule.with_programs(changed)
         timeline = judge.simulated(trial)
         if timeline is None:
             continue
         its = judge.score(timeline)
         if its < score * (1 - TOLERANCE):
-            programs[rank], schedule, score = moved, trial, its
+            programs, schedule, score = changed, trial, its
             best.schedule, best.name = trial, f"{name}, changed for jitter"

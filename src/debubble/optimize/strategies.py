@@ -53,6 +53,7 @@ from debubble.optimize.bounding import keep_copies, keep_one_rank, keep_several_
 from debubble.optimize.copied_list import can_list, orders_with_copies
 from debubble.optimize.incumbent import Incumbent
 from debubble.optimize.listed import listed
+from debubble.optimize.moving import move_actions
 from debubble.optimize.offload import tighter
 from debubble.optimize.problem import Problem, without_recomputes
 from debubble.optimize.published import published_orders
@@ -96,6 +97,10 @@ EXACT_WORK = 60.0
 
 AHEAD_SHARE = 0.5
 """Share of the time limit for solving as if R could not run ahead of its backward."""
+
+MOVES, MOVED_SHARE, MOST_MOVING = 8000, 0.2, 5.0
+"""Moves that are simulated, the share of the time that the exact solver leaves for them, and how
+much effort they take at most."""
 
 MEETING_SHARE = 0.2
 """Share of it with transfers for which ranks meet: what the solver knows of them is not all."""
@@ -217,6 +222,8 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """
     if problem.can_run_ahead:
         stop = Stop(AHEAD_SHARE * stop.left, stop)
+    if problem.mode != "overlapped":
+        stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
     _solve(problem, incumbent, stop, ahead=False)
 
 
@@ -270,6 +277,15 @@ def solve_with_copies(problem: Problem, incumbent: Incumbent, stop: Stop) -> Non
         found = model.solve(work, stop.left, stop.work.workers, stop.work.seed)
     if found is not None:
         incumbent.offer(found, "exact solving")
+
+
+def move_in_simulator(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
+    """Move single actions where the engine alone knows what transfers cost."""
+    moves = round(MOVES * min(stop.work.effort, MOST_MOVING))
+    move_actions(
+        problem, incumbent.programs, moves, stop.work.seed, stop,
+        lambda programs: incumbent.offer(programs, "moving single actions"),
+    )  # fmt: skip
 
 
 def mix(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
@@ -334,6 +350,10 @@ def _annealed_whole(problem: Problem) -> bool:
     return not small(problem) and problem.size <= LARGEST
 
 
+def _moved_in_simulator(problem: Problem) -> bool:
+    return problem.mode != "overlapped" and small(problem) and not problem.offload
+
+
 STRATEGIES: list[Strategy] = [
     Strategy("published schedules", published, lambda _: True, quick=True),
     Strategy("list scheduling", list_scheduling, lambda _: True, quick=True),
@@ -354,6 +374,7 @@ STRATEGIES: list[Strategy] = [
     Strategy("annealing what repeats", repeat_best, can_repeat),
     Strategy("annealing again", anneal_again, _annealed_whole),
     Strategy("mixing fused and split backwards", mix, lambda p: bool(fusable(p).any())),
+    Strategy("moving single actions", move_in_simulator, _moved_in_simulator),
     Strategy("running recomputes ahead", run_ahead, lambda p: not small(p) and runs_ahead(p)),
 ]
 """Every strategy in the order in which they run."""
