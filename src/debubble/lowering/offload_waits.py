@@ -77,28 +77,38 @@ def _held_up(program: Program, added: Floats, freed: Floats, room: float) -> Pro
     """
     copies, cells = among(kinds_of(program), COPY_KINDS), program >> STAGE_SHIFT
     begin, stop = group_bounds(program)
+    heads = np.flatnonzero(begin == np.arange(len(program)))
+    if not len(heads):
+        return program
+    # Members of a group start together, and end together.
+    change = [np.add.reduceat(values, heads).tolist() for values in (added, freed)]
+    ends, cell, is_copy = (column.tolist() for column in (stop, cells, copies))
     held, open_copies = 0.0, list[_Copy]()
     spots, waited = list[int](), list[int]()
-    for first in np.flatnonzero(begin == np.arange(len(program))).tolist():
-        members = slice(first, int(stop[first]))
-        taken, given = float(added[members].sum()), float(freed[members].sum())
-        here = set(cells[members].tolist())
-        if copies[first]:
-            open_copies.append(_Copy(first, int(cells[first]), taken + given))
+    for first, taken, given in zip(heads.tolist(), *change, strict=True):
+        if is_copy[first]:
+            open_copies.append(_Copy(first, cell[first], taken + given))
             continue
-        back = (i for i, copy in enumerate(open_copies, 1) if copy.cell in here and copy.change > 0)
-        over = max(back, default=0)
-        held += sum(copy.change for copy in open_copies[:over])
-        open_copies = open_copies[over:]
-        if held + taken + _most(open_copies) > room:
-            over = _waited(open_copies, room - held - taken)
-            if over:
-                spots.append(first)
-                waited.append(open_copies[over - 1].position)
+        if open_copies:
+            here = cell[first : ends[first]]
+            over = _back(open_copies, here)
             held += sum(copy.change for copy in open_copies[:over])
             open_copies = open_copies[over:]
+            if held + taken + _most(open_copies) > room:
+                over = _waited(open_copies, room - held - taken)
+                if over:
+                    spots.append(first)
+                    waited.append(open_copies[over - 1].position)
+                held += sum(copy.change for copy in open_copies[:over])
+                open_copies = open_copies[over:]
         held += taken + given
     return np.insert(program, spots, as_kind(program[waited], _WAIT))
+
+
+def _back(copies: list[_Copy], cells: list[int]) -> int:
+    """How many copies are over when the last of those that bring back what some cells read is."""
+    back = (i for i, copy in enumerate(copies, 1) if copy.change > 0 and copy.cell in cells)
+    return max(back, default=0)
 
 
 def _most(copies: list[_Copy]) -> float:
