@@ -9,6 +9,7 @@ import pytest
 
 import debubble as db
 from debubble.core.actions import COPY_KINDS, kinds_of
+from debubble.core.kinds import OFFLOAD_KINDS
 from debubble.lowering.offload import LEADS, add_offload
 from debubble.lowering.recompute import add_recompute
 
@@ -76,6 +77,18 @@ def test_fixed_orders_get_copies_at_the_best_distance(name: str) -> None:
     assert fast.makespan >= db.simulate(plain, HOST).makespan
     assert fast.peak_activation.max() <= db.simulate(plain, HOST).peak_activation.max()
     assert len(LEADS) > 1
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v", "1f1b-overlap"])
+@pytest.mark.parametrize("memory", [None, 3])
+def test_copies_stand_outside_of_overlapped_pairs(name: str, memory: float | None) -> None:
+    sizes = {"ranks": 2, "microbatches": 8}
+    plain = db.make(name, **sizes)
+    made = db.make(name, **sizes, costs=HOST, offload="full", memory=memory)
+    assert db.check(made, costs=HOST, memory=memory)
+    kept = made.actions[~np.isin(kinds_of(made.actions), OFFLOAD_KINDS)]
+    assert np.array_equal(kept, plain.actions)
+    assert len(kept) < len(made)
 
 
 def test_recomputed_stages_offload_their_checkpoints() -> None:

@@ -144,6 +144,20 @@ def test_placements_on_which_copies_have_no_room_are_passed_over() -> None:
     assert result.lower_bound <= result.makespan
 
 
+def test_copies_of_ranks_that_share_a_link_have_room() -> None:
+    costs = db.Costs(
+        host_bandwidth=1, host_link_shared_by=2, offload_share=0.7, kept_for_weight=0.5
+    )
+    limits = [3, 4, 3, 4]
+    found = db.optimize(
+        ranks=4, microbatches=4, memory=limits, costs=costs, offload="free", backward="fused",
+        **FAST,
+    )  # fmt: skip
+    assert found.offload
+    assert db.check(found.schedule, memory=limits, costs=costs).ok
+    assert db.simulate(found.schedule, costs).makespan == found.makespan
+
+
 def test_copies_that_take_longer_than_they_save_stay_away() -> None:
     costs = db.Costs(host_bandwidth=1e-6)
     free = db.optimize(ranks=2, microbatches=4, memory=2, costs=costs, offload="free", **FAST)

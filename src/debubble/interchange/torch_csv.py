@@ -256,8 +256,8 @@ def refuse_inexpressible(schedule: Schedule, allowed: tuple[Kind, ...]) -> None:
         (not extra, ""),
         (
             set(extra) <= set(OFFLOAD_KINDS),
-            "has OFFLOAD and RELOAD actions, and PyTorch's schedules keep every activation on its "
-            "rank",
+            "moves activations to the host or to other ranks, and PyTorch's schedules keep every "
+            "activation on its rank",
         ),
         (extra == [Kind.OPT], "has optimizer steps, which a CSV cannot say; leave iterations out"),
         (set(extra) <= set(COMMUNICATING), "has communication actions; use torch-csv-comms"),

@@ -14,7 +14,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.actions import COPY_KINDS, STAGE_SHIFT, Kind, Program, kinds_of, stages_of
+from debubble.core.actions import (
+    COPY_KINDS,
+    PAIR_MASK,
+    PAIR_SHIFT,
+    STAGE_SHIFT,
+    Kind,
+    Program,
+    group_bounds,
+    kinds_of,
+    stages_of,
+)
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
@@ -137,9 +147,12 @@ def with_copies(
     users = np.where(recomputed[stages], kinds == Kind.R, np.isin(kinds, GRADIENT_KINDS))
     begin, end = (np.flatnonzero(away[stages] & those) for those in (kinds == Kind.F, users))
     begin, end = begin[np.argsort(cells[begin])], end[np.argsort(cells[end])]
-    back = end - lead
-    long = back >= begin + 2
-    begin, back, what = begin[long] + 1, back[long], program[begin[long]]
+    # Copies stand outside of groups of actions that run together.
+    opens, closes = group_bounds(program)
+    back, away_from = opens[np.maximum(opens[end] - lead, 0)], closes[begin]
+    long = back > away_from
+    what = program[begin[long]] & ~(PAIR_MASK << PAIR_SHIFT)
+    begin, back = away_from[long], back[long]
     spots = np.concatenate([begin, back])
     copies = np.concatenate([as_kind(what, Kind.OFFLOAD), as_kind(what, Kind.RELOAD)])
     # Where several copies meet, those that leave go first, and the sooner needed of the others.
