@@ -17,6 +17,7 @@ Memory: so many tasks and replies are on their way at a time as there are proces
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -75,9 +76,9 @@ def workers_for(files: Sequence[Path]) -> Workers:
 
 
 def _idle_processors() -> int:
-    """How many processors this process may use that others leave alone, as far as is known."""
+    """How many processors this process may use that others leave alone, if only in part."""
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-    return round(processors() * max(1 - busy, 0.0))
+    return math.ceil(processors() * max(1 - busy, 0.0))
 
 
 class Workers:
