@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 from debubble.core.actions import (
     among,
     begins_group,
-    computes,
     group_bounds,
     kinds_of,
     microbatches_of,
 )
 from debubble.core.kind_relations import ACTIVATION_KINDS
-from debubble.core.kinds import KINDS, WAIT_KINDS
+from debubble.core.kinds import IN_TURN_KINDS, KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.core.waits import primary_of, waits_for
 from debubble.engine.timeline import Timeline
@@ -81,8 +80,7 @@ def bubbles(timeline: Timeline) -> Bubbles:
     """
     schedule = timeline.schedule
     kinds = kinds_of(schedule.actions)
-    in_turn = computes(kinds) | among(kinds, WAIT_KINDS)
-    busy = np.flatnonzero(in_turn & begins_group(schedule.actions))
+    busy = np.flatnonzero(among(kinds, IN_TURN_KINDS) & begins_group(schedule.actions))
     rank = np.searchsorted(schedule.offsets, busy, side="right") - 1
     opening = np.diff(rank, prepend=-1) > 0
     begin, end = timeline.start[busy], timeline.end[busy]

@@ -340,6 +340,9 @@ COMPUTE_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE and spec.tim
 WAIT_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE and spec.time is Time.NONE)
 """Kinds that take no time, but hold up what a rank computes until a copy is over."""
 
+IN_TURN_KINDS = _members(lambda spec: spec.stream is Stream.COMPUTE)
+"""Kinds that have a turn on a rank's compute stream: what computes, and what holds it up."""
+
 TRANSFER_KINDS = _members(lambda spec: spec.stream is Stream.TRANSFER)
 """Kinds that move data between two ranks."""
 

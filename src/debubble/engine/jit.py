@@ -209,7 +209,7 @@ def _digest(function: Callable[..., Any], helpers: Iterable[Callable[..., Any]])
 
 
 def _numbers(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
-    """The numbers of modules by the names under which a function takes them."""
+    """Names and values of the module-level numbers that a function uses, its own and imported."""
     scope, names = function.__globals__, function.__code__.co_names
     modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
     for name in names:

@@ -252,6 +252,7 @@ def _with_aside(
     before = np.cumsum(~aside)[here]
     own = before > np.concatenate([[0], np.cumsum(~aside)])[schedule.offsets[rank]]
     spots = np.where(own, np.append(compute, -1)[before - 1] + 1, lowered.offsets[rank])
+    # Those between the same two compute actions have one number; from a wait on they are late.
     gap = before + rank
     held = np.cumsum(np.isin(kinds_of(schedule.actions[here]), WAIT_KINDS))
     late = held > (held - np.diff(held, prepend=0))[np.searchsorted(gap, gap)]

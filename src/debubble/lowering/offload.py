@@ -36,7 +36,7 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.memory import excess, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.engine.timeline import simulate
-from debubble.lowering.offload_waits import with_waits
+from debubble.lowering.offload_waits import without_and_with_waits
 from debubble.lowering.recompute import Stages, chosen_stages
 
 LEADS = (0, 1, 2, 3, 4, 6, 8)
@@ -100,8 +100,10 @@ def add_offload(
             for rank in range(schedule.ranks)
         ]
         made = schedule.with_programs(programs, options={**schedule.options, "offload": names})
-        held_up = [] if limits is None else [with_waits(made, costs.table(made), limits)]
-        for waits, candidate in enumerate([made, *held_up]):
+        ways = [made]
+        if limits is not None:
+            ways = list(without_and_with_waits(made, costs.table(made), limits))
+        for waits, candidate in enumerate(ways):
             timeline = simulate(candidate, costs, p2p_mode)
             peak = timeline.peak_activation
             # Who sets no limit wants copies all the same.
@@ -140,7 +142,7 @@ def with_copies(
 ) -> Program:
     """A program with copies of some stages' activations, which return `lead` actions early.
 
-    What is not there for two more actions than that stays.
+    What would come back with no action since it left stays.
     """
     kinds, cells = kinds_of(program), program >> STAGE_SHIFT
     stages = stages_of(program)

@@ -6,6 +6,7 @@ In front of what may have no room before, a WAIT_OFFLOAD holds the rank up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -57,6 +58,16 @@ def with_waits(schedule: Schedule, table: CostTable, limits: Floats) -> Schedule
         programs.append(_held_up(schedule.program(rank), added, freed, room))
     longer = sum(map(len, programs)) > len(schedule)
     return schedule.with_programs(programs) if longer else schedule
+
+
+def without_and_with_waits(
+    schedule: Schedule, table: CostTable, limits: Floats
+) -> Iterator[Schedule]:
+    """The schedule, and the one of :func:`with_waits` where that is another."""
+    yield schedule
+    held_up = with_waits(schedule, table, limits)
+    if held_up is not schedule:
+        yield held_up
 
 
 class _Copy(NamedTuple):

@@ -36,7 +36,7 @@ from debubble.optimize.cutting import Cutting, cut_problem
 from debubble.optimize.problem import Problem
 
 KEPT = (*WORK_KINDS, *OFFLOAD_KINDS)
-"""Kinds of which an entry keeps the order; transfers and collectives are put in again."""
+"""Kinds that an order which is searched consists of."""
 
 VERSION = 5
 """Raised when entries have other fields."""
@@ -86,7 +86,7 @@ def code() -> str:
     """A hash of the code that a result depends on: what makes orders, and what proves bounds."""
     digest = hashlib.sha256()
     home = Path(__file__).parent.parent
-    for package in ("optimize", "listing", "schedules"):
+    for package in ("optimize", "listing", "lowering", "schedules"):
         for path in sorted((home / package).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

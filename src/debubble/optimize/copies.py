@@ -36,8 +36,8 @@ from debubble.optimize.solver import run
 OFFLOAD, RELOAD = COPY_KINDS
 (WAIT,) = WAIT_KINDS
 
-OUT, BACK, HELD_UP = 4, 5, 6
-"""The numbers of OFFLOAD, RELOAD and WAIT_OFFLOAD among kinds."""
+OUT, BACK = 4, 5
+"""The numbers of OFFLOAD and RELOAD among kinds."""
 
 MOST_TIME = 1 << 40
 """Whole numbers of time that are held at most."""
@@ -190,9 +190,7 @@ class CopyModel:
 
     def _program(self, rank: int, begin: Mapping[Key, int]) -> Program:
         """What a rank does, by the starts of all that is done."""
-        kinds = {
-            **dict(enumerate(self.problem.kinds)), OUT: OFFLOAD, BACK: RELOAD, HELD_UP: WAIT
-        }  # fmt: skip
+        kinds = {**dict(enumerate(self.problem.kinds)), OUT: OFFLOAD, BACK: RELOAD}
         mine = {key: at for key, at in begin.items() if self.problem.homes[key[1]] == rank}
         passes = sorted((at + self._time(key), at, key) for key, at in mine.items() if key[0] < OUT)
         copies = {key: at for key, at in mine.items() if key[0] >= OUT}
@@ -202,14 +200,14 @@ class CopyModel:
             if key[0] == OUT and self._time(key)
         }
         # A wait, and then a copy, is issued behind what is over when it begins.
-        placed = [(at, 2, at, key) for key, at in copies.items()]
+        placed = [(at, 2, at, kinds[key[0]], *key[1:]) for key, at in copies.items()]
         free = 0
         for end, at, key in passes:
-            placed.append((end, 0, at, key))
+            placed.append((end, 0, at, kinds[key[0]], *key[1:]))
             if at in left and at > max(free, self._there(key, begin)):
-                placed.append((at, 1, at, (HELD_UP, *left[at])))
+                placed.append((at, 1, at, WAIT, *left[at]))
             free = end
-        parts = [pack(kinds[kind], stage, b) for *_, (kind, stage, b) in sorted(placed)]
+        parts = [pack(kind, stage, b) for *_, kind, stage, b in sorted(placed)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     def _there(self, key: Key, begin: Mapping[Key, int]) -> int:

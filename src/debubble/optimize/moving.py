@@ -24,19 +24,17 @@ HOT = 0.3
 """Temperature to begin with, in mean times of an action; it falls to nothing."""
 
 
-def moved(
-    programs: Sequence[Program], rng: np.random.Generator, reach: int = REACH
-) -> list[Program] | None:
+def moved(programs: Sequence[Program], rng: np.random.Generator) -> list[Program] | None:
     """Programs in which one action, drawn at random, stands elsewhere on its rank.
 
-    None where that would be before something that it needs, or change nothing.
+    None where it would pass another of its stage and microbatch, or stay where it is.
     """
     rank = int(rng.integers(len(programs)))
     program = programs[rank]
     if len(program) < 2:
         return None
     source = int(rng.integers(len(program)))
-    step = int(rng.integers(1, reach + 1)) * (1 if rng.random() < 0.5 else -1)
+    step = int(rng.integers(1, REACH + 1)) * (1 if rng.random() < 0.5 else -1)
     target = min(max(source + step, 0), len(program) - 1)
     low, high = sorted((source, target))
     passed = np.delete(program[low : high + 1], source - low)

@@ -25,7 +25,7 @@ from debubble.core.kinds import OFFLOAD_KINDS, WAIT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import COPIES, LEADS, check_host, with_copies
 from debubble.lowering.offload import eased as ease_costs
-from debubble.lowering.offload_waits import with_waits
+from debubble.lowering.offload_waits import with_waits, without_and_with_waits
 from debubble.optimize.problem import Problem
 
 Offload: TypeAlias = str | Collection[int] | None
@@ -90,10 +90,9 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
     bare = without_copies(programs)
     schedule = problem.schedule(bare)
     if sum(map(len, bare)) < sum(map(len, programs)):
-        copied = schedule.with_programs(programs)
-        yield copied
+        yield schedule.with_programs(programs)
         free = [program[~among(kinds_of(program), WAIT_KINDS)] for program in programs]
-        yield from _held_up(problem, schedule.with_programs(free))
+        yield with_waits(schedule.with_programs(free), problem.table, problem.limits)
         return
     if not problem.offload:
         yield schedule
@@ -105,12 +104,4 @@ def schedules(problem: Problem, programs: Sequence[Program]) -> Iterator[Schedul
             for rank in range(schedule.ranks)
         ]
         copied = schedule.with_programs(made)
-        yield copied
-        yield from _held_up(problem, copied)
-
-
-def _held_up(problem: Problem, copied: Schedule) -> Iterator[Schedule]:
-    """A schedule with waits where copies alone do not make the room for it; else nothing."""
-    held_up = with_waits(copied, problem.table, problem.limits)
-    if held_up is not copied:
-        yield held_up
+        yield from without_and_with_waits(copied, problem.table, problem.limits)

@@ -243,7 +243,7 @@ class Problem(Workload):
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """The engine's simulation of a schedule; its error says not why one cannot run."""
-        shared = self.table.costs.host_link_shared_by if has(schedule, COPY_KINDS) else 1
+        shared = self.table.costs.host_link_shared_by
         return timeline_of(compile_graph(schedule, self.mode, shared, explain=False), self.table)
 
     def fits(self, schedule: Schedule) -> bool:

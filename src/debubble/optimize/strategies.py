@@ -222,7 +222,7 @@ def solve(problem: Problem, incumbent: Incumbent, stop: Stop) -> None:
     """
     if problem.can_run_ahead:
         stop = Stop(AHEAD_SHARE * stop.left, stop)
-    if problem.mode != "overlapped":
+    if _moved_in_simulator(incumbent.problem):
         stop = Stop((1 - MOVED_SHARE) * stop.left, stop)
     _solve(problem, incumbent, stop, ahead=False)
 

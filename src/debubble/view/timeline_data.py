@@ -40,15 +40,15 @@ from numpy.typing import NDArray
 
 from debubble.analysis.bubbles import CAUSES, MEMORY, P2P, Bubbles, bubbles
 from debubble.analysis.results import shared_units
-from debubble.core.actions import computes, kinds_of, microbatches_of, pairs_of, stages_of
+from debubble.core.actions import among, kinds_of, microbatches_of, pairs_of, stages_of
 from debubble.core.embedding_and_head import first_stages
 from debubble.core.kinds import (
     COMPUTE_KINDS,
+    IN_TURN_KINDS,
     KINDS,
     STEP_KINDS,
     STREAM_TITLES,
     TRANSFER_KINDS,
-    WAIT_KINDS,
     Kind,
     Per,
     Stream,
@@ -229,7 +229,7 @@ def _rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     schedule = timeline.schedule
     kind = kinds_of(schedule.actions)
     rank = schedule.ranks_of_actions
-    there = computes(kind) | np.isin(kind, WAIT_KINDS)
+    there = among(kind, IN_TURN_KINDS)
     row = np.where(there, rank, schedule.ranks + rank)
     alone = bool(there.all())
     order = np.arange(len(kind)) if alone else np.lexsort((timeline.start, row))

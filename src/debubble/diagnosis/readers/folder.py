@@ -205,5 +205,5 @@ def _nothing(where: str, files: Sequence[Path], left_out: LeftOut, known: Sequen
         return f"{where}: an empty folder; give the folder with the traces of a run"
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in left_out.items())
     first = f"; the first is {plain(files[0].name)}" if files else ""
-    number = counted(max(len(files), left_out.total()), "file")
+    number = counted(left_out.total(), "file")
     return f"{where}: no trace in {number} ({reasons}{first}); known formats: {', '.join(known)}"
