@@ -28,9 +28,6 @@ from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
 
-DEFAULT_COSTS = Costs.per_rank()
-"""One unit of time each for F, I and W of a rank: one model, whatever stages it is cut into."""
-
 PER_RANK = "costs per rank (--rank-times, 'basis: rank' in a cost file, Costs.per_rank)"
 """Advice that makes schedules with different numbers of stages comparable: costs per rank."""
 
@@ -124,8 +121,7 @@ def compare(
     if progress is not None and not callable(progress):
         raise ParameterError(f"progress is {progress!r}; give a function")
     varying = jitter if isinstance(jitter, Jitter | None) else Jitter(jitter)
-    if costs is None:
-        costs = DEFAULT_COSTS
+    costs = costs or Costs()
     costs = replace(
         costs,
         time_unit=time_unit or costs.time_unit,

@@ -104,14 +104,9 @@ def compare(
 
 def _inputs(setup: Setup) -> tuple[Inputs, list[int]]:
     """Inputs read from the options, and the numbers of chunks where several are given."""
-    from debubble.analysis.compare import DEFAULT_COSTS
-
     several = [] if setup.chunks is None or "," not in setup.chunks else setup.chunks.split(",")
     chunks = [whole("-v", text) for text in several]
-    inputs = replace(setup, chunks=None if several else setup.chunks).read()
-    if setup.times is None and setup.rank_times is None and setup.costs is None:
-        inputs = replace(inputs, costs=replace(DEFAULT_COSTS, runtime=inputs.costs.runtime))
-    return inputs, chunks
+    return replace(setup, chunks=None if several else setup.chunks).read(), chunks
 
 
 def _items(

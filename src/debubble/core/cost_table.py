@@ -102,15 +102,15 @@ class CostTable:
         cls, costs: Costs, placement: Placement, slicing: Slicing = WHOLE, vocabulary: int = 0
     ) -> CostTable:
         """Spell out `costs` for every slice and stage of `placement`."""
-        divisor = (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
+        divisor, one = costs.divisor(placement), costs.default_time(placement)
         spread = StageValues(placement, costs.basis)
         places = placement.copies * placement.stages
 
         # A cost that is the same everywhere stays one number until it is stored in a row.
-        F = spread(costs.F, "F", 1.0)
+        F = spread(costs.F, "F", one)
         half = None if costs.B is None else spread(costs.B, "B", 0.0) / 2
-        I = half if costs.I is None and half is not None else spread(costs.I, "I", 1.0)
-        W = half if costs.W is None and half is not None else spread(costs.W, "W", 1.0)
+        I = half if costs.I is None and half is not None else spread(costs.I, "I", one)
+        W = half if costs.W is None and half is not None else spread(costs.W, "W", one)
         B = I + W if costs.B is None else spread(costs.B, "B", 0.0)
         R = F if costs.R is None else spread(costs.R, "R", 0.0)
         unit = (

@@ -25,6 +25,9 @@ PairTimes: TypeAlias = float | Sequence[float] | Mapping[int | str | tuple[int, 
 """Time of every overlapped pair, by stage of the forward, or by (its stage, the backward's)."""
 
 BASES = ("action", "rank")
+COMPUTE_TIMES = ("F", "I", "W", "B", "R", "O", "FF")
+"""Costs that are times of computing: where none of them is given, ranks have a unit of each."""
+
 RUNTIMES = ("any", "torch")
 LONGEST_UNIT = 200
 
@@ -44,7 +47,9 @@ class Costs:
     Parameters
     ----------
     F, I, W
-        Forward, backward for the input, backward for the weights.
+        Forward, backward for the input, backward for the weights. Where no time of computing is
+        given at all (none of F, I, W, B, R, O, FF), each is one unit of time per rank, divided by
+        the schedule's chunks: schedules with different chunks run the same model.
     B
         Full backward; the default is I + W. Given without I and W, each of them is half of it.
     O
@@ -297,6 +302,30 @@ class Costs:
         if parts or self.runtime != "any" or self.microbatch not in (None, 1.0) or self.frozen != 0:
             return False
         return all(value is None or isinstance(value, float) for value in values)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether a time of computing is given."""
+        return any(getattr(self, name) is not None for name in COMPUTE_TIMES)
+
+    @property
+    def same_model(self) -> bool:
+        """Whether schedules with any number of chunks run the same model with these costs."""
+        if self.chunks is not None:
+            return False
+        return self.basis == "rank" or not any(
+            spec.shape in ("stage", "pair") and not spec.share
+            and getattr(self, name) not in (None, 0.0)
+            for name, spec in COST_FIELDS.items()
+        )  # fmt: skip
+
+    def divisor(self, placement: Placement) -> int:
+        """Divisor of costs per stage: the chunks of costs per rank, else 1."""
+        return (self.chunks or placement.chunks) if self.basis == "rank" else 1
+
+    def default_time(self, placement: Placement) -> float:
+        """Time of F, I and W where costs do not say it, before it is divided by the divisor."""
+        return 1.0 if self.basis == "rank" or self.has_times else 1.0 / placement.chunks
 
     @property
     def transfer(self) -> float:

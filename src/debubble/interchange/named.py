@@ -64,7 +64,7 @@ def compare(schedules: Iterable[comparing.Item], **parameters: Any) -> Compariso
     chunks = parameters.get("chunks")
     sizes = ("ranks", "microbatches", "iterations", "memory", "sync")
     given = {key: parameters[key] for key in sizes if key in parameters}
-    costs = parameters.get("costs") or comparing.DEFAULT_COSTS
+    costs = parameters.get("costs")
 
     def made(name: str, value: int | None) -> Schedule:
         return resolve(name, **given, chunks=value, costs=costs)

@@ -125,9 +125,9 @@ class Layers:
 
     def _of_layers(self, placement: Placement) -> dict[str, NDArray[np.float64]]:
         """Times and memory of every layer, as far as anything says them; shape ``(count,)``."""
-        divisor = _divisor(self.costs, placement)
+        divisor = self.costs.divisor(placement)
         found = {"activation": np.full(self.count, placement.ranks / self.count)}
-        defaults = {} if self.each else _defaults(self.costs)
+        defaults = {} if self.each else _defaults(self.costs, placement)
         for name in SCALED:
             value = self.each.get(name, getattr(self.costs, name))
             value = defaults.get(name) if value is None else value
@@ -231,7 +231,7 @@ def even_cut(layers: int, stages: int) -> Cut:
 
 def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: int) -> Costs:
     """Costs per stage of a cut of equal layers; `costs` are those of an even cut."""
-    divisor = _divisor(costs, placement)
+    divisor = costs.divisor(placement)
     share = np.array(cut) * placement.stages / layers
     even = bool(np.all(share == 1))
 
@@ -239,7 +239,7 @@ def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: in
         same = even or value == 0
         return value / divisor if same else (value / divisor * share).tolist()
 
-    defaults = _defaults(costs)
+    defaults = _defaults(costs, placement)
     if not even:
         # The default of a stage is ranks / stages, and is not divided.
         defaults["activation"] = divisor * placement.ranks / placement.stages
@@ -256,13 +256,9 @@ def cut_costs(costs: Costs, placement: Placement, cut: Sequence[int], layers: in
     return replace(costs, basis="action", chunks=None, **changes)
 
 
-def _defaults(costs: Costs) -> dict[str, float]:
+def _defaults(costs: Costs, placement: Placement) -> dict[str, float]:
     """Times of a stage that costs do not say."""
-    return {"F": 1.0} if costs.B is not None else {"F": 1.0, "I": 1.0, "W": 1.0}
-
-
-def _divisor(costs: Costs, placement: Placement) -> int:
-    return (costs.chunks or placement.chunks) if costs.basis == "rank" else 1
+    return dict.fromkeys(("F",) if costs.B is not None else "FIW", costs.default_time(placement))
 
 
 def _of_pairs(time: float, share: NDArray[np.float64]) -> dict[tuple[int, ...], float]:

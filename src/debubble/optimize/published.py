@@ -81,8 +81,7 @@ def compare_with_published(
 
     schedule = found if isinstance(found, Schedule) else found.schedule
     ranks, microbatches = schedule.ranks, schedule.microbatches
-    same_model = costs.basis == "rank" and costs.chunks is None
-    same_model |= bool(layers and layers.each)
+    same_model = costs.same_model or bool(layers and layers.each)
     limit = None if memory is None else np.asarray(memory, dtype=float).tolist()
     items: list[Schedule | Timeline] = [found]
     notes: list[str] = []

@@ -352,8 +352,7 @@ def _placements(
 ) -> list[Placement]:
     """Every placement that is to be tried, each once."""
     if chunks is None:
-        free = costs.basis == "rank" and costs.chunks is None
-        chunks = (1, 2) if free else 1
+        chunks = (1, 2) if costs.same_model else 1
     numbers = tuple(chunks) if isinstance(chunks, Sequence) else (chunks,)
     sizes = [("ranks", ranks), ("microbatches", microbatches), *(("chunks", v) for v in numbers)]
     for name, value in sizes:

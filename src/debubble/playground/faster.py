@@ -21,8 +21,7 @@ def faster(state: State, running: Search) -> dict[str, Any]:
     _check(state)
     costs = state.read_costs().costs
     chunks = state.chunks or 1
-    # Costs of a rank are the same model however it is cut, costs of a stage are not.
-    cuts = sorted({1, chunks}) if costs.basis == "rank" and costs.chunks is None else chunks
+    cuts = sorted({1, chunks}) if costs.same_model else chunks
 
     def report(makespan: float, bound: float, found_by: str) -> None:
         running.progress = {"best": makespan, "bound": bound, "found_by": found_by}

@@ -61,11 +61,11 @@ def family(options: Options, prefix: str) -> dict[str, Any]:
     return {key[len(start) :]: value for key, value in options.items() if key.startswith(start)}
 
 
-def costs_of(options: Options, default: Costs | None = None) -> tuple[Costs, Options]:
+def costs_of(options: Options) -> tuple[Costs, Options]:
     """The costs that options give, and the options with the sizes and limit of their cost file."""
     file, changes = options.get("costs"), family(options, "costs")
     if file is None and not changes:
-        return default or Costs(), options
+        return Costs(), options
     costs = Costs() if file is None else file.costs
     found: dict[str, Any] = {}
     for name, value in changes.items():
@@ -119,10 +119,9 @@ SHARED = ("ranks", "microbatches", "chunks", "memory", "iterations", "sync", "p2
 
 def compare(options: Options) -> list[Row]:
     """One comparison: a row for each schedule, best first, then those that cannot be made."""
-    from debubble.analysis.compare import DEFAULT_COSTS
     from debubble.interchange.named import compare as run
 
-    costs, filled = costs_of(options, DEFAULT_COSTS)
+    costs, filled = costs_of(options)
     given = {key: filled[key] for key in (*SHARED, *(row.name for row in LOWERINGS))
              if key in filled}  # fmt: skip
     result = run(options["schedules"], costs=costs, options=family(options, "options"), **given)
