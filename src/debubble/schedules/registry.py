@@ -377,7 +377,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
 
 def exchanges(schedule: Schedule, table: CostTable) -> bool:
     """Whether data-parallel replicas take time to exchange weights or gradients."""
-    return bool(table.collective.any() and has(schedule, SHARDING_KINDS))
+    return bool(table.duration[list(SHARDING_KINDS)].any() and has(schedule, SHARDING_KINDS))
 
 
 def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
