@@ -174,10 +174,10 @@ class CostTable:
                 duration[list(BACKWARD)] *= frozen.needed
                 duration[Kind.W] *= frozen.share < 1
         return cls(
-            duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"], rows["kv"],
-            rows["attention"], spread.ranks(costs.OPT, "OPT"), spread.ranks(costs.static, "static"),
-            link_times(costs, placement.ranks, message), excess, part_duration,
-            sharded.get("activation", 0.0) / placement.ranks, costs,
+            duration, rows["activation"], rows["kept"], rows["offload"], rows["checkpoint"],
+            rows["kv"], rows["attention"], spread.ranks(costs.OPT, "OPT"),
+            spread.ranks(costs.static, "static"), link_times(costs, placement.ranks, message),
+            excess, part_duration, sharded.get("activation", 0.0) / placement.ranks, costs,
             placement, slicing, pairs, rows["overlap"], rows["forwards"], causal, None,
             boundaries_of(costs, placement, len(slicing.shares), frozen), frozen,
         )  # fmt: skip

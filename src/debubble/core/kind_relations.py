@@ -26,6 +26,14 @@ FUSED_KIND = next(spec.kind for spec in KINDS if spec.instead_of == SPLIT_KINDS)
 """The backward that does what these parts do together."""
 
 
+COST_KINDS = {
+    spec.cost: tuple(other.kind for other in KINDS if other.cost == spec.cost)
+    for spec in KINDS
+    if spec.cost
+}
+"""Kinds that pay each cost."""
+
+
 def transfer_of(kind: Kind) -> tuple[Kind, Kind]:
     """The send and the receive of what a kind computes for another stage."""
     through = (

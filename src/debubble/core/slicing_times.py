@@ -11,7 +11,6 @@ from debubble.core.kinds import Kind
 from debubble.core.slicing import Slicing
 from debubble.core.stage_values import Spread
 
-
 Times: TypeAlias = dict[Kind, NDArray[np.float64]]
 """Times of kinds, each of shape ``(n,)``."""
 

@@ -30,7 +30,6 @@ from debubble.core.kinds import (
     COPY_KINDS,
     KINDS,
     TIMED_KINDS,
-    VOCABULARY_KINDS,
     WORK_KINDS,
     Kind,
     Time,
