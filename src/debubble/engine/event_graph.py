@@ -29,6 +29,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.kinds import (
     COPY_KINDS,
     KINDS,
+    OF_RANK_KINDS,
     TIMED_KINDS,
     WORK_KINDS,
     Kind,
@@ -196,10 +197,10 @@ class EventGraph:
         schedule = self.schedule
         stages, copies, slices = schedule.stages, schedule.placement.copies, schedule.slices
 
-        def where(place: int) -> str:
+        def where(place: int, owner: str = "") -> str:
             group, stage = divmod(place, stages)
             copy = f" of copy {group % copies}" if copies > 1 else ""
-            return f"stage {stage}{copy}{of_slice(group // copies)}"
+            return f"{owner or f'stage {stage}'}{copy}{of_slice(group // copies)}"
 
         def of_slice(part: int) -> str:
             return f", slice {part}" if slices > 1 else ""
@@ -222,7 +223,8 @@ class EventGraph:
                 second = Kind.F if kind == FORWARDS else Kind(kind)
                 names.append(f"pair F of {where(a)} and {second.name} of {where(b)}")
             else:
-                names.append(f"{Kind(kind).name} of {where(a)}")
+                owner = f"rank {b}" if kind in OF_RANK_KINDS else ""
+                names.append(f"{Kind(kind).name} of {where(a, owner)}")
         return names
 
     def evaluate(
