@@ -93,8 +93,8 @@ class Of(Enum):
     LATEST = "the last one of the same stage that stands before it in the program"
     ITERATION = "all of the same stage in the iteration that it ends"
     OWN_RANK = "the last one that stands before it in the program of its rank"
-    EARLIER_RANKS = "the last one before the same step of every rank up to its own"
-    EVERY_RANK = "the last one before the same step of every rank"
+    EARLIER_RANKS = "the last one before the same step of every rank up to its own, through them"
+    EVERY_RANK = "the last one before the same step of every rank, through them all and back"
 
 
 class Time(Enum):

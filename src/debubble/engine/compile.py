@@ -37,6 +37,7 @@ _GROUP_SLOTS = 8192
 _FEW_COSTS = 1 << 16
 _TRANSFERS = kind_bits(TRANSFER_KINDS)
 _COPIES = kind_bits(COPY_KINDS)
+_STEPS = kind_bits(STEP_KINDS)
 _PLAIN = kind_bits((*WORK_KINDS, *STEP_KINDS))
 
 
@@ -86,6 +87,7 @@ def _compile(
     cells = stages * units
     places = schedule.slices * copies * stages
     chained = schedule.sync == "post-validation"
+    stepping = bool(survey.kinds & _STEPS) and schedule.sync != "local"
 
     size = 1 + count + min(ranks * schedule.iterations, count)
     if rare:
@@ -93,7 +95,9 @@ def _compile(
         size += 2 * count
     elif explicit or mode != "overlapped":
         size += count
-    costs = lanes * min(ranks * ranks, 2 * copies * stages + (3 * ranks if chained or rare else 0))
+    # Beside neighbouring stages, norms go down the ranks and back, and so do sums over shards.
+    more = 4 * ranks if stepping or rare else 0
+    costs = lanes * min(ranks * ranks, 2 * copies * stages + more)
     costs += (count if grouped else 0) + (6 * places if rare else 0)
     room = _FEW_COSTS - (1 + len(TIMED_KINDS) * places + ranks)
     few = few and room > 0
