@@ -23,13 +23,13 @@ import numpy as np
 from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, pack
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
-    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
