@@ -27,9 +27,8 @@ ANSWER = ("makespan", "bubble_ratio", "peak_activation", "rows", "best", "ok", "
 
 def displays(command: str) -> list[str]:
     parameters = inspect.signature(COMMANDS[command]).parameters
-    return [
-        n for n in parameters if n not in PHYSICS | {"schedule", "schedules", "as_json", "late"}
-    ]
+    others = {"schedule", "schedules", "as_json", "late"}
+    return [name for name in parameters if name not in PHYSICS | others]
 
 
 def words_of(name: str, default: Any, folder: Path) -> list[str] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debubble as db
 from debubble.analysis.question import OPTIONS
 from debubble.core.options import OptionSpec
+from debubble.schedules.registry import find
 from tests.cli.conftest import call
 from tests.laws.surfaces import SCHEDULES, Case, answered, given, numbers
 
@@ -18,6 +19,8 @@ NEUTRAL = [row for row in OPTIONS if row.neutral]
 @pytest.mark.parametrize("row", NEUTRAL, ids=lambda row: row.name)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_neutral_value_moves_nothing(name: str, row: OptionSpec) -> None:
+    if row.name in find(name).parameters:
+        pytest.skip(f"{name} is another order where there is {row.name} to fill")
     plain, neutral = Case(name), Case(name, given(row, row.neutral))
     assert numbers("simulate", neutral) == numbers("simulate", plain)
     assert numbers("compare", neutral) == numbers("compare", plain)
@@ -47,17 +50,13 @@ def test_jitter_of_nothing_varies_nothing(name: str) -> None:
 
 
 def test_one_replica_is_no_replica() -> None:
-    words = [*Case("1f1b").words(), "--jitter", "normal:5%", "--samples", "50", "--json"]
-    alone = call("simulate", "1f1b", *words).data["jitter"]
-    assert call("simulate", "1f1b", *words, "--replicas", "1", "--samples", "50").data[
-        "jitter"
-    ] == (alone)
+    words = ["1f1b", *Case("1f1b").words(), "--jitter", "normal:5%", "--samples", "50", "--json"]
+    alone = call("simulate", *words).data["jitter"]
+    assert call("simulate", *words, "--replicas", "1").data["jitter"] == alone
 
 
 @pytest.mark.parametrize("lowering", ["recompute", "offload"])
-def test_a_lowering_of_the_stages_none_has_is_none(lowering: str, tmp_path: Path) -> None:
-    import debubble as db
-
+def test_a_lowering_of_no_stages_is_none(lowering: str) -> None:
     made = db.make("1f1b", ranks=4, microbatches=8)
     (plain,) = db.compare([made]).rows
     (row,) = db.compare([made], **{lowering: []}, costs=db.Costs(host_bandwidth=1)).rows

@@ -189,7 +189,7 @@ LOWERINGS: list[Lowering] = [
         " pytorch, pytorch-deferred.",
         Word(TRANSFER_POLICIES).read,
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
-        example="queued",
+        example="just-in-time",
     ),
     Lowering(
         "sharding", "MODE",
@@ -206,7 +206,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding", example="auto",
+        _read_lookahead, part_of="sharding", example="1",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""
