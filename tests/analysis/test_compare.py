@@ -88,7 +88,7 @@ def test_rank_costs_compare_one_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "costs", [db.Costs(), db.Costs(F=1, B=2), db.Costs.per_rank(F=2, chunks=2)]
+    "costs", [db.Costs(F=1, I=1, W=1), db.Costs(F=1, B=2), db.Costs.per_rank(F=2, chunks=2)]
 )
 def test_schedules_of_different_models_are_ranked_by_overhead_and_none_wins(
     costs: db.Costs,

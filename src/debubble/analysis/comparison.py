@@ -224,8 +224,6 @@ class Comparison:
         parts = [f"{sharded[text]}: {text}" for text in VOCABULARY if text in sharded]
         if parts:
             words["vocabulary"] = "; ".join(parts)
-        if all(value is None for value in (self.costs.F, self.costs.I, self.costs.W, self.costs.B)):
-            words["times"] += "; F, I and W take 1 each"
         spreads = [row.spread for row in self.rows if row.spread is not None]
         if spreads:
             words["jitter"] = spread_words(spreads[0])

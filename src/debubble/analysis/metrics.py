@@ -110,10 +110,10 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
         more += "; frozen weights take no W, and no backward before the first that are trained"
     if costs.runtime == "torch":
         more += "; as in PyTorch's runtime, stage 0's I does nothing, its W is the whole backward"
-    if costs.basis != "rank" and costs.has_times:
+    if not costs.times_per_rank:
         return f"per action: one stage, one microbatch{more}"
     if not costs.has_times:
-        more = f", one unit each for F, I and W{more}"
+        more = f"; F, I and W take 1 each{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
     if divisor == 1:
         return f"per rank, which has one stage{more}"

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from debubble.cli.options import Text, takes
 from debubble.core.errors import ParameterError
+from debubble.core.units import read_number
 from debubble.engine.jitter import DISTRIBUTIONS, MAX_REPLICAS, MAX_SAMPLES, Jitter
-from debubble.interchange.text import read_count, read_number
+from debubble.interchange.text import read_count
 
 JitterTimes = Annotated[
     Text,

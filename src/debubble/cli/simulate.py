@@ -55,9 +55,9 @@ def simulate(
         raise FormatError(f"'{actions}': actions are written as .csv or .json")
     with phases(3) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
-        phase(f"simulating {len(made):,} actions")
-        timeline = inputs.simulate(made, schedule, late=late)
+        question = inputs.of(schedule, late=late)
+        phase(f"simulating {len(question.made):,} actions")
+        timeline = inputs.simulate(question, schedule)
         phase("measuring")
         spread = None if varying is None else timeline.jitter(varying)
         data = _data(timeline, inputs) if as_json else {}

@@ -28,13 +28,13 @@ from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kind_relations import COST_KINDS
 from debubble.core.kinds import COPY_KINDS
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
-    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
