@@ -411,7 +411,7 @@ _DEFAULTS = tuple((name, _DEFAULT[name]) for name in COST_FIELDS)
 
 _OWNED = {spec.cost for spec in KINDS if spec.cost} | set(NO_KINDS)
 _TIMED = {name for name, spec in COST_FIELDS.items() if spec.timed}
-assert _TIMED == _OWNED, f"a time is that of a kind, or one of NO_KINDS: {_TIMED ^ _OWNED}"
+assert _TIMED == _OWNED, f"not both a time and that of a kind or of NO_KINDS: {_TIMED ^ _OWNED}"
 
 
 def check_cost(name: str, value: Any) -> Any:
