@@ -33,9 +33,9 @@ def two(spec: CostField) -> tuple[Any, Any]:
     return (0.25, 0.5) if spec.share else (0.5, 0.75)
 
 
-def costs_with(spec: CostField, value: Any) -> db.Costs:
-    """Costs with a value of one of them."""
-    return db.Costs(**PLAIN | MORE.get(spec.name, {}) | {spec.name: value})
+def costs_with(spec: CostField, value: Any, **others: Any) -> db.Costs:
+    """Costs with a value of one of them, and others."""
+    return db.Costs(**PLAIN | MORE.get(spec.name, {}) | others | {spec.name: value})
 
 
 def outputs(schedule: db.Schedule, costs: db.Costs) -> dict[str, Any]:

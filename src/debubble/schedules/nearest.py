@@ -21,6 +21,7 @@ from debubble.schedules._recomputed import with_offload, with_recompute
 from debubble.schedules.registry import (
     TIME_QUANTITIES,
     FormValue,
+    changed,
     closed_forms,
     entries,
     find,
@@ -84,7 +85,7 @@ def nearest_forms(
         always.append(_Obstacle("forwards are recomputed", "without recompute"))
         known = entry.forms
     unknown = {
-        part: _distinct(_obstacle(spec) for spec in foreign if part in spec.changes)
+        part: _distinct(_obstacle(spec) for spec in foreign if part in changed(spec, entry))
         for part in ("times", "memory")
     }
     unknown["times"] = [*(_Obstacle(*words) for words in in_the_way), *unknown["times"]]

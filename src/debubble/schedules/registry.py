@@ -371,7 +371,7 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
         return []
     case = form_case(schedule, costs, transfer)
     forms = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
-    unknown = {part for spec in not_in_forms(schedule, plain) for part in spec.changes}
+    unknown = {part for spec in not_in_forms(schedule, plain) for part in changed(spec, entry)}
     return [
         FormValue.of(form, case)
         for form in forms
@@ -382,6 +382,11 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
 def part_of(form: ClosedForm) -> str:
     """What a form is about, in the words of :attr:`CostField.changes`."""
     return "times" if form.quantity in TIME_QUANTITIES else "memory"
+
+
+def changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
+    """What a cost changes; memory decides on the order, and so on times, of those made for costs."""
+    return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
 
 
 def not_in_forms(schedule: Schedule, costs: Costs) -> tuple[CostField, ...]:
