@@ -385,7 +385,7 @@ def part_of(form: ClosedForm) -> str:
 
 
 def changed(spec: CostField, entry: Entry) -> tuple[str, ...]:
-    """What a cost changes; memory decides on the order, and so on times, of those made for costs."""
+    """What a cost changes: memory decides on orders made for costs, and so on their times."""
     return ("times", "memory") if entry.uses_costs and "memory" in spec.changes else spec.changes
 
 
