@@ -213,8 +213,8 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time each for
-        F, I and W, and :func:`debubble.simulate` warns where it runs on others.
+        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
