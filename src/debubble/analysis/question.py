@@ -17,7 +17,9 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import CORE_OPTIONS, OptionSpec
 from debubble.core.schedule import Schedule
+from debubble.engine.ensembles import Spread
 from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.jitter import JITTER_OPTIONS, Jitter
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2P_OPTION
 from debubble.engine.timeline import Timeline, evaluate_graph
@@ -25,7 +27,7 @@ from debubble.lowering.chain import LOWERINGS, lower, split, values_of
 from debubble.schedules.registry import make
 
 OPTIONS: tuple[OptionSpec, ...] = (
-    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS),
+    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS), *JITTER_OPTIONS,
 )  # fmt: skip
 """Every option of a question."""
 
@@ -48,6 +50,8 @@ class Question:
         Values of :data:`debubble.lowering.chain.LOWERINGS` by name.
     late
         Whether forwards start as late as nothing else is delayed.
+    jitter
+        What varies from step to step; None for nothing.
     """
 
     schedule: str | Schedule
@@ -62,6 +66,7 @@ class Question:
     p2p_mode: P2PMode = "overlapped"
     lowerings: Mapping[str, Any] = field(default_factory=dict)
     late: bool = False
+    jitter: Jitter | None = None
 
     @cached_property
     def made(self) -> Schedule:
@@ -106,6 +111,11 @@ class Question:
         if timeline.graph.completed < self.made.stages * self.made.units:
             refuse_wrong(self.made, self.p2p_mode)
         return timeline.as_late_as_possible() if self.late else timeline
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """Step times of many samples; None where nothing varies."""
+        return None if self.jitter is None else self.timeline.jitter(self.jitter)
 
 
 HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}

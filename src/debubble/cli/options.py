@@ -13,10 +13,12 @@ import typer
 
 from debubble.analysis.question import OPTIONS, Question, WrongOrderError
 from debubble.cli import completion
+from debubble.cli.jitter import read_jitter
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.units import read_number
+from debubble.engine.jitter import JITTER_OPTIONS
 from debubble.lowering.chain import LOWERINGS, read_lowerings
 
 if TYPE_CHECKING:
@@ -98,7 +100,10 @@ class Setup:
             if name in _READ and not (name == "chunks" and len(several) > 1)
         }
         lowerings = read_lowerings({row.name: self[row.name] for row in LOWERINGS})
-        asked = Question("", **values, costs=costs, memory=memory, lowerings=lowerings)
+        jitter = read_jitter(*(self[row.name] for row in JITTER_OPTIONS))
+        asked = Question(
+            "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
+        )
         chunks = [whole("-v", text) for text in several] if len(several) > 1 else []
         return Inputs(asked, tuple(pairs), file, tuple(chunks))
 
@@ -234,7 +239,10 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
-    shared = [row for row in OPTIONS if row.name not in own]
+    shared = [
+        row for row in OPTIONS
+        if row.name not in own and function.__name__ in (row.only or (function.__name__,))
+    ]  # fmt: skip
     parameters = []
     for name, parameter in own.items():
         if name != "setup":

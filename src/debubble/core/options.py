@@ -175,7 +175,7 @@ class OptionSpec:
     """Stands for the value in ``--help``."""
     help: str
     """One line of ``--help``."""
-    group: Literal["schedule", "costs", "memory", "transfers", "lowerings"]
+    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter"]
     """The part of a question it is of."""
     flags: tuple[str, ...] = ()
     """Flags of the command line; the default is the name."""
@@ -191,6 +191,8 @@ class OptionSpec:
     """Whether ``debubble optimize`` reads it."""
     repeated: bool = False
     """Whether it may be given several times."""
+    only: tuple[str, ...] = ()
+    """Commands that read it; empty for all that answer questions."""
     typed_only: bool = False
     """Whether it is a spelling of the command line: files and requests say the same otherwise."""
 
