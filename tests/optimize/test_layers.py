@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import debubble as db
+from debubble.core.kinds import Kind
 from debubble.core.placement import Placement
 from debubble.engine.graph import P2P_MODES
 from debubble.interchange.cost_files import costs_data, parse_costs
@@ -192,7 +193,7 @@ def test_an_even_cut_costs_what_was_given(basis: str) -> None:
         share = np.array(cut) / 3
         layers = given.duration - given.part_duration
         assert made.duration == pytest.approx(layers * share + given.part_duration)
-        assert made.collective == pytest.approx(given.collective * share)
+        assert made.duration[Kind.UNSHARD] == pytest.approx(given.duration[Kind.UNSHARD] * share)
         assert made.kv == pytest.approx(given.kv * share)
         assert made.activation[:3] == pytest.approx(given.activation[:3] * share[:3])
         assert made.optimizer == pytest.approx(

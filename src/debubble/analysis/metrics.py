@@ -21,7 +21,8 @@ from debubble.engine.recompute import recompute_share, recomputed_stages
 from debubble.engine.timeline import Timeline
 
 SYNCS = {
-    "global": "a step waits for the gradients of all ranks, for their common norm",
+    "global": "a step waits for the gradients of all ranks: the norm is handed from rank to rank, "
+    "and from the last one back to each",
     "local": "a step waits for its own rank's gradients",
     "post-validation": "a step waits for its own rank's gradients and the partial norm of the "
     "ranks before it; a step that the full norm forbids, known later, is undone (not simulated)",

@@ -87,8 +87,9 @@ class ClosedForm:
     F, I, W, B, O, S, T     times of an action: one stage, one microbatch
     c                       latency of a transfer, the cost ``p2p``
     q                       share that a recompute keeps, with full recompute
-    copy                    time of one OFFLOAD or RELOAD
-    unit, kept              activation of one action, and its part that stays from I to W
+    copy                    time of one OFFLOAD or RELOAD; of two where ranks share a link
+    unit, kept              activation of one action, and its part that stays from I to W, NaN
+                            where stages keep different shares
     shard                   activation of one rank's shard of the output layer
     table                   all costs, as a :class:`debubble.core.cost_table.CostTable`
     ======================= =====================================================================

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,9 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, pack
+from debubble.core.actions import MICROBATCH_SHIFT, Kind, Program, pack
+from debubble.core.cost_fields import CostField
+from debubble.core.cost_table import NO_KINDS
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.kind_relations import COST_KINDS
+from debubble.core.kinds import COPY_KINDS
 from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
@@ -41,7 +46,7 @@ from debubble.schedules._entry import (
     described_parameters,
     nearest,
 )
-from debubble.schedules._recomputed import with_recompute
+from debubble.schedules._recomputed import with_offload, with_recompute
 
 if TYPE_CHECKING:
     from debubble.core.cost_table import CostTable
@@ -360,24 +365,34 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
-    if entry.uses_costs and (schedule.made_for != costs or recompute_share(schedule).any()):
+    copied = not entry.copies_activations and has(schedule, COPY_KINDS)
+    other = schedule.made_for != costs or copied or recompute_share(schedule).any()
+    if entry.uses_costs and other:
         return []
     case = form_case(schedule, costs, transfer)
-    forms = with_recompute(entry.forms, case, schedule, case.table)
-    known = TIME_QUANTITIES | {"peak_activation"}
-    if case.table.kv.any() or case.table.static.any():
-        # Formulas count nothing but activations.
-        known -= {"peak_activation"}
-    if exchanges(schedule, case.table):
-        # Formulas know nothing of what replicas exchange.
-        known -= TIME_QUANTITIES
-    forms = tuple(form for form in forms if form.quantity in known)
-    return [FormValue.of(form, case) for form in forms if form.holds(case)]
+    forms = with_offload(with_recompute(entry.forms, case, schedule, case.table), entry, schedule)
+    unknown = {part for spec in not_in_forms(schedule, plain) for part in spec.changes}
+    return [
+        FormValue.of(form, case)
+        for form in forms
+        if part_of(form) not in unknown and form.holds(case)
+    ]
 
 
-def exchanges(schedule: Schedule, table: CostTable) -> bool:
-    """Whether data-parallel replicas take time to exchange weights or gradients."""
-    return bool(table.collective.any() and has(schedule, SHARDING_KINDS))
+def part_of(form: ClosedForm) -> str:
+    """What a form is about, in the words of :attr:`CostField.changes`."""
+    return "times" if form.quantity in TIME_QUANTITIES else "memory"
+
+
+def not_in_forms(schedule: Schedule, costs: Costs) -> tuple[CostField, ...]:
+    """Costs that something of a schedule pays and that closed forms know nothing of."""
+    return tuple(
+        spec
+        for spec in costs.not_in_forms
+        if spec.name in NO_KINDS
+        or spec.name not in COST_KINDS
+        or has(schedule, COST_KINDS[spec.name])
+    )
 
 
 def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamespace:
@@ -393,6 +408,16 @@ def form_case(schedule: Schedule, costs: Costs, transfer: float) -> SimpleNamesp
         F=F, I=I, W=W, B=B, O=table.pair((0, 0), (int(Kind.B), 0)), c=transfer,
         S=S, T=T, shard=table.shard,
         s=schedule.slices, unit=float(table.activation[0]), kept=float(table.kept[0]), table=table,
-        copy=table.copy(Kind.OFFLOAD, 0, schedule.copy_targets[schedule.placement.table[0][0]]),
+        copy=_copy_time(schedule, table),
     )  # fmt: skip
+    share = case.kept / case.unit if case.unit else 0.0
+    if not np.allclose(table.kept, share * table.activation, rtol=1e-9, atol=0):
+        case.kept = math.nan
     return case
+
+
+def _copy_time(schedule: Schedule, table: CostTable) -> float:
+    """Time of an OFFLOAD, or a RELOAD, behind one of every rank that shares the link."""
+    target = schedule.copy_targets[schedule.placement.table[0][0]]
+    sharing = 1 if target is not None else table.costs.host_link_shared_by
+    return sharing * table.copy(Kind.OFFLOAD, 0, target)
