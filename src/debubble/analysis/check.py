@@ -24,14 +24,14 @@ from debubble.analysis.sharding import inspect_sharding, reduces
 from debubble.analysis.structure import inspect_structure
 from debubble.core.actions import TRANSFER_KINDS, Action, pack
 from debubble.core.costs import Costs, check_costs
-from debubble.core.errors import ParameterError, ScheduleError, check_type, did_you_mean
+from debubble.core.errors import ScheduleError, check_type
 from debubble.core.kinds import COPY_KINDS, STEP_KINDS, VOCABULARY_KINDS, WORK_KINDS, kind_bits
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has, survey_of
 from debubble.engine.explain import explain
-from debubble.engine.graph import P2P_MODES, P2PMode, compile_graph
+from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.memory import ROUNDING, Limit, MemoryUse, memory_limits
-from debubble.engine.modes import MODE, QUEUES
+from debubble.engine.modes import MODE, QUEUES, check_mode
 from debubble.engine.timeline import memory_use
 from debubble.lowering.rendezvous import matched
 
@@ -95,8 +95,7 @@ def check(
     p2p_mode = p2p_mode or "overlapped"
     check_type("schedule", schedule, Schedule, "give a Schedule: debubble.make or debubble.load")
     check_costs(costs)
-    if not isinstance(p2p_mode, str) or p2p_mode not in P2P_MODES:
-        raise ParameterError(f"p2p mode '{p2p_mode}'; {did_you_mean(p2p_mode, P2P_MODES)}")
+    check_mode(p2p_mode)
     limits = memory_limits(memory, schedule.ranks)
     if costs is not None:
         costs.table(schedule)  # raises where they do not fit

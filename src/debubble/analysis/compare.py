@@ -23,7 +23,7 @@ from debubble.engine.graph import P2PMode, compile_graph
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import Limit, memory_limits
 from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.lowering.chain import lower, split, values_of
+from debubble.lowering.chain import lower, values_of
 from debubble.schedules.registry import find, make
 
 __all__ = ["Comparison", "Row", "compare"]
@@ -128,7 +128,8 @@ def compare(
         memory_unit=memory_unit or costs.memory_unit,
     )
     memory_limits(memory, ranks or np.size(memory or 1))
-    in_order, late = split(values_of(lowerings))
+    values_of(lowerings)
+    setting: dict[str, Any] = {"costs": costs, "memory": memory, "p2p_mode": p2p_mode}
     items = _spread([_read(item) for item in schedules], chunks)
     if not items:
         raise ParameterError("no schedules to compare; name at least one")
@@ -146,7 +147,7 @@ def compare(
                 continue
             if isinstance(item, Schedule):
                 _refuse_bad(item, p2p_mode)
-                schedule = lower(item, **in_order, costs=costs, memory=memory, p2p_mode=p2p_mode)
+                schedule = lower(item, **lowerings, **setting)
             else:
                 assert ranks is not None
                 assert microbatches is not None
@@ -156,12 +157,10 @@ def compare(
                     microbatches=microbatches,
                     iterations=iterations,
                     sync=sync,
-                    costs=costs,
-                    memory=memory,
-                    **in_order,
+                    **setting,
+                    **lowerings,
                     **_fitting(item, chunks, options or {}, own),
                 )
-            schedule = lower(schedule, **late, costs=costs, memory=memory, p2p_mode=p2p_mode)
             timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs)
             if timeline.graph.completed < schedule.stages * schedule.units:
                 _refuse_bad(schedule, p2p_mode)

@@ -15,6 +15,7 @@ from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import Limit
+from debubble.engine.modes import P2PMode
 from debubble.interchange import torch_builtin
 from debubble.interchange.text import A_TRACE, writing
 from debubble.schedules import registry
@@ -168,7 +169,8 @@ def resolve(
     costs: Costs | None = None,
     memory: Limit | None = None,
     sync: str | None = None,
-    storage: Mapping[str, Any] | None = None,
+    p2p_mode: P2PMode = "overlapped",
+    lowering: Mapping[str, Any] | None = None,
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
@@ -185,9 +187,9 @@ def resolve(
         For schedules that depend on them.
     sync
         Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
-    storage
-        ``recompute``, ``recompute_at`` and ``offload`` of :func:`debubble.make`, for registered
-        schedules; others are lowered when they are there.
+    p2p_mode, lowering
+        Mode of transfers and lowerings of :func:`debubble.make`, for registered schedules; others
+        are lowered when they are there.
     defaults
         Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
     **options
@@ -236,7 +238,8 @@ def resolve(
     for key in ("ranks", "microbatches"):
         if given[key] is None:
             raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
-    return registry.make(entry.name, **given, sync=sync, **(storage or {}), **options)
+    more = {"sync": sync, "p2p_mode": p2p_mode, **(lowering or {}), **options}
+    return registry.make(entry.name, **given, **more)
 
 
 def _refuse_other_files(target: str) -> None:

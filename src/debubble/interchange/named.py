@@ -16,7 +16,7 @@ from debubble.engine.graph import P2PMode
 from debubble.engine.memory import Limit
 from debubble.interchange.files import is_file_name, is_foreign, resolve
 from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
-from debubble.lowering.chain import LOWERINGS, lower, split
+from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules import registry
 
 
@@ -26,35 +26,29 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
         raise ParameterError(f"name is {name!r}; give a text such as '1f1b'")
     if not is_foreign(name):
         return registry.make(name, **parameters)
-    costs, memory = parameters.get("costs"), parameters.get("memory")
-    in_order = {row.name: parameters.pop(row.name, None) for row in LOWERINGS if row.in_order}
-    return lower(resolve(name, **parameters), **in_order, costs=costs, memory=memory)
+    lowering = {row.name: parameters.pop(row.name, None) for row in LOWERINGS}
+    return lowered(name, lowering, **parameters)
 
 
 def lowered(
     name: str,
     lowering: Mapping[str, Any],
     *,
-    costs: Costs,
-    memory: Limit | None,
-    p2p_mode: P2PMode,
+    costs: Costs | None = None,
+    memory: Limit | None = None,
+    p2p_mode: P2PMode = "overlapped",
     **parameters: Any,
 ) -> Schedule:
     """A schedule by any name with lowerings, as keywords of :func:`debubble.lowering.chain.lower`.
 
-    A registered schedule is made with what it stores, since its order may depend on that; others
+    A registered schedule is made with them, since its order may depend on what it stores; others
     are lowered when they are there. `parameters` are those of
     :func:`debubble.interchange.files.resolve`.
     """
-    foreign = is_foreign(name)
-    storage, late = split(lowering)
-    rest = lowering if foreign else late
-    made = resolve(
-        name, costs=costs, memory=memory, storage=None if foreign else storage, **parameters
-    )
-    if not any(rest.values()):
-        return made
-    return lower(made, **rest, costs=costs, memory=memory, p2p_mode=p2p_mode)
+    setting: dict[str, Any] = {"costs": costs, "memory": memory, "p2p_mode": p2p_mode}
+    if not is_foreign(name):
+        return resolve(name, **setting, lowering=lowering, **parameters)
+    return lower(resolve(name, **setting, **parameters), **lowering, **setting)
 
 
 @wraps(comparing.compare)
