@@ -63,7 +63,7 @@ class Lowering:
     part_of: str = ""
     """The lowering whose parameter this is."""
     example: str = ""
-    """A value as text, for messages."""
+    """A value as text, for messages and tests."""
     on_page: Choice | None = None
     """Control in the playground; None for none."""
     check: Callable[[Values], object] | None = None
@@ -130,8 +130,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        read_stages, _recompute, example="full",
-        check=_check_recompute,
+        read_stages, _recompute, example="full", check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -139,7 +138,7 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
-        lambda _flag, text: place_of("full", text), part_of="recompute",
+        lambda _flag, text: place_of("full", text), part_of="recompute", example="bubbles",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
             "with-backward": "with the backward",
@@ -149,12 +148,12 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
-        _read_count, part_of="recompute",
+        _read_count, part_of="recompute", example="2",
     ),
     Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        read_stages,
+        read_stages, example="full",
         apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
     Lowering(
@@ -163,6 +162,7 @@ LOWERINGS: list[Lowering] = [
         " pytorch, pytorch-deferred.",
         _one_of(TRANSFER_POLICIES),
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
+        example="eager",
     ),
     Lowering(
         "sharding", "MODE",
@@ -179,7 +179,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding",
+        _read_lookahead, part_of="sharding", example="auto",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""

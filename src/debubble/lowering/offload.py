@@ -97,7 +97,14 @@ def ways_to_offload(schedule: Schedule, stages: Stages | None, setting: Setting)
     if has(schedule, COPY_KINDS):
         raise ParameterError(f"'{schedule.name}' has copies already; offload one without")
     limits = memory_limits(setting.memory, schedule.ranks)
-    recomputed = recompute_share(schedule)[: schedule.stages] >= 1
+    share = recompute_share(schedule).reshape(-1, schedule.stages)
+    recomputed = share.min(axis=0) >= 1
+    mixed = np.flatnonzero(chosen & share.any(axis=0) & ~recomputed)
+    if len(mixed):
+        raise ParameterError(
+            f"offload has stage {mixed[0]}, which recomputes some microbatches and not others; "
+            "leave recompute_cap out, or offload other stages"
+        )
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
     options = {**schedule.options, "offload": names}
     table = costs.table(schedule)
