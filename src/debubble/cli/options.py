@@ -22,6 +22,7 @@ from debubble.interchange.text import read_number
 from debubble.lowering.chain import LOWERINGS, Lowering, read_lowerings
 
 if TYPE_CHECKING:
+    from debubble.analysis.check import Report
     from debubble.core.schedule import Schedule
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
@@ -153,6 +154,7 @@ class Setup:
             sync=self.sync,
             memory=memory,
             mode=mode,
+            told=self.p2p_mode is not None,
             lowering=read_lowerings(self.lowering),
             pairs=tuple(pairs),
             file=file,
@@ -253,6 +255,8 @@ class Inputs:
     memory: Limit | None
     sync: str | None
     mode: P2PMode
+    told: bool
+    """Whether the mode was typed; without that transfers have to run in all modes."""
     lowering: Mapping[str, Any]
     pairs: tuple[str, ...]
     file: CostFile | None
@@ -315,22 +319,32 @@ class Inputs:
         That of a file or function is refused where it is not right: one that lacks actions would
         look fast.
         """
+        from debubble.analysis.check import check
         from debubble.engine.timeline import simulate
         from debubble.interchange.files import is_foreign
 
         if is_foreign(target):
-            self.refuse_wrong(schedule, target, " of it")
+            refuse_wrong(check(schedule, p2p_mode=self.mode), target, " of it")
         timeline = simulate(schedule, self.costs, self.mode)
         return timeline.as_late_as_possible() if late else timeline
 
-    def refuse_wrong(self, schedule: Schedule, target: str, more: str) -> None:
-        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    def verdict(self, schedule: Schedule) -> Report:
+        """What 'debubble check' says of a schedule that was made for these parameters."""
         from debubble.analysis.check import check
 
-        report = check(schedule, p2p_mode=self.mode)
-        if not report.ok:
-            advice = f"'debubble check' lists every problem{more}"
-            raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
+        return check(
+            schedule,
+            memory=self.memory,
+            costs=self.costs,
+            p2p_mode=self.mode if self.told else None,
+        )
+
+
+def refuse_wrong(report: Report, target: str, more: str) -> None:
+    """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    if not report.ok:
+        advice = f"'debubble check' lists every problem{more}"
+        raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:

@@ -13,6 +13,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
+    refuse_wrong,
     switch,
     takes,
     with_setup,
@@ -87,7 +88,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.schedule(schedule)
         if not unchecked:
-            inputs.refuse_wrong(made, schedule, ", --unchecked runs it all the same")
+            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:
