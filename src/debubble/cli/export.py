@@ -147,7 +147,7 @@ def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[
         return "\n".join(megatron(schedule, mode, layers)) + "\n"
     from debubble.interchange.files import text_of
 
-    return text_of(schedule, to, waits)
+    return text_of(schedule, to, waits, mode)
 
 
 def _write(text: str, output: str) -> None:

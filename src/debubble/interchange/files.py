@@ -89,10 +89,13 @@ def save(schedule: Schedule, path: str | Path) -> None:
     write_text(path, text_of(schedule, "json" if str(path).lower().endswith(".json") else form))
 
 
-def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
+def text_of(
+    schedule: Schedule, form: str, waits: bool = False, p2p_mode: P2PMode = "overlapped"
+) -> str:
     """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
 
-    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`.
+    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`; `p2p_mode` is that in which the
+    schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
     """
     if form == "json":
         from debubble.interchange.schedule_json import to_json
@@ -101,7 +104,7 @@ def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
     from debubble.interchange.torch_csv import to_csv, with_transfers
 
     lowered = form == "torch-csv-comms"
-    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
+    return to_csv(with_transfers(schedule, p2p_mode) if lowered else schedule, lowered, waits)
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:
