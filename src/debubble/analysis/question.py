@@ -23,7 +23,7 @@ from debubble.engine.jitter import JITTER_OPTIONS, Jitter
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2P_OPTION
 from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.lowering.chain import LOWERINGS, lower, split, values_of
+from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules.registry import make
 
 OPTIONS: tuple[OptionSpec, ...] = (
@@ -87,13 +87,10 @@ class Question:
                 raise ParameterError(f"'{self.schedule}' needs {name}; {HOW[name]}")
         assert self.ranks is not None
         assert self.microbatches is not None
-        in_order, late = split(values_of(self.lowerings))
-        schedule = make(
+        return make(
             self.schedule, ranks=self.ranks, microbatches=self.microbatches, chunks=self.chunks,
-            iterations=self.iterations, sync=self.sync, costs=self.costs, memory=self.memory,
-            **in_order, **self.options,
+            iterations=self.iterations, sync=self.sync, **setting, **self.lowerings, **self.options,
         )  # fmt: skip
-        return lower(schedule, **late, **setting)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -108,7 +105,7 @@ class Question:
         if isinstance(self.schedule, Schedule):
             refuse_wrong(self.schedule, self.p2p_mode)
         timeline = evaluate_graph(compile_graph(self.made, self.p2p_mode), self.costs)
-        if timeline.graph.completed < self.made.stages * self.made.units:
+        if not timeline.graph.complete:
             refuse_wrong(self.made, self.p2p_mode)
         return timeline.as_late_as_possible() if self.late else timeline
 

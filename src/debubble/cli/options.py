@@ -22,6 +22,8 @@ from debubble.engine.jitter import JITTER_OPTIONS
 from debubble.lowering.chain import LOWERINGS, read_lowerings
 
 if TYPE_CHECKING:
+    from debubble.analysis.check import Report
+    from debubble.core.schedule import Schedule
     from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
@@ -105,7 +107,7 @@ class Setup:
             "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
         )
         chunks = [whole("-v", text) for text in several] if len(several) > 1 else []
-        return Inputs(asked, tuple(pairs), file, tuple(chunks))
+        return Inputs(asked, tuple(pairs), file, tuple(chunks), "p2p_mode" in texts)
 
     def _given(self) -> dict[str, str]:
         """The options that give costs, by flag; more than one is refused."""
@@ -167,12 +169,15 @@ class Inputs:
         The cost file.
     several
         Numbers of chunks, where several are given.
+    mode_typed
+        Whether the mode of transfers was typed; without that they have to run in all modes.
     """
 
     asked: Question
     pairs: tuple[str, ...]
     file: CostFile | None
     several: tuple[int, ...] = ()
+    mode_typed: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -230,6 +235,20 @@ class Inputs:
             raise ScheduleError(
                 f"{target}: {error}\n'debubble check' lists every problem of it"
             ) from None
+
+    def verdict(self, schedule: Schedule) -> Report:
+        """The answer of 'debubble check' to a schedule made for these parameters."""
+        from debubble.analysis.check import check
+
+        mode = self.mode if self.mode_typed else None
+        return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
+
+
+def refuse_wrong(report: Report, target: str, more: str) -> None:
+    """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    if not report.ok:
+        advice = f"'debubble check' lists every problem{more}"
+        raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:

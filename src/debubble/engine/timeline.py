@@ -29,6 +29,8 @@ from debubble.engine.kernels import evaluate as walk
 from debubble.engine.memory import MemoryUse, measure_memory
 from debubble.engine.own_times import checked, with_times
 
+LACKING = "the order lacks backwards, so that its time is that of a part; debubble.check says which"
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
@@ -69,9 +71,10 @@ class Timeline:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats of the times: the order was computed for other costs."""
+        """Caveats of the times: the order lacks backwards, or was computed for other costs."""
+        lacking = "" if self.graph.complete or self.measured else LACKING
         unfit = made_for.unfit(self.schedule, self.table)
-        return (unfit,) if unfit else ()
+        return tuple(note for note in (lacking, unfit) if note)
 
     @property
     def mode(self) -> P2PMode:
@@ -362,7 +365,7 @@ def simulate(
     given = None if durations is None else checked(durations, len(schedule))
     timeline = evaluate_graph(compile_graph(schedule, p2p_mode), costs or Costs(), given)
     if made_for.unaware(schedule) and timeline.notes:
-        warnings.warn(f"{schedule.name}: {timeline.notes[0]}", stacklevel=2)
+        warnings.warn(f"{schedule.name}: {timeline.notes[-1]}", stacklevel=2)
     return timeline
 
 
