@@ -18,7 +18,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.kinds import KINDS
 from debubble.torch.batch import Batch, Forwarded
 from debubble.torch.errors import RunError
-from debubble.torch.losses import added_losses, single
+from debubble.torch.losses import added_losses, nothing_of, single
 from debubble.torch.not_for_pytorch import not_for_pytorch
 from debubble.torch.plan import Plan
 from debubble.torch.pytorch_runtime import PyTorchRuntime, receive_policy
@@ -66,6 +66,8 @@ class PyTorchEngine:
         self._free = 0
         """When the latest action was over."""
         self._batch = Batch()
+        self._losses: dict[int, Tensor] = {}
+        """By unit, without their weights."""
         self._signature: int | None = None
         self._stages = [
             _Stage(self, setup, number, bool(setup.fuses.get(number)))
@@ -128,14 +130,14 @@ class PyTorchEngine:
     def _run(self, run: Callable[..., Any], batch: Batch) -> dict[int, Tensor]:
         self._batch = batch
         self._prepare(batch)
-        losses: list[Tensor] = []
+        self._losses = {}
         try:
             run(
                 arg_mbs=[batch.args[unit] for unit in self._units] if batch.args else None,
                 kwarg_mbs=[batch.kwargs.get(unit, {}) for unit in self._units],
                 # PyTorch hands on tensors only: each stands for the target of its number.
                 target_mbs=list(map(torch.tensor, self._units)) if batch.targets else None,
-                losses=losses,
+                losses=[],
                 return_outputs=False,
             )
         except RuntimeError as error:
@@ -149,7 +151,7 @@ class PyTorchEngine:
             raise
         finally:
             self._batch = Batch()
-        return {unit: loss.detach() for unit, loss in enumerate(losses)}
+        return self._losses
 
     def _prepare(self, batch: Batch) -> None:
         """Have the buffers of transfers made anew for inputs of another form."""
@@ -169,7 +171,9 @@ class PyTorchEngine:
         loss = single(self._loss_fn(output, self._batch.targets[number]), output)
         for more in self._stages[-1].added.pop(number, ()):
             loss = loss + more
-        return loss * self._batch.weights[number]
+        self._losses[number] = loss.detach()
+        weight = self._batch.weights[number]
+        return loss * weight if weight else nothing_of(output)
 
 
 class _Stage(PipelineStage):
