@@ -1,4 +1,4 @@
-"""PyTorch's runtime, whose first stage leaves its backward to W, against costs written out."""
+"""PyTorch's runtime, whose first stage leaves its backward to W and whose I frees nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def written_out(schedule: Schedule, costs: Costs) -> Costs:
     """The same costs, a number for each stage, as PyTorch's runtime has them."""
     values = {name: [getattr(costs, name)] * schedule.stages for name in ("I", "W")}
     values["I"][0], values["W"][0] = 0.0, costs.I + costs.W  # type: ignore[operator]
-    values["kept_for_weight"] = [1.0] + [costs.kept_for_weight] * (schedule.stages - 1)
-    return replace(costs, **values, runtime="any")
+    return replace(costs, **values, kept_for_weight=1.0, runtime="any")
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -42,20 +41,19 @@ def test_times_and_memory_are_those_of_the_costs_written_out(
     nothing = of_first & (kinds_of(schedule.actions) == Kind.I)
     assert np.all(timeline.end[nothing] == timeline.start[nothing])
     assert timeline.peak_activation.tolist() == pytest.approx(
-        [oracle_peak(schedule, rank, kept) for rank in range(schedule.ranks)]
+        [oracle_peak(schedule, rank) for rank in range(schedule.ranks)]
     )
 
 
-def oracle_peak(schedule: Schedule, rank: int, kept: float) -> float:
+def oracle_peak(schedule: Schedule, rank: int) -> float:
     """Activations held after every action, added up one by one."""
     unit = schedule.ranks / schedule.stages
     held = peak = 0.0
     for cell in schedule.rows()[rank]:
         action = db.Action.parse(cell)
-        stays = 1.0 if action.stage == 0 else kept
         held += unit if action.kind == Kind.F else 0.0
         peak = max(peak, held)
-        freed = {Kind.I: 1 - stays, Kind.W: stays, Kind.B: 1.0}
+        freed = {Kind.W: 1.0, Kind.B: 1.0}
         held -= unit * freed.get(action.kind, 0.0)
     return peak
 

@@ -96,7 +96,8 @@ class Setup:
     runtime: Annotated[
         Text,
         takes(
-            "NAME", "Whose split backward: any (the default), or torch, whose stage 0 does it in W."
+            "NAME",
+            "Who runs it, by rules of its own: any (the default), torch or debubble.",
         ),
     ] = None
     p2p_mode: Annotated[

@@ -14,6 +14,7 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
+from debubble.core.runtimes import as_run
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import excess, measure_memory, memory_limits
 from debubble.engine.timeline import simulate
@@ -58,6 +59,8 @@ class Terms:
         table = (costs or Costs()).resolve(placement)
         if storage is None:
             return cls(table, None, False)
+        if storage.recompute.any():
+            table = as_run(table, storage.recompute)
         away = storage.offload
         if away.any():
             table = eased(table, storage.recompute, away)
@@ -125,9 +128,9 @@ def stored_less(
     `build` makes the schedule of a case without them; `case` has all parameters of the entry, and
     the others are as for :func:`debubble.make`.
     """
-    at = place_of(recompute, recompute_at)
-    check_cap(recompute, recompute_cap)
     costs, memory = case.costs, case.memory
+    at = place_of(recompute, recompute_at, costs)
+    check_cap(recompute, recompute_cap)
 
     def lowered(case: SimpleNamespace) -> Schedule:
         made = build(case)
