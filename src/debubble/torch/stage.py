@@ -16,7 +16,7 @@ from debubble.core.kind_relations import SPLIT_KINDS
 from debubble.torch.autograd import Branches, Splitter, backward_weight
 from debubble.torch.errors import RunError
 from debubble.torch.losses import added_losses, nothing_of, single
-from debubble.torch.modules import custom_function, saving_seen, without_sync
+from debubble.torch.modules import saving_seen, why_not_split, without_sync
 from debubble.torch.offload import Activations
 from debubble.torch.plan import Step
 from debubble.torch.random_state import RandomState
@@ -296,12 +296,7 @@ class Stage:
 
     def _decide(self, seen: list[str], roots: list[Tensor]) -> None:
         """Whether I and W pay apart, from the first forward."""
-        custom = custom_function(roots)
-        why = ""
-        if seen:
-            why = f"its forward changes what autograd saves ({seen[0]}), as checkpointing does"
-        elif custom:
-            why = f"the custom autograd.Function {custom} computes with its weights"
+        why = why_not_split(seen, roots)
         self.fuses = bool(why)
         if why:
             self.tell(self.number, why)
