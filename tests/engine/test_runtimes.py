@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import debubble as db
 from debubble import Costs, Kind, Schedule
 from debubble.core.actions import kinds_of, stages_of
+from debubble.core.errors import ParameterError
 from tests import oracle
 
 SPLIT = ["zb-h1", "zb-v", "v-min", "interleaved-zb", "zb-2p", "gis"]
@@ -88,3 +89,27 @@ def test_cuts_of_layers_are_bounded(B: float | None) -> None:
     )
     assert found.lower_bound <= found.makespan * (1 + 1e-9)
     assert sum(found.layers) == 5
+
+
+def test_what_recomputes_is_not_split() -> None:
+    given = {"ranks": 2, "chunks": 2, "microbatches": 4, "recompute": "full", "cache": False,
+             "effort": 0.2, "costs": Costs(runtime="torch")}  # fmt: skip
+    with pytest.raises(ParameterError, match="backward is 'split', and PyTorch's runtime keeps it"):
+        db.optimize(**given, backward="split")  # type: ignore[arg-type]
+    found = db.optimize(**given).schedule  # type: ignore[arg-type]
+    assert found.recompute_after == "gradient"
+    assert not np.any(np.isin(kinds_of(found.actions), [Kind.I, Kind.W]))
+
+
+def test_recomputes_run_in_the_backward() -> None:
+    costs = Costs(F=1, B=2, runtime="torch")
+    given = {"ranks": 4, "microbatches": 8, "recompute": "full"}
+    late = db.make("1f1b", **given, recompute_at="with-backward")
+    wanted = db.simulate(late, replace(costs, runtime="any")).makespan
+    plain = db.make("1f1b", **given)
+    assert db.simulate(plain, replace(costs, runtime="any")).makespan < wanted
+    assert db.simulate(plain, costs).makespan == wanted
+    assert db.make("1f1b", **given, costs=costs).recompute_after == "gradient"
+    for place in ("just-in-time", "bubbles"):
+        with pytest.raises(ParameterError, match=f"recompute_at is '{place}', and PyTorch's"):
+            db.make("1f1b", **given, costs=costs, recompute_at=place)

@@ -112,3 +112,18 @@ def test_recompute_leaves_pytorch_nothing_to_gain_from_a_split(p: int, m: int) -
         for name in ("interleaved-1f1b", "interleaved-zb")
     )
     assert split.makespan >= whole.makespan - 1e-9
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", (0,)])
+@pytest.mark.parametrize("runtime", RULED, ids=lambda runtime: runtime.name)
+def test_the_search_and_the_simulation_have_the_same_rules(
+    runtime: Runtime, recompute: str | tuple[int, ...]
+) -> None:
+    costs = replace(COSTS, runtime=runtime.name)
+    found = db.optimize(
+        ranks=2, chunks=2, microbatches=3, costs=costs, recompute=recompute, cache=False, effort=0.2
+    )
+    again = db.simulate(found.schedule, costs)
+    assert found.makespan == pytest.approx(again.makespan)
+    assert found.timeline.peak_activation.tolist() == again.peak_activation.tolist()
+    assert found.lower_bound <= found.makespan * (1 + 1e-9)

@@ -117,6 +117,16 @@ def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
     return found
 
 
+def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
+    """A table in which whole backwards have the time of the recomputes of some places in them."""
+    rows = [table.duration.copy(), table.part_duration.copy()]
+    rows += [] if table.causal is None else [table.causal.copy()]
+    for times in rows:
+        times[Kind.B, recomputed] += times[Kind.R, recomputed]
+        times[Kind.R, recomputed] = 0.0
+    return replace(table, **dict(zip(("duration", "part_duration", "causal"), rows, strict=False)))
+
+
 def recomputed_places(schedule: Schedule, costs: Costs) -> Mask | None:
     """Places of stages that recompute a microbatch; None where their runtime does not mind."""
     if not has_rule(costs, RECOMPUTED_WHOLE):

@@ -14,7 +14,13 @@ from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
-from debubble.core.runtimes import RECOMPUTED_WHOLE, RECOMPUTES_LATE, RUNTIMES, has_rule
+from debubble.core.runtimes import (
+    RECOMPUTED_WHOLE,
+    RECOMPUTES_LATE,
+    RUNTIMES,
+    has_rule,
+    recompute_in_backward,
+)
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import beside_static, memory_limits
@@ -214,7 +220,7 @@ def optimize(
         raise _no_room(best.problem)
     timeline = best.problem.timeline(schedule)
     if has_rule(costs, RECOMPUTES_LATE):
-        # The search lets them begin earlier, which no order of this runtime is faster than.
+        # Where stages are free, or layers are, the search lets recomputes begin earlier.
         timeline = evaluate_graph(timeline.graph, timeline.table.costs)
         schedule = timeline.schedule
     timeline = _with_static(timeline, costs)
@@ -323,6 +329,8 @@ def problems_of(
         )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
+            if recompute != "free" and has_rule(costs, RECOMPUTES_LATE):
+                asked = replace(asked, table=recompute_in_backward(table, asked.recomputed))
             try:
                 if model is None:
                     eased(asked).check_limits()
