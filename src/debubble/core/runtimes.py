@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,10 +108,7 @@ def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
         return table
     if recomputed is None:
         recomputed = np.zeros(len(table.kept), dtype=bool)
-    names = ("duration", "part_duration", "kept", "causal")
-    own: dict[str, Any] = {name: getattr(table, name) for name in names}
-    copies = {name: None if row is None else row.copy() for name, row in own.items()}
-    found = replace(table, **copies)
+    found = _own(table)
     for apply in rules:
         apply(found, recomputed)
     return found
@@ -119,12 +116,21 @@ def as_run(table: CostTable, recomputed: Mask | None = None) -> CostTable:
 
 def recompute_in_backward(table: CostTable, recomputed: Mask) -> CostTable:
     """A table in which whole backwards have the time of the recomputes of some places in them."""
-    rows = [table.duration.copy(), table.part_duration.copy()]
-    rows += [] if table.causal is None else [table.causal.copy()]
-    for times in rows:
-        times[Kind.B, recomputed] += times[Kind.R, recomputed]
-        times[Kind.R, recomputed] = 0.0
-    return replace(table, **dict(zip(("duration", "part_duration", "causal"), rows, strict=False)))
+    found = _own(table)
+    for times in (found.duration, found.part_duration, found.causal):
+        if times is not None:
+            times[Kind.B, recomputed] += times[Kind.R, recomputed]
+            times[Kind.R, recomputed] = 0.0
+    return found
+
+
+def _own(table: CostTable) -> CostTable:
+    """The same table with rows of its own of what rules change."""
+    causal = None if table.causal is None else table.causal.copy()
+    return replace(
+        table, duration=table.duration.copy(), part_duration=table.part_duration.copy(),
+        kept=table.kept.copy(), causal=causal,
+    )  # fmt: skip
 
 
 def recomputed_places(schedule: Schedule, costs: Costs) -> Mask | None:

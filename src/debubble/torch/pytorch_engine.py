@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,10 +200,13 @@ class _Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         decides = self._fused is None and torch.is_grad_enabled()
+        watched: AbstractContextManager[list[str]] = (
+            saving_seen() if decides else contextlib.nullcontext([])
+        )
         with (
             self._engine.around(Kind.F, self.stage_index, fwd_chunk_id),
             added_losses() as added,
-            saving_seen() if decides else contextlib.nullcontext([]) as seen,
+            watched as seen,
         ):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if decides:
