@@ -63,7 +63,7 @@ def written_out(schedule: Schedule, rules: tuple[Rule, ...]) -> Costs:
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_a_runtime_is_its_rules_written_out(entry: Entry) -> None:
     for runtime, recompute in product(RULED, RECOMPUTED):
-        schedule = made(entry.name, recompute, runtime.name)
+        schedule = made(entry.name, recompute)
         late = schedule
         if RECOMPUTES_LATE in runtime.rules:
             late = replace(schedule, recompute_after="gradient")
