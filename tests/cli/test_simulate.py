@@ -51,7 +51,7 @@ def test_text_has_numbers_formulas_and_conventions(run: Run) -> None:
     assert (result.code, result.err) == (0, "")
     assert "1f1b: 4 ranks, 4 stages" in result.out
     assert "(m + p − 1)(F + B)" in result.out
-    assert "times: per action" in result.out
+    assert "times: per rank" in result.out
     assert "p2p: overlapped" in result.out
     assert "stage bubble rate" in result.out
 
@@ -227,7 +227,7 @@ def test_a_file_that_lacks_actions_is_refused(refused: Run, tmp_path: Path) -> N
     (tmp_path / "x.csv").write_text("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n")
     for words in (["simulate"], ["draw"], ["export", "--to", "chrome-trace"]):
         assert refused(*words, tmp_path / "x.csv") == (
-            f"{tmp_path}/x.csv: 0B1 is missing; add it on rank 0\n"
+            f"{tmp_path}/x.csv: its order is wrong: 0B1 is missing; add it on rank 0\n"
             "'debubble check' lists every problem of it"
         )
 

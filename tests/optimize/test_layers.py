@@ -223,7 +223,13 @@ def test_memory_moves_layers() -> None:
 
 def test_the_smallest_memory_over_cuts_is_named_and_works() -> None:
     costs = db.Costs(head={"F": 1, "B": 2, "activation": 0.5})
-    asked: dict[str, Any] = {"ranks": 2, "microbatches": 3, "layers": 8, "costs": costs}
+    asked: dict[str, Any] = {
+        "ranks": 2,
+        "chunks": 1,
+        "microbatches": 3,
+        "layers": 8,
+        "costs": costs,
+    }
     # An even cut needs 1.5 on the last rank; five layers and three with the head need 1.25.
     with pytest.raises(db.ParameterError, match=r"memory 1.2 is .* give at least 1.25,"):
         db.optimize(**asked, memory=1.2, **FAST)

@@ -111,10 +111,10 @@ def times_text(costs: Costs, chunks: int | None = None) -> str:
     runtime = RUNTIMES[costs.runtime]
     if runtime.rules:
         more += f"; as in {runtime.title}: {runtime.text}"
-    if costs.basis != "rank" and costs.has_times:
+    if not costs.times_per_rank:
         return f"per action: one stage, one microbatch{more}"
     if not costs.has_times:
-        more = f", one unit each for F, I and W{more}"
+        more = f"; F, I and W take 1 each{more}"
     divisor = costs.chunks if costs.chunks is not None else chunks
     if divisor == 1:
         return f"per rank, which has one stage{more}"

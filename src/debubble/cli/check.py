@@ -25,9 +25,9 @@ def check(schedule: ScheduleName, setup: Setup, as_json: AsJson = False) -> None
     inputs = setup.read()
     with phases(2) as phase:
         phase(f"reading {schedule}")
-        made = inputs.schedule(schedule)
+        made = inputs.of(schedule).made
         phase(f"checking {len(made):,} actions")
-        mode = None if setup.p2p_mode is None else inputs.mode
+        mode = None if setup["p2p_mode"] is None else inputs.mode
         report = inspect(made, memory=inputs.memory, costs=inputs.costs, p2p_mode=mode)
     words = {
         "p2p": f"{inputs.mode}: {MODES[inputs.mode]}",

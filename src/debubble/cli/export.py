@@ -62,14 +62,15 @@ def export(
     layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
+        question = inputs.of(schedule)
+        made = question.made
         if layers is not None:
             from debubble.interchange.layouts import check_cut
 
             check_cut(made, layers)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
-            timeline = inputs.simulate(made, schedule)
+            timeline = inputs.simulate(question, schedule)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from debubble.analysis.question import WrongOrderError, refuse_wrong
 from debubble.cli.app import command
 from debubble.cli.errors import require_torch
 from debubble.cli.options import (
@@ -19,8 +20,9 @@ from debubble.cli.options import (
 )
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
-from debubble.core.errors import ParameterError
-from debubble.interchange.text import read_count, read_number
+from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.units import read_number
+from debubble.interchange.text import read_count
 
 if TYPE_CHECKING:
     from debubble.torch.report import RunReport
@@ -85,9 +87,15 @@ def run(
     _check_outputs(trace, costs_out, settings)
     with phases(2) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
+        made = inputs.of(schedule).made
         if not unchecked:
-            inputs.refuse_wrong(made, schedule, ", --unchecked runs it all the same")
+            try:
+                refuse_wrong(made, inputs.mode)
+            except WrongOrderError as error:
+                raise ScheduleError(
+                    f"{schedule}: {error}\n'debubble check' lists every problem, --unchecked runs "
+                    "it all the same"
+                ) from None
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:

@@ -311,6 +311,11 @@ class Costs:
         return any(getattr(self, name) is not None for name in COMPUTE_TIMES)
 
     @property
+    def times_per_rank(self) -> bool:
+        """Whether times are per rank, and divided by the number of chunks."""
+        return self.basis == "rank" or not self.has_times
+
+    @property
     def same_model(self) -> bool:
         """Whether schedules with any number of chunks run the same model with these costs."""
         if self.chunks is not None:

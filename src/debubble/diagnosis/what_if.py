@@ -13,11 +13,11 @@ from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, ParameterError, did_you_mean
 from debubble.core.kinds import WORK_KINDS
 from debubble.core.schedule import Schedule
+from debubble.core.units import read_number
 from debubble.diagnosis.replay import Replay
 from debubble.diagnosis.run import PAIR, Run, Times
 from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.engine.timeline import Timeline, simulate
-from debubble.interchange.text import read_number
 from debubble.schedules.registry import find, make
 
 KINDS = (*(kind.name for kind in WORK_KINDS), "O")

@@ -23,6 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from debubble.core.options import OptionSpec, Word
+
 P2PMode: TypeAlias = Literal["overlapped", "channel", "blocking", "pair", "group", "directed"]
 
 ReceivePolicy: TypeAlias = Literal["eager", "just-in-time", "queued"]
@@ -92,6 +94,13 @@ MODES: tuple[ModeSpec, ...] = (
 
 MODE = {spec.name: spec for spec in MODES}
 P2P_MODES: tuple[P2PMode, ...] = tuple(spec.name for spec in MODES)
+
+P2P_OPTION = OptionSpec(
+    "p2p_mode", Word(P2P_MODES), "MODE",
+    f"Transfers are {P2P_MODES[0]} (the default), {', '.join(P2P_MODES[1:-1])} or {P2P_MODES[-1]}.",
+    "transfers", default=P2P_MODES[0], neutral=P2P_MODES[0],
+)  # fmt: skip
+"""The mode as an option of a question."""
 
 QUEUES = tuple(spec.name for spec in MODES if spec.queued)
 """Modes in which ranks queue their transfers."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from debubble.analysis.question import HOW
 from debubble.core.actions import computes, kinds_of
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError, FormatError, ParameterError
@@ -168,7 +169,6 @@ def resolve(
     costs: Costs | None = None,
     memory: Limit | None = None,
     sync: str | None = None,
-    storage: Mapping[str, Any] | None = None,
     defaults: Mapping[str, int | None] | None = None,
     **options: Any,
 ) -> Schedule:
@@ -185,9 +185,6 @@ def resolve(
         For schedules that depend on them.
     sync
         Dependencies of optimizer steps, see :func:`debubble.make`; a file has its own.
-    storage
-        ``recompute``, ``recompute_at`` and ``offload`` of :func:`debubble.make`, for registered
-        schedules; others are lowered when they are there.
     defaults
         Values of ranks, microbatches and chunks for schedules that are made and leave a choice.
     **options
@@ -235,8 +232,8 @@ def resolve(
         given["chunks"] = chunks
     for key in ("ranks", "microbatches"):
         if given[key] is None:
-            raise ParameterError(f"'{entry.name}' needs {key}; {_HOW[key]}")
-    return registry.make(entry.name, **given, sync=sync, **(storage or {}), **options)
+            raise ParameterError(f"'{entry.name}' needs {key}; {HOW[key]}")
+    return registry.make(entry.name, **given, sync=sync, **options)
 
 
 def _refuse_other_files(target: str) -> None:
@@ -249,9 +246,6 @@ def _refuse_other_files(target: str) -> None:
         )
     if name.endswith(TRACE_ENDING):
         raise ParameterError(f"'{target}' is {A_TRACE}")
-
-
-_HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}
 
 
 def _agree(key: str, given: object, found: object, path: str) -> None:

@@ -6,13 +6,14 @@ The command line, comparisons, the playground and :func:`lower` walk this list.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
 from debubble.lowering.offload import add_offload
 from debubble.lowering.recompute import add_recompute, check_cap, place_of
@@ -76,10 +77,40 @@ class Lowering:
     check: Callable[[Values], object] | None = None
     """Refuses values that do not go together, where that can be said before there is a schedule."""
 
+    in_search: bool = False
+    """Whether ``debubble optimize`` reads it, in its own way."""
+
     @property
     def flag(self) -> str:
         """Its flag in the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return self.option.flag
+
+    @property
+    def option(self) -> OptionSpec:
+        """The row of the table of options."""
+        return OptionSpec(
+            self.name, LoweringType(self), self.metavar, self.help, "lowerings",
+            part_of=self.part_of, in_search=self.in_search, example=self.example,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoweringType:
+    """The values of a lowering: typed texts, and lists of them in files."""
+
+    row: Lowering
+    range: Range = ""
+
+    def read(self, name: str, text: str) -> Any:
+        """The value in a typed text."""
+        return self.row.read(name, text)
+
+    def check(self, name: str, value: Any) -> Any:
+        """The value that a file gives: a text, or a list of numbers."""
+        if not isinstance(value, str | list):
+            raise ParameterError(f"{name} is {quoted(value)}; give a text: {self.row.help}")
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        return self.row.read(name, text)
 
 
 def read_stages(flag: str, text: str) -> str | list[int]:
@@ -98,15 +129,6 @@ def read_stages(flag: str, text: str) -> str | list[int]:
     return found
 
 
-def _one_of(known: Sequence[str]) -> Callable[[str, str], str]:
-    def read(flag: str, text: str) -> str:
-        if text not in known:
-            raise ParameterError(f"{flag} is '{text}'; {did_you_mean(text, known)}")
-        return text
-
-    return read
-
-
 def _read_lookahead(flag: str, text: str) -> str | list[int]:
     """``"full"``, ``"auto"``, or the numbers in a text such as ``2,3,3,3``."""
     if text in LOOKAHEADS:
@@ -115,12 +137,6 @@ def _read_lookahead(flag: str, text: str) -> str | list[int]:
     if not all(re.fullmatch(r"\s*[0-9]{1,7}\s*", number) for number in numbers):
         raise ParameterError(f"{flag} is '{text}'; give full, auto, or a number per rank: 2,3,3,3")
     return [int(number) for number in numbers]
-
-
-def _read_count(flag: str, text: str) -> int:
-    if not re.fullmatch("[0-9]{1,7}", text):
-        raise ParameterError(f"{flag} is '{text}'; give a whole number")
-    return int(text)
 
 
 def _check_recompute(values: Values) -> None:
@@ -137,7 +153,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        read_stages, _recompute, example="full", in_order=True,
+        read_stages, _recompute, example="full", in_order=True, in_search=True,
         check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
@@ -147,6 +163,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
         lambda _flag, text: place_of("full", text), part_of="recompute", in_order=True,
+        example="with-backward",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
             "with-backward": "with the backward",
@@ -156,12 +173,12 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
-        _read_count, part_of="recompute", in_order=True,
+        read_whole, part_of="recompute", in_order=True, example="2",
     ),
     Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        read_stages, in_order=True,
+        read_stages, in_order=True, in_search=True, example="full",
         apply=lambda order, values, setting: add_offload(
             order, values["offload"], **setting._asdict()
         ),
@@ -170,13 +187,14 @@ LOWERINGS: list[Lowering] = [
         "transfers", "POLICY",
         "Make sends and receives actions, receives eager, just-in-time, queued, or PyTorch's:"
         " pytorch, pytorch-deferred.",
-        _one_of(TRANSFER_POLICIES),
+        Word(TRANSFER_POLICIES).read,
         lambda order, values, _: add_transfers(order, policy=values["transfers"]),
+        example="just-in-time",
     ),
     Lowering(
         "sharding", "MODE",
         "Data-parallel replicas: ddp reduces gradients, fsdp gathers weights, too.",
-        _one_of(SHARDING_MODES),
+        Word(SHARDING_MODES).read,
         lambda order, values, _: add_sharding(
             order, mode=values["sharding"], lookahead=values["unshard_lookahead"] or "full"
         ),
@@ -188,7 +206,7 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "unshard_lookahead", "POLICY",
         "How many stages ahead fsdp gathers weights: full, auto, or a number per rank: 2,3,3,3.",
-        _read_lookahead, part_of="sharding",
+        _read_lookahead, part_of="sharding", example="1",
     ),
 ]  # fmt: skip
 """Every lowering, in the order in which they are added."""

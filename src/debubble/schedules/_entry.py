@@ -17,6 +17,7 @@ import numpy as np
 
 from debubble.core.actions import Program
 from debubble.core.errors import ParameterError
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.schedules.formula import terms, value_of
 from debubble.schedules.sources import spelled_out
@@ -26,11 +27,6 @@ _SECTION = re.compile(r"\n[A-Z][A-Za-z ]+\n-{3,}\n")
 
 PLAIN = {"int", "float", "bool", "str", "None"}
 """Names of types that texts and files can have values of."""
-
-
-LIMITS = {
-    "ranks": 4096, "microbatches": 1 << 24, "chunks": 256, "iterations": 1 << 16, "slices": 1 << 10,
-}  # fmt: skip
 
 NEAREST_SEARCH = 5000
 """How far from a refused value the nearest valid one is looked for."""

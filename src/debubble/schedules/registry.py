@@ -23,13 +23,13 @@ import numpy as np
 from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Program, pack
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
+from debubble.core.options import LIMITS
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
-    LIMITS,
     OPTIONS,
     ClosedForm,
     Constraint,
@@ -213,8 +213,8 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time each for
-        F, I and W, and :func:`debubble.simulate` warns where it runs on others.
+        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
