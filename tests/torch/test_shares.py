@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,7 +51,8 @@ def compared(pipe: Any, whole: list[nn.Module]) -> None:
         stage, _, path = name.partition(".")
         path = path.removeprefix("module.")
         wanted = whole[int(stage)].get_parameter(path).grad
-        torch.testing.assert_close(weight.grad, wanted, rtol=1e-9, atol=1e-14)
+        found = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -142,7 +146,9 @@ def test_what_rows_do_not_tell_is_said_once() -> None:
     assert "scale_grads='tokens'" in line
 
 
-def test_tokens_of_all_replicas_count_alike() -> None:
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_of_all_replicas_count_alike(how: str) -> None:
     def work(rank: int) -> None:
         pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -151,11 +157,16 @@ def test_tokens_of_all_replicas_count_alike() -> None:
         y[len(y) // 2 :, 1:] = -100
         whole = gpt(2)
         cross_entropy(nn.Sequential(*whole)(x), y).backward()
-        model = gpt(2)
+        model, group = gpt(2), replicas[rank % 2]
+
+        def stage(number: int) -> nn.Module:
+            if how == "ddp":
+                return DistributedDataParallel(model[number], process_group=group)
+            return fully_shard(model[number], mesh=DeviceMesh.from_group(group, "cpu"))
+
         pipe = dt.Pipeline(
-            "zb-h1",
-            lambda stage: DistributedDataParallel(model[stage], process_group=replicas[rank % 2]),
-            cross_entropy, microbatches=M, group=pairs[rank // 2], scale_grads="tokens",
+            "zb-h1", stage, cross_entropy, microbatches=M, group=pairs[rank // 2],
+            scale_grads="tokens",
         )  # fmt: skip
         own = slice(0, len(y) // 2) if rank < 2 else slice(len(y) // 2, None)
         loss = pipe.step(x[own], target=y[own])
