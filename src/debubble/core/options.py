@@ -258,7 +258,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "runtime", Word(RUNTIMES), "NAME",
-        "Whose split backward: any (the default), or torch, whose stage 0 does it in W.",
+        "Who runs it, by rules of its own: any (the default), torch or debubble.",
         "costs", typed_only=True, default=RUNTIMES[0], neutral=RUNTIMES[0],
     ),
     OptionSpec(

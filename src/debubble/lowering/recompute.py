@@ -37,6 +37,7 @@ from debubble.core.actions import STAGE_SHIFT, Kind, Program, group_bounds, kind
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
+from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
@@ -90,7 +91,8 @@ def add_recompute(
         larger ``Costs.recompute_kept``.
     at
         Position of R: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
-        :mod:`debubble.lowering.recompute`.
+        :mod:`debubble.lowering.recompute`. The last alone where the costs are of a runtime whose
+        recompute is a part of the backward, see :mod:`debubble.core.runtimes`.
     cap
         How many whole activations of a stage and microbatch a rank may hold from a forward, or its
         recompute, to the end of the backward, as far as stages that recompute allow. Only what
@@ -137,7 +139,7 @@ def ways_to_recompute(
     setting: Setting,
 ) -> list[Schedule]:
     """The schedule with recomputes; ``"bubbles"`` has more than one way to it, none the last."""
-    at = place_of(stages, at)
+    at = place_of(stages, at, setting.costs)
     check_cap(stages, cap)
     if stages is None:
         return [schedule]
@@ -159,18 +161,26 @@ def ways_to_recompute(
     return [made, *_in_bubbles(made, whole, setting)]
 
 
-def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
-    """Check the position of recomputes; ``"just-in-time"`` unless given.
+def place_of(stages: Stages | None, at: str | None, costs: Costs | None = None) -> RecomputeAt:
+    """Check the position of recomputes; ``"just-in-time"`` unless given or the runtime has another.
 
-    Raises ParameterError when there is no such place, or no stage to recompute.
+    Raises ParameterError when there is no such place, no stage to recompute, or the runtime of the
+    costs has another place.
     """
+    late = costs is not None and has_rule(costs, RECOMPUTES_LATE)
     if at is None:
-        return "just-in-time"
+        return "with-backward" if late else "just-in-time"
     if at not in RECOMPUTE_AT:
         raise ParameterError(f"recompute_at is '{at}'; {did_you_mean(str(at), RECOMPUTE_AT)}")
     if stages is None:
         raise ParameterError(
             f"recompute_at is '{at}' and no stage recomputes; give recompute='full'"
+        )
+    if late and at != "with-backward":
+        assert costs is not None, "it has the rule"
+        raise ParameterError(
+            f"recompute_at is '{at}', and {RUNTIMES[costs.runtime].title} recomputes in the "
+            "backward; use 'with-backward', or another runtime"
         )
     return cast("RecomputeAt", at)
 

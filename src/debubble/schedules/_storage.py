@@ -15,11 +15,12 @@ from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError
 from debubble.core.placement import Placement
+from debubble.core.runtimes import as_run
 from debubble.core.schedule import Schedule
 from debubble.engine.memory import measure_memory, memory_limits
 from debubble.lowering.chain import lower, values_of
 from debubble.lowering.offload import COPIES, check_host, eased
-from debubble.lowering.recompute import Stages, add_recompute, chosen_stages
+from debubble.lowering.recompute import Stages, add_recompute, chosen_stages, place_of
 from debubble.lowering.ways import Setting
 from debubble.schedules._entry import Entry
 
@@ -53,6 +54,8 @@ class Terms:
         table = (costs or Costs()).resolve(placement)
         if storage is None:
             return cls(table, None, False)
+        if storage.recompute.any():
+            table = as_run(table, storage.recompute)
         away = storage.offload
         if away.any():
             table = eased(table, storage.recompute, away)
@@ -136,7 +139,8 @@ def stored_less(
         return nothing if stages is None else chosen_stages(stages, placement.stages, name)
 
     again, away = chosen(recompute, "recompute"), chosen(offload, "offload")
-    only_recompute = Storage(again, nothing, values["recompute_at"] == "with-backward")
+    late = place_of(recompute, values["recompute_at"], costs) == "with-backward"
+    only_recompute = Storage(again, nothing, late)
     case.storage = only_recompute
     limits = memory_limits(memory, placement.ranks)
     if not away.any() or limits is None:
