@@ -49,6 +49,9 @@ class Transfers:
     """What the quickest messages of every directed link take, in the same way."""
     behind: Times
     """Part of `delay` in which it was queued behind another message."""
+    held_up: NDArray[np.bool_]
+    """Whether it was there long after it was made because its receiver was busy, so that `delay`
+    says when it was received and not how long it was under way."""
 
     def usual(self, run: Run) -> Times:
         """What the link of every action typically takes, 0 where it receives nothing."""
@@ -94,7 +97,14 @@ def transfers_of(run: Run) -> Transfers:
     else:
         behind = np.where(seen, delay - usual, 0.0)
     return Transfers(
-        delay, seen, told, np.median(typical, axis=0), typical, quickest.min(axis=0), behind
+        delay,
+        seen,
+        told,
+        np.median(typical, axis=0),
+        typical,
+        quickest.min(axis=0),
+        behind,
+        held_up,
     )
 
 
