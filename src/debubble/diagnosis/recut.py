@@ -79,13 +79,14 @@ def _of_stages(spec: CostField, value: Any, shares: Times) -> Any:
 def _overlap(costs: Costs, value: Any, stages: int) -> float:
     """The share of the sum of its parts that a pair takes, the median of those that are known."""
     time = replace(costs, O=None).resolve(Placement.loop(stages, 1)).duration
-    pairs = value if isinstance(value, Mapping) else dict(enumerate(_listed(value, stages)))
-    found = []
-    for key, length in pairs.items():
-        for a, b in (
-            [key] if isinstance(key, tuple) else zip(range(stages), range(stages), strict=True)
-        ):
-            parts = time[ACTIVATION_KINDS[0], a] + time[FUSED_KIND, b]
-            if parts > 0 and key in (a, DEFAULT, (a, b)):
-                found.append(length / parts)
+    named: dict[Any, float] = {}
+    if isinstance(value, Mapping):
+        named = {
+            key if isinstance(key, tuple) else (key, key): length
+            for key, length in value.items()
+            if key != DEFAULT
+        }
+    named = named or {(stage, stage): one for stage, one in enumerate(_listed(value, stages))}
+    parts = {(a, b): time[ACTIVATION_KINDS[0], a] + time[FUSED_KIND, b] for a, b in named}
+    found = [length / parts[pair] for pair, length in named.items() if parts[pair] > 0]
     return float(np.median(found)) if found else costs.overlap_factor

@@ -29,6 +29,9 @@ from debubble.diagnosis.order import Orders
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+MOMENT = 4e-4
+"""Share of a typical action below which nobody waits."""
+
 PAIR = len(Kind)
 """The class of overlapped groups; that of other actions is their kind."""
 
@@ -126,6 +129,18 @@ class Run:
     def duration(self) -> Times:
         """Time of every action, 0 at least."""
         return np.maximum(self.end - self.start, 0.0)
+
+    @cached_property
+    def typical(self) -> float:
+        """Median time of what ranks computed at once."""
+        times = self.duration[:, self.counted]
+        times = times[times > 0]
+        return float(np.median(times)) if times.size else 0.0
+
+    @property
+    def moment(self) -> float:
+        """Time below which nobody waits."""
+        return MOMENT * self.typical
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:

@@ -35,6 +35,7 @@ from debubble.core.actions import (
     pack,
     stages_of,
 )
+from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind, sequence
@@ -62,6 +63,10 @@ def repeat_block(
     lay_out = _laid_out_once if small else _laid_out
     programs = lay_out(placement, tuple(block.tolist()), few)
     return [_stretched(program, microbatches - few, 3 * placement.chunks) for program in programs]
+
+
+ONE_SLOT = Costs(F=1, I=1, W=1)
+"""Costs of a grid: every action takes one slot."""
 
 
 def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
@@ -140,7 +145,7 @@ class _Grid:
         which = np.where(kinds == Kind.F, stages, 2 * placement.stages - 1 - stages)
         passes = kinds != Kind.W
         slots = np.empty_like(self.slots)
-        starts = simulate(order).start.astype(np.int64)
+        starts = simulate(order, ONE_SLOT).start.astype(np.int64)
         slots[which[passes], microbatches_of(order.actions)[passes]] = starts[passes]
         return slots
 
