@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -134,10 +135,10 @@ def account_columns(found: Diagnosis, most: int) -> list[Column]:
     order = sorted(causes, key=lambda cause: -mean[cause])
     columns = [
         Column(("rank",), tuple(str(one.rank) for one in chosen), left=True),
-        Column(("compute",), tuple(_ms(one.compute) for one in chosen)),
+        Column(("compute",), tuple(_ms(one.compute, one.step) for one in chosen)),
     ]
     for cause in causes:
-        cells = tuple(_ms(one.causes.get(cause, 0.0)) for one in chosen)
+        cells = tuple(_ms(one.causes.get(cause, 0.0), one.step) for one in chosen)
         columns.append(Column(tuple(cause.split("-")), cells, rank=1 + order.index(cause)))
     return columns
 
@@ -153,8 +154,10 @@ def _account(found: Diagnosis, width: int, paint: Style) -> Iterator[str]:
         yield f"{len(columns[0].cells)} of {len(found.accounts)} ranks; --json has all"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}" if seconds > 0 else "–"
+def _ms(seconds: float, step: float) -> str:
+    """Milliseconds to a tenth, or to a few thousandths of a step where that is less."""
+    digits = max(1, 3 - math.floor(math.log10(step * 1e3))) if step > 0 else 1
+    return f"{seconds * 1e3:.{digits}f}" if seconds > 0 else "–"
 
 
 def facts(found: Diagnosis) -> list[tuple[str, str]]:
