@@ -67,6 +67,23 @@ def carried(run: Run, times: Times, delays: Times, schedule: Schedule) -> tuple[
     return _Work.of(run, times).under(schedule), _delays(run, delays, schedule)
 
 
+def shares_in_groups(run: Run, times: Times) -> Times:
+    """The share of every action in its overlapped group, by what it and the others take alone.
+
+    It is 1 for actions alone; shape ``(rows, actions)``, as `times`.
+    """
+    cells = _Cells.of(run.schedule)
+    _, usual, _ = _alone(cells, run.schedule, times)
+    shares = np.ones_like(times)
+    inside = np.flatnonzero(cells.group >= 0)
+    if len(inside):
+        parts = usual[:, cells.kind[inside], cells.stage[inside]]
+        sums = _sums(cells.group[inside], parts)
+        equal = 1 / _sums(cells.group[inside], np.ones_like(parts))
+        shares[:, inside] = np.where(sums > 0, parts / np.where(sums > 0, sums, 1.0), equal)
+    return shares
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
     """What every kind of work takes on every stage, for every slice of every microbatch."""
@@ -82,11 +99,7 @@ class _Work:
         """Take the times of actions apart."""
         schedule = run.schedule
         cells = _Cells.of(schedule)
-        shape = (len(times), len(ROW), schedule.stages, schedule.microbatches * schedule.slices)
-        alone = np.full(shape, np.nan)
-        lone = np.flatnonzero(cells.group < 0)
-        alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
-        usual, known = _usual(alone)
+        alone, usual, known = _alone(cells, schedule, times)
         overlap = np.ones((len(times), 1))
         inside = np.flatnonzero(cells.group >= 0)
         if len(inside):
@@ -99,7 +112,8 @@ class _Work:
             usual = usual * np.where(known, 1.0, middle)[:, :, None]
             alone[:, *mine] = parts * share / np.where(known, middle, 1.0)
         _complete(alone, usual)
-        return cls(run, alone.reshape(*shape[:3], schedule.microbatches, -1), overlap)
+        shape = (*alone.shape[:3], schedule.microbatches, schedule.slices)
+        return cls(run, alone.reshape(shape), overlap)
 
     def under(self, schedule: Schedule) -> Times:
         """Time of every action of a schedule."""
@@ -171,6 +185,16 @@ def _ratio(value: Times, of: Times) -> Times:
     """Their quotient; 1 where that is nothing."""
     there = (of > 0) & (value > 0)
     return np.where(there, value / np.where(there, of, 1.0), 1.0)
+
+
+def _alone(
+    cells: _Cells, schedule: Schedule, times: Times
+) -> tuple[Times, Times, NDArray[np.bool_]]:
+    """Times of actions alone by kind, stage and slice of a microbatch, and as :func:`_usual`."""
+    alone = np.full((len(times), len(ROW), schedule.stages, schedule.units), np.nan)
+    lone = np.flatnonzero(cells.group < 0)
+    alone[:, cells.kind[lone], cells.stage[lone], cells.unit[lone]] = times[:, lone]
+    return alone, *_usual(alone)
 
 
 def _usual(alone: Times) -> tuple[Times, NDArray[np.bool_]]:

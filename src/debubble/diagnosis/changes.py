@@ -20,10 +20,16 @@ KIND_OF = {int(kind): kind.name for kind in WORK_KINDS}
 
 FORM = "write stage3.F*=0.9, rank2*=0.8, copy0.B=60, F+=1 (ms), gaps=0, p2p=0 or p2p.0-1*=0.5"
 
+OWNERS = ("stage", "rank", "copy")
+"""What actions belong to; a number follows, and a kind may."""
+
+HOWS = ("*=", "+=", "=")
+"""How times change."""
+
 _CHANGE = re.compile(
-    r"(?:(?P<of>stage|rank|copy)(?P<number>\d{1,6})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
+    rf"(?:(?P<of>{'|'.join(OWNERS)})(?P<number>\d{{1,6}})(?:\.(?P<kind>[A-Z]))?|(?P<bare>[A-Z])"
     r"|(?P<gaps>gaps)|(?P<p2p>p2p)(?:\.(?P<a>\d{1,6})-(?P<b>\d{1,6}))?)"
-    r"\s*(?P<how>\*=|\+=|=)\s*(?P<value>\S+)",
+    rf"\s*(?P<how>{'|'.join(map(re.escape, HOWS))})\s*(?P<value>\S+)",
     re.ASCII,
 )
 
@@ -91,7 +97,8 @@ class Change:
                 f"{limits[self.what] - 1}"
             )
         if self.kind and not self._columns(run).any():
-            ran = ", ".join(sorted({KIND_OF.get(cls, "O") for cls in run.cls.tolist()}))
+            classes = {*run.kind.tolist(), *run.cls.tolist()}
+            ran = ", ".join(sorted(KIND_OF.get(cls, "O") for cls in classes))
             raise ParameterError(
                 f"--set '{self.text}': nothing of the run is {self.kind}"
                 f"{' there' if self.number is not None else ''}; it has {ran}"
@@ -116,13 +123,30 @@ class Change:
             found &= run.cls == PAIR
         elif self.kind:
             names = {kind.name: int(kind) for kind in WORK_KINDS}
-            found &= run.cls == names[self.kind]
+            found &= run.kind == names[self.kind]
         if self.what in ("stage", "rank"):
             found &= getattr(run, self.what) == self.number
         return found
 
+    def of_work(self, run: Run, times: Times, shares: Times) -> Times:
+        """Changed times of actions: an overlapped group is longer by what its members are.
+
+        Parameters
+        ----------
+        run
+            The run.
+        times
+            Times of its actions; members of a group have that of the group.
+        shares
+            The share of every action in its group, 1 for those alone; of the same shape.
+        """
+        more = self.of(run, times) - times
+        if self.how != "+=":
+            more = more * shares
+        return times + run.in_groups(more, np.add)
+
     def of(self, run: Run, values: Times) -> Times:
-        """Changed times."""
+        """Changed times, whatever else they are part of."""
         rows = run.copy == self.number if self.what == "copy" else np.ones(run.rows, dtype=bool)
         cells = rows[:, None] & self._columns(run)[None, :]
         value = self.value if self.how == "*=" else self.value / MILLISECONDS

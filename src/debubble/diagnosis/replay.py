@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from debubble.core.costs import Costs
 from debubble.core.errors import ScheduleError
 from debubble.core.schedule import Schedule
+from debubble.diagnosis.carried import shares_in_groups
 from debubble.diagnosis.ending import look
 from debubble.diagnosis.run import Indices, Run, Times
 from debubble.diagnosis.transfers import Transfers
@@ -45,6 +46,11 @@ class Replay:
     def times(self) -> Times:
         """Time of every action, with ranks without a file filled in from others."""
         return filled(self.run)
+
+    @cached_property
+    def shares(self) -> Times:
+        """The share of every action in its overlapped group, 1 for those alone."""
+        return shares_in_groups(self.run, self.times)
 
     @cached_property
     def sure(self) -> NDArray[np.bool_]:

@@ -120,7 +120,7 @@ def _changed(
         elif change.what == "gaps":
             gaps = change.of(run, gaps)
         else:
-            times = change.of(run, times)
+            times = change.of_work(run, times, replay.shares)
     return times, gaps, delays
 
 
