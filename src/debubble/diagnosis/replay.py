@@ -62,11 +62,29 @@ class Replay:
         return (run.source < 0) | told | long_there
 
     @cached_property
-    def flights(self) -> Times:
-        """How long messages were under way: those that a busy receiver held up as long as usual."""
-        transfers = self.transfers
-        usual = np.minimum(transfers.delay, transfers.usual(self.run))
-        return np.where(transfers.held_up, usual, transfers.delay)
+    def under_way(self) -> Times:
+        """How long messages were under way since both ends were ready.
+
+        A message that a busy receiver held up counts from when that was free; any other from when
+        it was made, as in the delays.
+        """
+        run, transfers = self.run, self.transfers
+        there = run.in_groups(np.where(run.source >= 0, run.produced + transfers.delay, -np.inf),
+                              np.fmax)  # fmt: skip
+        free = np.where(transfers.held_up, 0.0, transfers.delay)
+        ready = run.in_groups(np.where(run.source >= 0, run.produced + free, -np.inf), np.fmax)
+        with np.errstate(invalid="ignore"):
+            left = np.maximum(there - np.fmax(run.before, ready), 0.0)
+        return np.where(transfers.held_up, np.nan_to_num(left), transfers.delay)
+
+    def split(self, under_way: Times) -> tuple[Times, Times]:
+        """Time of messages after their receivers were free, and their delay since they were made.
+
+        With the first added to the actions that receive them, both give what :attr:`under_way` is.
+        """
+        held_up = self.transfers.held_up
+        late = self.run.in_groups(np.where(held_up, under_way, 0.0), np.maximum)
+        return late, np.where(held_up, 0.0, under_way)
 
     @cached_property
     def gaps(self) -> Times:

@@ -86,8 +86,7 @@ def _predicted(
 ) -> tuple[Times, Times]:
     """Time of every row, and of the work of its busiest rank; shape ``(rows,)``."""
     run = replay.run
-    times, gaps, delays = _changed(replay, changes)
-    times = times + gaps
+    times, delays = _to_walk(replay, changes)
     if schedule is run.schedule:
         # Some rows may have run in another order.
         return replay.lengths(times, delays), _busiest(schedule, times)
@@ -107,21 +106,27 @@ def _busiest(schedule: Schedule, times: Times) -> Times:
 
 
 def _changed(
-    replay: Replay, changes: Sequence[Change], delays: Times | None = None
+    replay: Replay, changes: Sequence[Change], messages: Times
 ) -> tuple[Times, Times, Times]:
-    """Times of actions, of the host before them, and of messages; those of the run unless given."""
+    """Times of actions, of hosts that are late with them, and of messages, with changes."""
     run = replay.run
     times, gaps = replay.times, replay.gaps
-    delays = replay.flights if delays is None else delays
     for change in changes:
         change.check(run)
         if change.what == "p2p":
-            delays = change.of(run, delays)
+            messages = change.of(run, messages)
         elif change.what == "gaps":
             gaps = change.of(run, gaps)
         else:
             times = change.of_work(run, times, replay.shares)
-    return times, gaps, delays
+    return times, gaps, messages
+
+
+def _to_walk(replay: Replay, changes: Sequence[Change]) -> tuple[Times, Times]:
+    """Times of actions and delays of messages, with changes, for a walk through the run."""
+    times, gaps, messages = _changed(replay, changes, replay.under_way)
+    late, delays = replay.split(messages)
+    return times + gaps + late, delays
 
 
 def with_changes(replay: Replay, changes: Sequence[Change]) -> WhatIf:
@@ -180,10 +185,10 @@ def _costs(replay: Replay, changes: Sequence[Change]) -> Costs:
     """Median times of a run with changes, in milliseconds."""
     run, typical = replay.run, replay.transfers.typical
     usual = np.where(run.link >= 0, typical[run.link], 0.0)
-    times, _, delays = _changed(replay, changes, np.broadcast_to(usual, run.start.shape))
+    times, _, messages = _changed(replay, changes, np.broadcast_to(usual, run.start.shape))
     links = typical.copy()
     for link in np.unique(run.link[run.link >= 0]).tolist():
-        links[link] = np.median(delays[:, run.link == link])
+        links[link] = np.median(messages[:, run.link == link])
     return costs_of(replay, times, links)
 
 
@@ -207,8 +212,7 @@ def _asked(
 def _shown(replay: Replay, schedule: Schedule, changes: Sequence[Change]) -> Timeline:
     """The step that is shown, in the order of a schedule; milliseconds."""
     run, row = replay.run, replay.run.shown
-    times, gaps, delays = _changed(replay, changes)
-    times = times + gaps
+    times, delays = _to_walk(replay, changes)
     if schedule is run.schedule:
         number = int(run.order[row])
         schedule, column = run.orders[number], run.column(number)
