@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from typing import Any
+
+import numpy as np
 
 import debubble as db
 from debubble.core.errors import DebubbleError
 from debubble.diagnosis.diagnose import Diagnosis, diagnose
+from debubble.diagnosis.observed import Observed
 from tests.diagnosis.planted import PLANTED
 from tests.laws.executed import ACTION, Job, Piece, Result
 
@@ -97,6 +102,22 @@ JOBS: dict[str, Callable[[], Job]] = {
 }
 """Jobs by what is uneven in them."""
 
+
+def two_orders() -> Observed:
+    """Two copies that ran one order and one that ran another, with the same actions."""
+    usual, other = _job("1f1b", copies=2, steps=2).observed(), _job("eager-1f1b", steps=2)
+    one = other.without(steps=2).observed()
+
+    def joined(mine: Any, theirs: Any) -> Any:
+        columns = {name: np.concatenate([getattr(mine, name), getattr(theirs, name)])
+                   for name in mine.types()}  # fmt: skip
+        columns["copy"][len(mine) :] = 2
+        return type(mine)(**columns)
+
+    return replace(usual, copies=3, actions=joined(usual.actions, one.actions),
+                   messages=joined(usual.messages, one.messages))  # fmt: skip
+
+
 FROM_ELSEWHERE = ("missing rank", "swapped order", "early receive", "slow stage, clocks off")
 """Planted faults that make a run hard to replay."""
 
@@ -106,8 +127,12 @@ def run_of(name: str) -> Diagnosis:
     """The diagnosis of a job, or of a run with a planted fault."""
     if name in JOBS:
         return diagnose(JOBS[name]().observed())
+    if name == TWO_ORDERS:
+        return diagnose(two_orders())
     return diagnose(PLANTED[name](0).made.observed())
 
 
-RUNS = (*JOBS, *FROM_ELSEWHERE)
+TWO_ORDERS = "two orders"
+
+RUNS = (*JOBS, TWO_ORDERS, *FROM_ELSEWHERE)
 """Names of all runs."""

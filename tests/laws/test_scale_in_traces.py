@@ -71,6 +71,7 @@ def times(found: Diagnosis) -> list[float]:
     """All that it says in seconds."""
     every = [found.predicted.makespan, *found.run.step_times.tolist()]
     every += [one.seconds for one in found.findings]
+    every += [*np.nan_to_num([found.clocks.half_width]), *found.clocks.offsets.ravel().tolist()]
     every += [x for one in answers(found) for x in (one.before, one.after, one.plan)]
     every += [x for one in found.accounts for x in (one.compute, one.step, *one.causes.values())]
     for name, spec in COST_FIELDS.items():
