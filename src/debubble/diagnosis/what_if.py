@@ -25,8 +25,6 @@ from debubble.diagnosis.times import MILLISECONDS, costs_of
 from debubble.engine.timeline import Timeline, simulate
 from debubble.schedules.registry import entries, find, make
 
-__all__ = ["Change", "WhatIf", "faster", "predict", "recut", "with_changes", "with_schedule"]
-
 APART = 0.05
 """Share of a step by which a run and its own schedule at median times may be apart, so that what
 another schedule would take needs no word of caution."""
