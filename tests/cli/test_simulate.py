@@ -300,13 +300,16 @@ def test_pytorchs_runtime(run: Run, refused: Run, tmp_path: Path) -> None:
     path.write_text("runtime: torch\ntimes: {F: 1, I: 1, W: 1}\nmemory: {kept_for_weight: 0.5}\n")
     words = ["zb-h1", "-p", 4, "-m", 8, "--costs", path]
     from_file = " ".join(run("simulate", *words).out.split())
-    assert "50 % (on stage 0, in PyTorch's runtime, all) kept from the end of I" in from_file
-    assert "on stage 0" in " ".join(run("check", *words).out.split())
-    assert "on stage 0" not in run("simulate", *words, "--runtime", "any").out
+    whole = "100 % (in PyTorch's runtime, whatever share is given) kept from the end of I"
+    assert whole in from_file
+    assert whole in " ".join(run("check", *words).out.split())
+    assert "PyTorch" not in run("simulate", *words, "--runtime", "any").out
     for command in ("compare", "check"):
         assert "torch" not in refused(command, *words, "--runtime", "cuda").split(";")[0]
     path.write_text("runtime: cuda\ntimes: {F: 1}\n")
-    assert refused("simulate", *words).endswith("runtime is 'cuda'; use 'any' or 'torch'")
+    assert refused("simulate", *words).endswith(
+        "runtime is 'cuda'; use 'any' or 'torch' or 'debubble'"
+    )
 
 
 def test_limit_in_a_unit_of_bytes(run: Run, refused: Run, tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ class Case:
         return found
 
     @property
+    def varies(self) -> bool:
+        return any(row_of(OPTIONS, name).group == "jitter" for name in self.texts)
+
+    @property
     def costs(self) -> db.Costs:
         for name in COSTS:
             if name in self.texts:
@@ -161,6 +165,11 @@ def given(row: OptionSpec, text: str) -> dict[str, str]:
         row_of(OPTIONS, row.part_of), row_of(OPTIONS, row.part_of).examples[-1]
     )  # fmt: skip
     return {**whole, row.name: text}
+
+
+def without(row: OptionSpec) -> dict[str, str]:
+    """The options without which one means nothing, and not itself."""
+    return {name: text for name, text in given(row, "").items() if name != row.name}
 
 
 def values_of(row: OptionSpec, folder: Path) -> list[str]:

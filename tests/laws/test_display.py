@@ -14,7 +14,7 @@ from tests.laws.surfaces import Case, answered
 
 COMMANDS = {"simulate": simulate.simulate, "compare": compare.compare, "check": check.check}
 
-PHYSICS = {row.name for row in OPTIONS} | {"jitter", "samples", "seed", "replicas", "slow"}
+PHYSICS = {row.name for row in OPTIONS}
 """Options of a question; of the others none may change an answer."""
 
 TYPED: dict[str, str] = {

@@ -11,7 +11,7 @@ from debubble.analysis.question import OPTIONS
 from debubble.core.options import OptionSpec
 from debubble.schedules.registry import find
 from tests.cli.conftest import call
-from tests.laws.surfaces import SCHEDULES, Case, answered, given, numbers
+from tests.laws.surfaces import SCHEDULES, Case, answered, given, numbers, without
 
 NEUTRAL = [row for row in OPTIONS if row.neutral]
 
@@ -21,7 +21,7 @@ NEUTRAL = [row for row in OPTIONS if row.neutral]
 def test_a_neutral_value_moves_nothing(name: str, row: OptionSpec) -> None:
     if row.name in find(name).parameters:
         pytest.skip(f"{name} is another order where there is {row.name} to fill")
-    plain, neutral = Case(name), Case(name, given(row, row.neutral))
+    plain, neutral = Case(name, without(row)), Case(name, given(row, row.neutral))
     assert numbers("simulate", neutral) == numbers("simulate", plain)
     assert numbers("compare", neutral) == numbers("compare", plain)
 
@@ -32,7 +32,7 @@ def test_a_neutral_value_moves_no_other_schedule(row: OptionSpec) -> None:
         data = answered("compare", *SCHEDULES, *case.words(), "--json").data
         return [(row["schedule"], row["makespan"], row["peak_activation"]) for row in data["rows"]]
 
-    assert rows(Case("", given(row, row.neutral))) == rows(Case(""))
+    assert rows(Case("", given(row, row.neutral))) == rows(Case("", without(row)))
 
 
 @pytest.mark.parametrize("text", ["p2p=0", "overhead=0", "OPT=0", "kept_for_weight=1", "kv=0"])
@@ -42,9 +42,9 @@ def test_a_cost_of_nothing_is_no_cost(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_jitter_of_nothing_varies_nothing(name: str) -> None:
-    words = [*Case(name).words(), "--jitter", "normal:0%", "--samples", "10", "--json"]
-    data = call("simulate", name, *words).data
+@pytest.mark.parametrize("what", ["--jitter normal:0% --samples 10", "--slow rank1=1"])
+def test_jitter_of_nothing_varies_nothing(name: str, what: str) -> None:
+    data = call("simulate", name, *Case(name).words(), *what.split(), "--json").data
     assert data["jitter"]["mean"] == data["makespan"]
     assert data["jitter"]["p95"] == data["makespan"]
 

@@ -23,6 +23,8 @@ def offered(surface: str, case: Case) -> bool:
     if surface == "page":
         typed = [name for name in case.texts if name not in ("times", "rank_times", "costs")]
         return all(FIELD.get(name, name) in State.model_fields for name in typed)
+    if case.varies:
+        return surface in ("simulate", "compare")
     if surface in ("Python", "sweep"):
         return not {"option", "group_size", "runtime"}.intersection(case.texts)
     return True

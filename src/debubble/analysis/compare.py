@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from debubble.analysis.check import caveats
 from debubble.analysis.comparison import Comparison, Row
 from debubble.analysis.measures import compared
 from debubble.analysis.metrics import recompute_text
@@ -272,7 +273,7 @@ def _late(count: int) -> tuple[str, ...]:
 
 def _notes(rows: list[Row], unlike: tuple[str, ...]) -> tuple[str, ...]:
     """Caveats of a ranking: orders made for other costs, and differences between the rows."""
-    notes = [f"{row.name}: {note}" for row in rows for note in row.timeline.notes]
+    notes = [f"{row.name}: {note}" for row in rows for note in caveats(row.timeline)]
     notes += dict.fromkeys(note for row in rows if row.spread for note in row.spread.notes)
     stages = {row.schedule.stages // row.schedule.placement.copies: row.name for row in rows}
     if len(stages) > 1 and any(text.startswith("the models differ") for text in unlike):

@@ -202,7 +202,8 @@ class Comparison:
             return head
         saved = 1 - best.makespan / other.makespan if other.makespan else 0.0
         if saved >= 5e-4:
-            return f"{head}, {100 * saved:.1f} % less time than {other.name}"
+            theirs = f"{other.name} ({time(other.makespan, self.time_unit)})"
+            return f"{head}, {100 * saved:.1f} % less time than {theirs}"
         head = f"{head}, the same time as {other.name}"
         if best.peak_activation < other.peak_activation:
             head += f" with less activation memory ({self._peak(best)} against "

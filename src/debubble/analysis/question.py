@@ -17,15 +17,17 @@ from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import CORE_OPTIONS, OptionSpec
 from debubble.core.schedule import Schedule
+from debubble.engine.ensembles import Spread
 from debubble.engine.graph import P2PMode, compile_graph
+from debubble.engine.jitter import JITTER_OPTIONS, Jitter
 from debubble.engine.memory import Limit
 from debubble.engine.modes import P2P_OPTION
 from debubble.engine.timeline import Timeline, evaluate_graph
-from debubble.lowering.chain import LOWERINGS, lower, split, values_of
+from debubble.lowering.chain import LOWERINGS, lower
 from debubble.schedules.registry import make
 
 OPTIONS: tuple[OptionSpec, ...] = (
-    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS),
+    *CORE_OPTIONS, P2P_OPTION, *(row.option for row in LOWERINGS), *JITTER_OPTIONS,
 )  # fmt: skip
 """Every option of a question."""
 
@@ -48,6 +50,8 @@ class Question:
         Values of :data:`debubble.lowering.chain.LOWERINGS` by name.
     late
         Whether forwards start as late as nothing else is delayed.
+    jitter
+        What varies from step to step; None for nothing.
     """
 
     schedule: str | Schedule
@@ -62,6 +66,7 @@ class Question:
     p2p_mode: P2PMode = "overlapped"
     lowerings: Mapping[str, Any] = field(default_factory=dict)
     late: bool = False
+    jitter: Jitter | None = None
 
     @cached_property
     def made(self) -> Schedule:
@@ -82,13 +87,10 @@ class Question:
                 raise ParameterError(f"'{self.schedule}' needs {name}; {HOW[name]}")
         assert self.ranks is not None
         assert self.microbatches is not None
-        in_order, late = split(values_of(self.lowerings))
-        schedule = make(
+        return make(
             self.schedule, ranks=self.ranks, microbatches=self.microbatches, chunks=self.chunks,
-            iterations=self.iterations, sync=self.sync, costs=self.costs, memory=self.memory,
-            **in_order, **self.options,
+            iterations=self.iterations, sync=self.sync, **setting, **self.lowerings, **self.options,
         )  # fmt: skip
-        return lower(schedule, **late, **setting)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -103,9 +105,14 @@ class Question:
         if isinstance(self.schedule, Schedule):
             refuse_wrong(self.schedule, self.p2p_mode)
         timeline = evaluate_graph(compile_graph(self.made, self.p2p_mode), self.costs)
-        if timeline.graph.completed < self.made.stages * self.made.units:
+        if not timeline.graph.complete:
             refuse_wrong(self.made, self.p2p_mode)
         return timeline.as_late_as_possible() if self.late else timeline
+
+    @cached_property
+    def spread(self) -> Spread | None:
+        """Step times of many samples; None where nothing varies."""
+        return None if self.jitter is None else self.timeline.jitter(self.jitter)
 
 
 HOW = {"ranks": "give -p, such as -p 8", "microbatches": "give -m, such as -m 32"}

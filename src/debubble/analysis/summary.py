@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from debubble.analysis.check import caveats
 from debubble.analysis.layout import definitions, line_width, table, wrap
 from debubble.analysis.measures import FULLEST, MEASURES, largest
 from debubble.analysis.metrics import conventions, units
@@ -76,7 +77,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "recompute": _recompute(schedule),
         "actions": len(schedule),
         **measures,
-        "notes": list(timeline.notes),
+        "notes": list(caveats(timeline)),
         "closed_forms": [_compared(form, measures) for form in forms],
         "nearest_forms": [
             _compared(item.found, measures) | {"reason": item.reason, "nearest": item.nearest}
@@ -122,6 +123,8 @@ def report(
     lines.append("")
     for key in _SHOWN:
         lines += wrap(f"{key}: {words[key]}", width, 2) if key in words else []
+    for note in data["notes"]:
+        lines += wrap(f"note: {note}", width, 2)
     return "\n".join(lines)
 
 

@@ -12,7 +12,6 @@ import typer
 from debubble.analysis.layout import line_width
 from debubble.cli.app import command
 from debubble.cli.errors import BAD_INPUT
-from debubble.cli.jitter import JitterTimes, Replicas, Samples, Seed, SlowThings, read_jitter
 from debubble.cli.options import (
     AsJson,
     Inputs,
@@ -41,11 +40,6 @@ def compare(
     bibtex: Annotated[
         Text, takes("FILE", "Write what the schedules are from as .bib.", "--bibtex")
     ] = None,
-    jitter: JitterTimes = None,
-    samples: Samples = None,
-    seed: Seed = None,
-    replicas: Replicas = None,
-    slow: SlowThings = None,
 ) -> None:
     """Find the fastest schedule within memory.
 
@@ -58,7 +52,6 @@ def compare(
     check_picture(output, picture, ".tex")
     if bibtex is not None:
         _check_bibtex(bibtex)
-    varying = read_jitter(jitter, samples, seed, replicas, slow)
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, phase)
         named = [item for item in items if isinstance(item, str)]
@@ -79,7 +72,7 @@ def compare(
             **inputs.asked.lowerings,
             options=inputs.options(named),
             time_unit=inputs.costs.time_unit,
-            jitter=varying,
+            jitter=inputs.asked.jitter,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         result = replace(result, skipped=(*skipped, *result.skipped))

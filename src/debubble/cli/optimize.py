@@ -100,7 +100,7 @@ def optimize(
     if robust is not None:
         if sweeping:
             raise ParameterError(f"--robust is for one memory limit, not for '{SWEEP}'; leave it")
-        options["robust"] = read_jitter(robust, None, None, None, None)
+        options["robust"] = read_jitter(robust)
     with overwritten_line() as line:
         if sweeping:
             from debubble.optimize.pareto import sweep

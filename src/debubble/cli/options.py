@@ -13,13 +13,17 @@ import typer
 
 from debubble.analysis.question import OPTIONS, Question, WrongOrderError
 from debubble.cli import completion
+from debubble.cli.jitter import read_jitter
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, ScheduleError
 from debubble.core.options import MemoryLimit, OptionSpec, Word, read_whole
 from debubble.core.units import read_number
+from debubble.engine.jitter import JITTER_OPTIONS
 from debubble.lowering.chain import LOWERINGS, read_lowerings
 
 if TYPE_CHECKING:
+    from debubble.analysis.check import Report
+    from debubble.core.schedule import Schedule
     from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
     from debubble.engine.timeline import Timeline
@@ -98,9 +102,12 @@ class Setup:
             if name in _READ and not (name == "chunks" and len(several) > 1)
         }
         lowerings = read_lowerings({row.name: self[row.name] for row in LOWERINGS})
-        asked = Question("", **values, costs=costs, memory=memory, lowerings=lowerings)
+        jitter = read_jitter(*(self[row.name] for row in JITTER_OPTIONS))
+        asked = Question(
+            "", **values, costs=costs, memory=memory, lowerings=lowerings, jitter=jitter
+        )
         chunks = [whole("-v", text) for text in several] if len(several) > 1 else []
-        return Inputs(asked, tuple(pairs), file, tuple(chunks))
+        return Inputs(asked, tuple(pairs), file, tuple(chunks), "p2p_mode" in texts)
 
     def _given(self) -> dict[str, str]:
         """The options that give costs, by flag; more than one is refused."""
@@ -162,12 +169,15 @@ class Inputs:
         The cost file.
     several
         Numbers of chunks, where several are given.
+    mode_typed
+        Whether the mode of transfers was typed; without that they have to run in all modes.
     """
 
     asked: Question
     pairs: tuple[str, ...]
     file: CostFile | None
     several: tuple[int, ...] = ()
+    mode_typed: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -226,6 +236,20 @@ class Inputs:
                 f"{target}: {error}\n'debubble check' lists every problem of it"
             ) from None
 
+    def verdict(self, schedule: Schedule) -> Report:
+        """The answer of 'debubble check' to a schedule made for these parameters."""
+        from debubble.analysis.check import check
+
+        mode = self.mode if self.mode_typed else None
+        return check(schedule, memory=self.memory, costs=self.costs, p2p_mode=mode)
+
+
+def refuse_wrong(report: Report, target: str, more: str) -> None:
+    """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    if not report.ok:
+        advice = f"'debubble check' lists every problem{more}"
+        raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
+
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of :data:`OPTIONS` in place of its parameter ``setup``.
@@ -234,7 +258,10 @@ def with_setup(function: Callable[..., None]) -> Callable[..., None]:
     """
     hints = get_type_hints(function, include_extras=True)
     own = inspect.signature(function).parameters
-    shared = [row for row in OPTIONS if row.name not in own]
+    shared = [
+        row for row in OPTIONS
+        if row.name not in own and function.__name__ in (row.only or (function.__name__,))
+    ]  # fmt: skip
     parameters = []
     for name, parameter in own.items():
         if name != "setup":

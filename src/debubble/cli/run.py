@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from debubble.analysis.question import WrongOrderError, refuse_wrong
 from debubble.cli.app import command
 from debubble.cli.errors import require_torch
 from debubble.cli.options import (
@@ -14,13 +13,14 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
+    refuse_wrong,
     switch,
     takes,
     with_setup,
 )
 from debubble.cli.output import check_cost_file, check_writable, note, print_json
 from debubble.cli.progress import phases
-from debubble.core.errors import ParameterError, ScheduleError
+from debubble.core.errors import ParameterError
 from debubble.core.units import read_number
 from debubble.interchange.text import read_count
 
@@ -89,13 +89,7 @@ def run(
         phase(f"making {schedule}")
         made = inputs.of(schedule).made
         if not unchecked:
-            try:
-                refuse_wrong(made, inputs.mode)
-            except WrongOrderError as error:
-                raise ScheduleError(
-                    f"{schedule}: {error}\n'debubble check' lists every problem, --unchecked runs "
-                    "it all the same"
-                ) from None
+            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked runs it all the same")
         phase(f"running {len(made):,} actions on {made.ranks} ranks")
         report = execute(made, _with_model(settings))
     if report is None:

@@ -162,12 +162,6 @@ class CostTable:
             frozen = frozen.of_slices(len(slicing.shares))
             for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
                 freeze(times_of_kind, frozen)
-        if costs.runtime == "torch":
-            first = slice(None, None, placement.stages)
-            for times_of_kind in (duration, part_duration, *([] if causal is None else [causal])):
-                times_of_kind[Kind.I, first] = 0.0
-                times_of_kind[Kind.W, first] = times_of_kind[Kind.B, first]
-            rows["kept"][first] = rows["activation"][first]
         if costs.overhead:
             duration[[*TIMED_KINDS, *VOCABULARY_KINDS]] += costs.overhead
             if frozen is not None:

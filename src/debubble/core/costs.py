@@ -16,6 +16,8 @@ from debubble.core.embedding_and_head import TIMES, Part
 from debubble.core.errors import CostError, WrongValueError, check_type, did_you_mean
 from debubble.core.kinds import KINDS
 from debubble.core.placement import Placement
+from debubble.core.runtimes import RUNTIMES as ALL_RUNTIMES
+from debubble.core.runtimes import as_run, recomputed_places
 from debubble.core.slicing import WHOLE, Slicing
 from debubble.core.stage_values import Value
 
@@ -29,7 +31,7 @@ BASES = ("action", "rank")
 COMPUTE_TIMES = (*TIMES, "O", "FF")
 """Costs that are times of computing: where none of them is given, ranks have a unit of each."""
 
-RUNTIMES = ("any", "torch")
+RUNTIMES = tuple(ALL_RUNTIMES)
 LONGEST_UNIT = 200
 
 
@@ -138,9 +140,9 @@ class Costs:
     chunks
         With the basis ``"rank"``, the divisor; the default is the schedule's own number of chunks.
     runtime
-        ``"torch"`` for PyTorch's runtime, whose I of stage 0 does nothing and whose W there is the
-        whole backward, so that nothing of its activation is free before; ``"any"`` for runtimes
-        that split every stage's backward.
+        Who runs it, a name in :data:`debubble.core.runtimes.RUNTIMES`, which has the rules of each:
+        ``"torch"`` for PyTorch's, ``"debubble"`` for that of :mod:`debubble.torch`, ``"any"`` for
+        one that does what the actions say.
     time_unit, memory_unit
         Names of the units of times and of `activation`, for instance ``"ms"`` and ``"bytes"``; for
         display alone, costs that differ only here are equal.
@@ -387,7 +389,8 @@ class Costs:
         CostError
             When the costs do not fit the schedule.
         """
-        table = self.resolve(schedule.placement, schedule.slicing, schedule.vocabulary)
+        table = CostTable.of(self, schedule.placement, schedule.slicing, schedule.vocabulary)
+        table = as_run(table, recomputed_places(schedule, self))
         return table.for_microbatches(schedule.microbatches)
 
     def resolve(
@@ -398,7 +401,7 @@ class Costs:
         `vocabulary` says how the head is sharded, as in
         :class:`debubble.core.schedule.Schedule`.
         """
-        return CostTable.of(self, placement, slicing, vocabulary)
+        return as_run(CostTable.of(self, placement, slicing, vocabulary))
 
 
 COST_FIELDS = cost_fields(Costs)

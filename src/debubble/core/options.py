@@ -175,7 +175,7 @@ class OptionSpec:
     """Stands for the value in ``--help``."""
     help: str
     """One line of ``--help``."""
-    group: Literal["schedule", "costs", "memory", "transfers", "lowerings"]
+    group: Literal["schedule", "costs", "memory", "transfers", "lowerings", "jitter"]
     """The part of a question it is of."""
     flags: tuple[str, ...] = ()
     """Flags of the command line; the default is the name."""
@@ -191,6 +191,8 @@ class OptionSpec:
     """Whether ``debubble optimize`` reads it."""
     repeated: bool = False
     """Whether it may be given several times."""
+    only: tuple[str, ...] = ()
+    """Commands that read it; empty for all that answer questions."""
     typed_only: bool = False
     """Whether it is a spelling of the command line: files and requests say the same otherwise."""
 
@@ -256,7 +258,7 @@ CORE_OPTIONS: tuple[OptionSpec, ...] = (
     ),
     OptionSpec(
         "runtime", Word(RUNTIMES), "NAME",
-        "Whose split backward: any (the default), or torch, whose stage 0 does it in W.",
+        "Who runs it, by rules of its own: any (the default), torch or debubble.",
         "costs", typed_only=True, default=RUNTIMES[0], neutral=RUNTIMES[0],
     ),
     OptionSpec(

@@ -109,6 +109,11 @@ class EventGraph:
         return len(self.first) - 1
 
     @property
+    def complete(self) -> bool:
+        """Whether every backward is done."""
+        return self.completed >= self.schedule.stages * self.schedule.units
+
+    @property
     def places(self) -> int:
         """Stages of all copies, for every slice."""
         schedule = self.schedule

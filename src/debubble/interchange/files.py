@@ -16,6 +16,7 @@ from debubble.core.replacing import write_whole
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import Limit
+from debubble.engine.modes import P2PMode
 from debubble.interchange import torch_builtin
 from debubble.interchange.text import A_TRACE, writing
 from debubble.schedules import registry
@@ -89,10 +90,13 @@ def save(schedule: Schedule, path: str | Path) -> None:
     write_text(path, text_of(schedule, "json" if str(path).lower().endswith(".json") else form))
 
 
-def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
+def text_of(
+    schedule: Schedule, form: str, waits: bool = False, p2p_mode: P2PMode = "overlapped"
+) -> str:
     """The text of a schedule file: ``"json"``, ``"torch-csv"`` or ``"torch-csv-comms"``.
 
-    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`.
+    `waits` as for :func:`debubble.interchange.torch_csv.to_csv`; `p2p_mode` is that in which the
+    schedule is simulated, see :func:`debubble.interchange.torch_csv.with_transfers`.
     """
     if form == "json":
         from debubble.interchange.schedule_json import to_json
@@ -101,7 +105,7 @@ def text_of(schedule: Schedule, form: str, waits: bool = False) -> str:
     from debubble.interchange.torch_csv import to_csv, with_transfers
 
     lowered = form == "torch-csv-comms"
-    return to_csv(with_transfers(schedule) if lowered else schedule, lowered, waits)
+    return to_csv(with_transfers(schedule, p2p_mode) if lowered else schedule, lowered, waits)
 
 
 def declared_options(targets: Iterable[str], pairs: Iterable[str]) -> dict[str, Option]:

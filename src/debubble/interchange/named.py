@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from debubble.core.errors import ParameterError
 from debubble.core.schedule import Schedule
 from debubble.interchange.files import is_file_name, is_foreign, resolve
 from debubble.interchange.torch_builtin import is_builtin, leaves_chunks
-from debubble.lowering.chain import LOWERINGS, lower
+from debubble.lowering.chain import LOWERINGS
 from debubble.schedules import registry
 
 if TYPE_CHECKING:
@@ -30,9 +30,11 @@ def make(name: str, **parameters: Any) -> Schedule:  # noqa: D103 - that of the 
         raise ParameterError(f"name is {name!r}; give a text such as '1f1b'")
     if not is_foreign(name):
         return registry.make(name, **parameters)
-    costs, memory = parameters.get("costs"), parameters.get("memory")
-    in_order = {row.name: parameters.pop(row.name, None) for row in LOWERINGS if row.in_order}
-    return lower(resolve(name, **parameters), **in_order, costs=costs, memory=memory)
+    lowerings = {row.name: parameters.pop(row.name, None) for row in LOWERINGS}
+    own = {spec.name for spec in fields(Question)}
+    asked = {key: value for key, value in parameters.items() if key in own and value is not None}
+    options = {key: value for key, value in parameters.items() if key not in own}
+    return question(name, Question("", **asked, options=options, lowerings=lowerings)).made
 
 
 def question(target: str, asked: Question, file: CostFile | None = None) -> Question:

@@ -8,29 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from debubble.core.actions import MAX_STAGES
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.options import OptionSpec, Range, Word, quoted, read_whole
 from debubble.core.schedule import Schedule
-from debubble.lowering.offload import add_offload
-from debubble.lowering.recompute import add_recompute, check_cap, place_of
+from debubble.engine.modes import check_mode
+from debubble.lowering.offload import ways_to_offload
+from debubble.lowering.recompute import check_cap, place_of, ways_to_recompute
 from debubble.lowering.sharding import LOOKAHEADS, SHARDING_MODES, add_sharding
 from debubble.lowering.transfers import TRANSFER_POLICIES, add_transfers
+from debubble.lowering.ways import Setting
 
 if TYPE_CHECKING:
     from debubble.engine.graph import P2PMode
     from debubble.engine.memory import Limit
-
-
-class Setting(NamedTuple):
-    """Costs, memory limit and p2p mode that a lowering may evaluate results with."""
-
-    costs: Costs | None = None
-    memory: Limit | None = None
-    p2p_mode: P2PMode = "overlapped"
 
 
 Values = Mapping[str, Any]
@@ -63,15 +57,14 @@ class Lowering:
     """As `metavar`, a text of ``--help``."""
     read: Callable[[str, str], Any]
     """The value in the text of a flag; gets the flag, for messages, and the text."""
-    apply: Callable[[Schedule, Values, Setting], Schedule] | None = None
-    """The schedule with it; gets the schedule, all values, and the setting. None for a parameter of
-    another lowering."""
+    apply: Callable[[Schedule, Values, Setting], Schedule | list[Schedule]] | None = None
+    """The schedule with it, or several ways to that, of which the best is taken when all lowerings
+    are added; gets the schedule, all values, and the setting. None for a parameter of another
+    lowering."""
     part_of: str = ""
     """The lowering whose parameter this is."""
     example: str = ""
-    """A value as text, for messages."""
-    in_order: bool = False
-    """Whether orders may depend on it, so that :func:`debubble.make` takes it, too."""
+    """A value as text, for messages and tests."""
     on_page: Choice | None = None
     """Control in the playground; None for none."""
     check: Callable[[Values], object] | None = None
@@ -144,17 +137,16 @@ def _check_recompute(values: Values) -> None:
     check_cap(values["recompute"], values["recompute_cap"])
 
 
-def _recompute(schedule: Schedule, values: Values, setting: Setting) -> Schedule:
+def _recompute(schedule: Schedule, values: Values, setting: Setting) -> list[Schedule]:
     stages, at, cap = values["recompute"], values["recompute_at"], values["recompute_cap"]
-    return add_recompute(schedule, stages, at=at, cap=cap, **setting._asdict())
+    return ways_to_recompute(schedule, stages, at, cap, setting)
 
 
 LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute", "STAGES",
         "Recompute forwards before their backwards: full, or stages such as 0,1,4-7.",
-        read_stages, _recompute, example="full", in_order=True, in_search=True,
-        check=_check_recompute,
+        read_stages, _recompute, example="full", in_search=True, check=_check_recompute,
         on_page=Choice(
             "recompute", {"full": "all stages"}, "nothing",
             "Run forwards again before their backwards instead of keeping activations",
@@ -162,8 +154,7 @@ LOWERINGS: list[Lowering] = [
     ),
     Lowering(
         "recompute_at", "PLACE", "Where: just-in-time, bubbles or with-backward.",
-        lambda _flag, text: place_of("full", text), part_of="recompute", in_order=True,
-        example="with-backward",
+        lambda _flag, text: place_of("full", text), part_of="recompute", example="with-backward",
         on_page=Choice("where", {
             "just-in-time": "just in time", "bubbles": "in bubbles",
             "with-backward": "with the backward",
@@ -173,15 +164,13 @@ LOWERINGS: list[Lowering] = [
     Lowering(
         "recompute_cap", "COUNT",
         "Recompute only what a rank holds beyond so many whole activations of a stage.",
-        read_whole, part_of="recompute", in_order=True, example="2",
+        read_whole, part_of="recompute", example="2",
     ),
     Lowering(
         "offload", "STAGES",
         "Keep activations on the host until their backwards: full, or 0,1,4-7.",
-        read_stages, in_order=True, in_search=True, example="full",
-        apply=lambda order, values, setting: add_offload(
-            order, values["offload"], **setting._asdict()
-        ),
+        read_stages, example="full", in_search=True,
+        apply=lambda order, values, setting: ways_to_offload(order, values["offload"], setting),
     ),
     Lowering(
         "transfers", "POLICY",
@@ -246,15 +235,6 @@ def read_lowerings(texts: Mapping[str, str | None]) -> dict[str, Any]:
     return found
 
 
-def split(values: Values) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that orders may depend on, and the others."""
-    early = {lowering.name for lowering in LOWERINGS if lowering.in_order}
-    return (
-        {name: value for name, value in values.items() if name in early},
-        {name: value for name, value in values.items() if name not in early},
-    )
-
-
 def lower(
     schedule: Schedule,
     *,
@@ -291,8 +271,11 @@ def lower(
     ParameterError
         When there is no such lowering, or it cannot be added.
     """
-    values, setting = values_of(lowerings), Setting(costs, memory, p2p_mode)
+    values, setting = values_of(lowerings), Setting(costs, memory, check_mode(p2p_mode))
+    ways = [schedule]
     for lowering in LOWERINGS:
-        if lowering.apply is not None and values[lowering.name] is not None:
-            schedule = lowering.apply(schedule, values, setting)
-    return schedule
+        if lowering.apply is None or values[lowering.name] is None:
+            continue
+        made = [lowering.apply(way, values, setting) for way in ways]
+        ways = [way for one in made for way in (one if isinstance(one, list) else [one])]
+    return setting.best(ways)

@@ -276,7 +276,7 @@ def _file(row: Row, form: str, unit: str, memory: Limit | None) -> tuple[bytes, 
         return text.encode(), "application/json", f"{name}.trace.json"
     from debubble.interchange.files import text_of
 
-    content = text_of(timeline.schedule, form).encode()
+    content = text_of(timeline.schedule, form, p2p_mode=timeline.mode).encode()
     if form == "json":
         return content, "application/json", f"{name}.json"
     ending = "-with-transfers" if form == "torch-csv-comms" else ""

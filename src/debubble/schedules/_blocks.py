@@ -35,10 +35,10 @@ from debubble.core.actions import (
     pack,
     stages_of,
 )
-from debubble.core.costs import Costs
 from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind, sequence
+from debubble.engine.compile import UNIT_COSTS
 from debubble.engine.jit import Array, kernel
 from debubble.engine.timeline import simulate
 
@@ -63,10 +63,6 @@ def repeat_block(
     lay_out = _laid_out_once if small else _laid_out
     programs = lay_out(placement, tuple(block.tolist()), few)
     return [_stretched(program, microbatches - few, 3 * placement.chunks) for program in programs]
-
-
-ONE_SLOT = Costs(F=1, I=1, W=1)
-"""Costs of a grid: every action takes one slot."""
 
 
 def _laid_out(placement: Placement, block: Sequence[int], microbatches: int) -> list[Program]:
@@ -145,7 +141,7 @@ class _Grid:
         which = np.where(kinds == Kind.F, stages, 2 * placement.stages - 1 - stages)
         passes = kinds != Kind.W
         slots = np.empty_like(self.slots)
-        starts = simulate(order, ONE_SLOT).start.astype(np.int64)
+        starts = simulate(order, UNIT_COSTS).start.astype(np.int64)
         slots[which[passes], microbatches_of(order.actions)[passes]] = starts[passes]
         return slots
 

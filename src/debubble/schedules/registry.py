@@ -33,6 +33,7 @@ from debubble.core.placement import Placement
 from debubble.core.schedule import Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
+from debubble.engine.modes import check_mode
 from debubble.engine.recompute import recompute_share
 from debubble.schedules._entry import (
     OPTIONS,
@@ -50,7 +51,8 @@ from debubble.schedules._recomputed import with_offload, with_recompute
 
 if TYPE_CHECKING:
     from debubble.core.cost_table import CostTable
-    from debubble.lowering.recompute import RecomputeAt, Stages
+    from debubble.engine.memory import Limit
+    from debubble.engine.modes import P2PMode
 
 __all__ = [
     "LIMITS", "ClosedForm", "Constraint", "Entry", "FormValue", "Option", "check_constraints",
@@ -194,12 +196,9 @@ def make(
     chunks: int | None = None,
     iterations: int | None = None,
     costs: Costs | None = None,
-    memory: float | Sequence[float] | None = None,
+    memory: Limit | None = None,
+    p2p_mode: P2PMode = "overlapped",
     sync: str | None = None,
-    recompute: Stages | None = None,
-    recompute_at: RecomputeAt | None = None,
-    recompute_cap: int | None = None,
-    offload: Stages | None = None,
     **options: Any,
 ) -> Schedule:
     """Generate a published schedule.
@@ -218,21 +217,19 @@ def make(
     costs, memory
         For schedules that are computed from costs and a memory limit (in activation units, or in
         the unit of ``costs.activation``; one for all ranks or one for each), and for recomputes in
-        bubbles; ignored by the others. Without costs such an order fits one unit of time each for
-        F, I and W, and :func:`debubble.simulate` warns where it runs on others.
+        bubbles; ignored by the others. Without costs such an order fits one unit of time per
+        rank each for F, I and W, and :func:`debubble.simulate` warns where it runs on others.
     sync
         Dependencies of OPT actions: ``"global"``, ``"local"`` or ``"post-validation"``, see
         :class:`debubble.core.schedule.Schedule`. The default is what was published.
-    recompute, recompute_at, recompute_cap
-        Stages that recompute their forward before the backward, ``"full"`` for all, where, and
-        beyond how many activations; see :func:`debubble.lowering.recompute.add_recompute`.
-        Schedules that are computed from a memory limit use what this frees, where there is no cap;
-        the order of others stays that without.
-    offload
-        Stages that keep their activations on the host until their backward, see
-        :func:`debubble.lowering.offload.add_offload`; in the same way.
+    p2p_mode
+        Mode of transfers that recomputes and copies are placed for, see :func:`debubble.simulate`.
     **options
-        Options of the schedule, for instance ``group_size``.
+        Options of the schedule, for instance ``group_size``, and lowerings: ``recompute``,
+        ``recompute_at``, ``recompute_cap``, ``offload``, ``transfers``, ``sharding`` and
+        ``unshard_lookahead``, see :func:`debubble.lowering.chain.lower`. Schedules that are
+        computed from a memory limit use what recomputes and copies free, where there is no
+        ``recompute_cap``; the order of others stays that without.
 
     Raises
     ------
@@ -242,6 +239,7 @@ def make(
     """
     entry = find(name)
     known = {option.name: option for option in entry.options}
+    lowering = _lowering(options)
     for key in options:
         if key not in known:
             hint = did_you_mean(key, known) if known else f"'{entry.name}' has no options"
@@ -257,6 +255,7 @@ def make(
             check_count(key, value)
     memory_limits(memory, ranks)
     check_costs(costs)
+    check_mode(p2p_mode)
     if chunks is not None and entry.chunks is not None and chunks != entry.chunks:
         raise ParameterError(
             f"'{entry.name}' has chunks = {entry.chunks}; got {chunks}; leave it out"
@@ -275,15 +274,23 @@ def make(
         raise ParameterError(
             f"{size:,} actions; the limit is {MAX_ACTIONS:,}; use fewer microbatches or ranks"
         )
-    if all(value is None for value in (recompute, recompute_at, recompute_cap, offload)):
+    if not lowering:
         return _build(entry, case, sync)
+    from debubble.lowering.ways import Setting
     from debubble.schedules._storage import stored_less
 
-    return stored_less(
-        lambda case: _build(entry, case, sync), entry, case,
-        recompute=recompute, recompute_at=recompute_at, recompute_cap=recompute_cap,
-        offload=offload,
-    )  # fmt: skip
+    setting = Setting(costs, memory, p2p_mode)
+    return stored_less(lambda case: _build(entry, case, sync), entry, case, lowering, setting)
+
+
+def _lowering(options: dict[str, Any]) -> dict[str, Any]:
+    """The lowerings that are asked for among options, which they are taken out of."""
+    if not options:
+        return {}
+    from debubble.lowering.chain import LOWERINGS
+
+    given = {row.name: options.pop(row.name, None) for row in LOWERINGS}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @lru_cache(maxsize=64)
