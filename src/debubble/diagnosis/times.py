@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from debubble.core.costs import Costs
-from debubble.core.kinds import Kind
+from debubble.core.kinds import KINDS, Kind
 from debubble.diagnosis.replay import Replay, as_matrix
 from debubble.diagnosis.run import PAIR, Run, Times
 from debubble.interchange.cost_files import costs_data
@@ -117,7 +117,7 @@ def costs_of(replay: Replay, times: Times | None = None, typical: Times | None =
         medians = [_median(run, times, (run.cls == cls) & (run.stage == s) & run.counted)
                    for s in range(stages)]  # fmt: skip
         if cls != PAIR:
-            values[Kind(cls).name] = _filled(medians)
+            values[KINDS[cls].cost] = _filled(medians)
             continue
         # By the stages of the first and the last member of each group.
         last, first = run.counted & (run.cls == PAIR), np.roll(run.stage, 1)
