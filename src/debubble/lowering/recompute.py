@@ -288,7 +288,7 @@ def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np
 
 
 def _in_bubbles(schedule: Schedule, whole: float, setting: Setting) -> Iterator[Schedule]:
-    """Recomputes moved into waits: first without more memory, then with ever more of it.
+    """Ever faster orders with recomputes moved into waits, with ever more memory.
 
     Waits are those in the mode of the setting, and those that would be there if transfers occupied
     nobody: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
@@ -296,13 +296,19 @@ def _in_bubbles(schedule: Schedule, whole: float, setting: Setting) -> Iterator[
     """
     costs = setting.costs or Costs()
     given = memory_limits(setting.memory, schedule.ranks)
+
+    def simulated(mode: P2PMode) -> Callable[[Schedule], Timeline]:
+        return lambda schedule: simulate(schedule, costs, mode)
+
+    asked = simulated(setting.p2p_mode)
+    fastest = asked(schedule).makespan
     for mode in dict.fromkeys((setting.p2p_mode, OVERLAPPED)):
-
-        def simulated(schedule: Schedule, mode: P2PMode = mode) -> Timeline:
-            return simulate(schedule, costs, mode)
-
-        start = simulated(schedule)
-        yield from _climbed(start, given, whole, simulated)
+        in_mode = simulated(mode)
+        for order in _climbed(in_mode(schedule), given, whole, in_mode):
+            time = asked(order).makespan
+            if time < fastest:
+                fastest = time
+                yield order
 
 
 def _climbed(
@@ -311,7 +317,7 @@ def _climbed(
     whole: float,
     simulated: Callable[[Schedule], Timeline],
 ) -> Iterator[Schedule]:
-    """Ever faster orders, with what `start` holds and up to a limit.
+    """Orders with recomputes in waits, with what `start` holds and up to a limit.
 
     The levels in between depend on the order and not on the limit, so that a higher limit has all
     that a lower one has: each is the least with which a recompute moves where it could not before.
@@ -324,9 +330,9 @@ def _climbed(
         refused = np.full(len(limit), np.inf)
         for order in dict.fromkeys((start, best)):
             found = into_waits(order, limit * (1 + ROUNDING), simulated, refused)
+            yield found.schedule
             if found.makespan < best.makespan:
                 best = found
-                yield found.schedule
         needed = float(refused[limit < most].min(initial=np.inf))
         level = max(needed, level + step)
         if needed == np.inf or level > most.max() * (1 + ROUNDING):
