@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import debubble as db
 from debubble.engine.modes import P2P_MODES, P2PMode
@@ -26,7 +27,7 @@ def reached(schedule: db.Schedule, case: Case, p2p_mode: P2PMode) -> tuple[float
 
 @each_with_modes
 def test_bubbles_are_no_slower_than_just_in_time(entry: Entry, p2p_mode: P2PMode) -> None:
-    for case in cases(f"bubbles {entry.name} {p2p_mode}", 2, "recompute"):
+    for case in cases(f"bubbles {entry.name} {p2p_mode}", 4, "recompute"):
         moved, in_time = (
             reached(smallest(entry), case._replace(lowering={**case.lowering, **at}), p2p_mode)
             for at in ({"recompute_at": "bubbles"}, {"recompute_at": "just-in-time"})
@@ -49,10 +50,12 @@ def test_a_faster_host_is_no_slower(entry: Entry, p2p_mode: P2PMode) -> None:
 
 @each_with_modes
 def test_more_memory_is_no_slower(entry: Entry, p2p_mode: P2PMode) -> None:
-    for case in cases(f"memory {entry.name} {p2p_mode}", 2):
-        less = reached(smallest(entry), case, p2p_mode)
-        for more in (0.25, 1, 2.5):
-            if case.memory is None or less is None or less[0] > 0:
-                continue
-            found = reached(smallest(entry), case._replace(memory=case.memory + more), p2p_mode)
-            assert no_worse(found, less), (case, more)
+    for case in cases(f"memory {entry.name} {p2p_mode}", 2, "recompute"):
+        at = {"recompute_at": "bubbles"}
+        for lowering in (case.lowering | at, {"offload": "full"}):
+            found = [
+                reached(smallest(entry), Case(lowering, case.costs, memory), p2p_mode)
+                for memory in (1, 2, 2.25, 4)
+            ]
+            for less, more in pairwise(found):
+                assert less is None or less[0] > 0 or no_worse(more, less), (case, found)
