@@ -39,7 +39,8 @@ def trace(
         takes("CHANGE", "Replay with other times: stage3.F*=0.9, p2p=0; may be repeated.", "--set"),
     ] = None,
     schedule: Annotated[
-        str | None, takes("NAME", "What a step would take under another schedule, at the measured times.")
+        str | None,
+        takes("NAME", "What a step would take under another schedule, at the measured times."),
     ] = None,
     chunks: Annotated[
         str | None, takes("N", "Its stages per rank, where there is choice.", "--chunks", "-v")
