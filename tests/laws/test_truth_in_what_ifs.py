@@ -112,6 +112,34 @@ def test_a_planted_fault_in_pairs_is_gone(name: str, fault: str) -> None:
     assert off(job, fault) < 1e-6
 
 
+@pytest.mark.parametrize("fault", ["stage", "rank", "copy", "forwards"])
+@pytest.mark.parametrize("name", FROM)
+def test_of_a_run_whose_messages_wait_for_their_receivers(name: str, fault: str) -> None:
+    """A receive that is posted late is no message that was long under way.
+
+    Of one that was waited for nobody knows whether it would have waited for its receiver.
+    """
+    assert off(of_constant_links(name).without(rendezvous=True), fault) < 2e-2
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_a_finding_gains_what_the_job_does_without_it(name: str, rendezvous: bool) -> None:
+    """A stage that takes the mean of all, as the finding says it could."""
+    schedule = made(name)
+    job = Job(schedule, even(schedule), lambda *_: 0.7e-3, rendezvous=rendezvous)
+    found = diagnose(slower(job, lambda piece, _: piece.stage == 1).observed())
+    first = found.findings[0]
+    assert (first.cause, first.where["stage"]) == ("slow-stage", 1)
+    mean = (2 + FACTOR) / 3
+    usual = slower(job, lambda piece, _: piece.stage == 1).without(
+        work=lambda piece, *where: job.work(piece, *where) * (mean if piece.stage == 1 else 1.0)
+    )
+    assert first.before - first.seconds == pytest.approx(usual.step(), rel=1e-3)
+    asked = with_changes(found.replay, [Change.parse(f"stage1*={mean / FACTOR}")])
+    assert first.gain == pytest.approx(asked.gain, abs=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", runnable())
