@@ -133,7 +133,7 @@ def test_of_a_run_whose_messages_wait_for_their_receivers(name: str, fault: str)
 def test_a_finding_gains_what_the_job_does_without_it(name: str, rendezvous: bool) -> None:
     """A stage that takes the mean of all, as the finding says it could."""
     schedule = made(name)
-    job = Job(schedule, even(schedule), now_and_then_slow, rendezvous=rendezvous)
+    job = Job(schedule, even(schedule), now_and_then_slow, rendezvous=rendezvous, steps=3)
     found = diagnose(slower(job, lambda piece, _: piece.stage == 1).observed())
     first = found.findings[0]
     assert (first.cause, first.where["stage"]) == ("slow-stage", 1)
