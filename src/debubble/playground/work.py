@@ -22,6 +22,7 @@ from debubble.playground.limits import MAX_ACTIONS, RefusedError
 from debubble.playground.state import Export, State, Wanted, cost_named
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
+from debubble.engine.jit import load_compiler
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode
@@ -38,8 +39,7 @@ DRAWING = Lock()
 
 def warm_up() -> None:
     """Load what the first request would have to wait for: compiled kernels."""
-    import numba  # noqa: F401 - from here on kernels run compiled
-
+    load_compiler()
     names = ("1f1b", "zb-v", "dualpipe-v")
     state = State(schedules=[Wanted(name=name) for name in names], ranks=4, microbatches=64)
     simulate(state)
