@@ -13,6 +13,7 @@ from debubble.analysis.summary import summary
 from debubble.core.costs import Costs
 from debubble.core.errors import DebubbleError
 from debubble.core.units import number, percent
+from debubble.engine.jit import load_compiler
 from debubble.engine.memory import Limit
 from debubble.engine.timeline import Timeline
 from debubble.interchange.cost_files import CostFile
@@ -22,7 +23,6 @@ from debubble.playground.limits import MAX_ACTIONS, RefusedError
 from debubble.playground.state import Export, State, Wanted, cost_named
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
-from debubble.engine.jit import load_compiler
 from debubble.schedules import registry
 from debubble.schedules.registry import Entry
 from debubble.view.timeline_data import encode
