@@ -290,8 +290,8 @@ class Costs:
         number of chunks, so that schedules with different chunks are compared on the same model.
         """
         for name in values:
-            if name not in _NAMES:
-                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), _NAMES)}")
+            if name not in COST_NAMES:
+                raise CostError(f"unknown cost '{name}'; {did_you_mean(str(name), COST_NAMES)}")
         return cls(basis="rank", chunks=chunks, **values)
 
     @property
@@ -377,7 +377,9 @@ class Costs:
 COST_FIELDS = cost_fields(Costs)
 """Every cost by name, in the order of the documentation."""
 
-_NAMES = tuple(spec.name for spec in fields(Costs))
+COST_NAMES = tuple(spec.name for spec in fields(Costs))
+"""Names of all fields: costs, what they are for, and their units."""
+
 _DEFAULTS = tuple(
     (name, next(spec.default for spec in fields(Costs) if spec.name == name))
     for name in COST_FIELDS

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.core.slicing import Slicing
+from debubble.core.actions import Kind
+from debubble.core.placement import Placement
+from debubble.core.slicing import Slicing, even_work
 from debubble.core.stage_values import Spread
+
+if TYPE_CHECKING:
+    from debubble.core.costs import Costs
 
 
 def sliced_times(
@@ -35,3 +42,16 @@ def attention_times(
     of_grad = np.minimum(attention * (I + W), I)
     of_full = np.divide(of_grad * B, I + W, out=attention * B, where=(I + W) > 0)
     return np.array([attention * F, of_grad, 0 * W, of_full, attention * R])
+
+
+def even_cut(placement: Placement, slices: int, costs: Costs) -> tuple[float, ...]:
+    """The cut into slices that take the same time forwards, summed over all stages.
+
+    Empty, for equal slices, without attention.
+    """
+    share = costs.attention
+    if not isinstance(share, float):
+        table = costs.resolve(placement)
+        F = table.duration[Kind.F]
+        share = float(F @ table.attention / F.sum()) if F.any() else 0.0
+    return even_work(slices, share) if share > 0 else ()

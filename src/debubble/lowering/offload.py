@@ -33,6 +33,7 @@ from debubble.core.schedule import Schedule
 from debubble.core.sequence import as_kind
 from debubble.engine.exist import has
 from debubble.engine.graph import P2PMode
+from debubble.engine.made_for import remembering
 from debubble.engine.memory import excess, memory_limits
 from debubble.engine.recompute import recompute_share
 from debubble.engine.timeline import simulate
@@ -110,7 +111,8 @@ def add_offload(
             idle = limits is None and len(made) == len(schedule)
             key = (idle, excess(peak, limits), timeline.makespan, float(peak.max()), lead, waits)
             found.append((key, candidate))
-    return min(found, key=lambda candidate: candidate[0])[1]
+    best = min(found, key=lambda candidate: candidate[0])[1]
+    return remembering(best, "copies", costs)
 
 
 def check_host(costs: Costs) -> None:

@@ -40,6 +40,7 @@ from debubble.core.kinds import GRADIENT_KINDS
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
+from debubble.engine.made_for import remembering
 from debubble.engine.memory import ROUNDING, memory_limits
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, simulate
@@ -134,7 +135,10 @@ def add_recompute(
         recompute_after="gradient" if at == "with-backward" else "forward",
         options={**schedule.options, **asked, **({} if cap is None else {"recompute_cap": cap})},
     )
-    return _in_bubbles(found, costs or Costs(), memory, p2p_mode) if at == "bubbles" else found
+    if at != "bubbles":
+        return found
+    costs = costs or Costs()
+    return remembering(_in_bubbles(found, costs, memory, p2p_mode), "recomputes", costs)
 
 
 def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:

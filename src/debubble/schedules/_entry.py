@@ -273,6 +273,10 @@ class Entry:
         """Whether the order depends on the costs."""
         return "costs" in self.parameters
 
+    def orders_by_costs(self, case: Any) -> bool:
+        """Whether the order of a case depends on its costs."""
+        return self.uses_costs and not getattr(case, "published", False)
+
     def placed(self, case: Any) -> Placement:
         """The placement of a case; the same parameters lead to the same object."""
         return _placed(self.placement, case.ranks, case.chunks)

@@ -24,7 +24,7 @@ from debubble.core.actions import MICROBATCH_SHIFT, SHARDING_KINDS, Kind, Progra
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
-from debubble.core.schedule import Schedule
+from debubble.core.schedule import FROM_COSTS, Schedule
 from debubble.engine.exist import has
 from debubble.engine.memory import beside_static, memory_limits
 from debubble.engine.recompute import recompute_share
@@ -309,7 +309,13 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         # Plain numbers: files hold them, and formulas compare them with peaks.
         shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
-    fields = {key: value(case) if callable(value) else value for key, value in entry.fields.items()}
+    reading = _Reading(**vars(case))
+    fields = {
+        key: value(reading.of(key)) if callable(value) else value
+        for key, value in entry.fields.items()
+    }
+    ordered = ("order",) if entry.orders_by_costs(case) else ()
+    from_costs = (*ordered, *(key for key in FROM_COSTS if key in reading.readers))
     return Schedule.from_programs(
         entry.name,
         placement,
@@ -319,9 +325,29 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
         slices=case.slices,
         weight_versions=entry.weight_versions_of(case),
         options={key: value for key, value in shown.items() if value is not None},
-        made_for=(case.costs or Costs()) if entry.uses_costs else None,
+        made_for=(case.costs or Costs()) if from_costs else None,
+        from_costs=from_costs,
         **(fields | ({} if sync is None else {"sync": sync})),
     )
+
+
+class _Reading(SimpleNamespace):
+    """A case that notes for which fields of a schedule its costs are read."""
+
+    def of(self, field: str) -> _Reading:
+        """The case, about to be read for a field."""
+        self.field = field
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "costs":
+            vars(self).setdefault("noted", set()).add(self.field)
+        return super().__getattribute__(name)
+
+    @property
+    def readers(self) -> set[str]:
+        """Fields that the costs were read for."""
+        return getattr(self, "noted", set())
 
 
 def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
@@ -360,9 +386,11 @@ def closed_forms(schedule: Schedule, costs: Costs, transfer: float) -> list[Form
     if schedule.name not in entries() or not plain.uniform or schedule.iterations > 1:
         return []
     entry = find(schedule.name)
-    if entry.uses_costs and (schedule.made_for != costs or recompute_share(schedule).any()):
-        return []
     case = form_case(schedule, costs, transfer)
+    if entry.orders_by_costs(case) and schedule.made_for != costs:
+        return []
+    if entry.uses_costs and recompute_share(schedule).any():
+        return []
     forms = with_recompute(entry.forms, case, schedule, case.table)
     known = TIME_QUANTITIES | {"peak_activation"}
     if case.table.kv.any() or case.table.static.any():
