@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import debubble as db
+from debubble.core.actions import kinds_of
+from debubble.core.kind_relations import PASS_KINDS
 from debubble.interchange.files import parse, text_of
 from debubble.schedules.registry import Entry
 from tests.small import RANKS, smallest
@@ -67,11 +69,12 @@ def test_a_csv_gives_back_the_order_or_is_refused(
     entry: Entry, read: Callable[[db.Schedule], db.Schedule]
 ) -> None:
     schedule = made(entry)
-    try:
-        again = read(schedule)
-    except db.ParameterError as error:
-        assert "a JSON schedule file can say it" in str(error)
+    passes = set(kinds_of(schedule.actions).tolist()) <= set(PASS_KINDS)
+    if schedule.placement.copies > 1 or schedule.slices > 1 or schedule.vocabulary or not passes:
+        with pytest.raises(db.ParameterError, match="a JSON schedule file can say it"):
+            read(schedule)
         return
+    again = read(schedule)
     computing = [[c for c in row if "SEND" not in c and "RECV" not in c] for row in again.rows()]
     order = [[c for c in row if "REDUCE" not in c] for row in computing]
     assert order == schedule.rows()
