@@ -263,9 +263,9 @@ def _fitting(
 def _refuse_bad(schedule: Schedule, mode: P2PMode) -> None:
     """A schedule that somebody hands in may lack actions, and would look fast."""
     found = check(schedule, p2p_mode=mode)
-    if not found:
+    if found.of_times:
         more = f" (and {found.count - 1:,} more)" if found.count > 1 else ""
-        raise ParameterError(f"its order is wrong: {found.problems[0]}{more}")
+        raise ParameterError(f"its order is wrong: {found.of_times[0]}{more}")
 
 
 def _row(label: str, timeline: Timeline, memory: Limit | None) -> Row:

@@ -319,18 +319,24 @@ class Inputs:
         from debubble.interchange.files import is_foreign
 
         if is_foreign(target):
-            self.refuse_wrong(schedule, target, " of it")
+            self.refuse_wrong(schedule, target, " of it", only_times=True)
         timeline = simulate(schedule, self.costs, self.mode)
         return timeline.as_late_as_possible() if late else timeline
 
-    def refuse_wrong(self, schedule: Schedule, target: str, more: str) -> None:
-        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message."""
+    def refuse_wrong(
+        self, schedule: Schedule, target: str, more: str, only_times: bool = False
+    ) -> None:
+        """Refuse a schedule that 'debubble check' finds fault with; `more` ends the message.
+
+        With `only_times` that is what makes its times wrong.
+        """
         from debubble.analysis.check import check
 
         report = check(schedule, p2p_mode=self.mode)
-        if not report.ok:
+        problems = report.of_times if only_times else report.problems
+        if problems:
             advice = f"'debubble check' lists every problem{more}"
-            raise ScheduleError(f"{target}: {report.problems[0]}\n{advice}")
+            raise ScheduleError(f"{target}: {problems[0]}\n{advice}")
 
 
 def with_setup(function: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,7 @@ from debubble.core.actions import COPY_KINDS, KIND_MASK, among, computes, kinds_
 from debubble.core.cost_table import CostTable
 from debubble.core.costs import Costs, check_costs
 from debubble.core.errors import ScheduleError, check_type
-from debubble.core.kinds import FORWARD_KINDS
+from debubble.core.kinds import FORWARD_KINDS, Kind
 from debubble.core.schedule import Schedule
 from debubble.engine import made_for, memory_over_time
 from debubble.engine.action_table import ActionTable
@@ -69,9 +69,14 @@ class Timeline:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Caveats of the times: the order was computed for other costs."""
-        unfit = made_for.unfit(self.schedule, self.table)
-        return (unfit,) if unfit else ()
+        """Caveats of the times: for other costs, or of another order than is trained with."""
+        notes = [made_for.unfit(self.schedule, self.table)]
+        if self.schedule.explicit_reduction and not has(self.schedule, (Kind.REDUCE_GRAD,)):
+            notes.append(
+                "no REDUCE_GRAD, as in listings of older PyTorch: today's neither divides its "
+                "gradients by the number of microbatches nor reduces them"
+            )
+        return tuple(filter(None, notes))
 
     @property
     def mode(self) -> P2PMode:
