@@ -371,3 +371,11 @@ def test_absurd_sizes_are_no_reason_to_fail(sizes: tuple[int, int], copies: int)
     report = db.check(schedule, memory=1)
     assert report.more["missing"] == 2 * sizes[0] * sizes[1] - 3 - (LISTED - 1)
     assert str(report)
+
+
+def test_problems_in_the_same_words_are_said_once_with_their_number() -> None:
+    halves = " ".join(f"0B{u} 0W{u}" for u in range(9))
+    report = db.check(order([" ".join(f"0F{u}" for u in range(9)) + " " + halves], 9))
+    assert len(report.problems) == 9
+    assert str(report).count("mixed-backward") == 1
+    assert "(and 8 more in these words)" in str(report)

@@ -176,15 +176,12 @@ class Report:
             for problem in self.problems:
                 if problem.code == code:
                     alike.setdefault(_NUMBER.sub("0", str(problem)), []).append(str(problem))
-            left = self.more.get(code, 0)
             for texts in alike.values():
                 if len(texts) > ALIKE:
-                    count = len(texts) - 1 + (left if len(alike) == 1 else 0)
-                    left = left if len(alike) > 1 else 0
-                    texts = [f"{texts[0]} (and {count:,} more in these words)"]
+                    texts = [f"{texts[0]} (and {len(texts) - 1} more in these words)"]
                 lines += [f"  {code:<{width}}  {text}" for text in texts]
-            if left:
-                lines.append(f"  {code:<{width}}  and {left:,} more")
+            if code in self.more:
+                lines.append(f"  {code:<{width}}  and {self.more[code]:,} more")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -124,6 +124,8 @@ def report(
     lines.append("")
     for key in _SHOWN:
         lines += wrap(f"{key}: {words[key]}", width, 2) if key in words else []
+    for note in data["notes"]:
+        lines += wrap(f"note: {note}", width, 2)
     return "\n".join(lines)
 
 
