@@ -83,7 +83,8 @@ def compare(
             jitter=varying,
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
-        result = replace(result, skipped=(*skipped, *result.skipped))
+        notes = inputs.unread(*(row.schedule for row in result.rows))
+        result = replace(result, skipped=(*skipped, *result.skipped), notes=(*result.notes, *notes))
         if not result.rows:
             _leave(result.skipped)
     if output is not None:

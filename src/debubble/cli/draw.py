@@ -55,6 +55,8 @@ def draw(
             plain = output.lower().endswith(".txt")
             marks: dict[str, Any] = {} if plain else {"limit": inputs.memory}
             save(timelines, output, time_unit=unit, **marks, **picture)
+    for text in inputs.unread(*(timeline.schedule for timeline in timelines)):
+        note(f"note: {text}")
     if output is not None:
         note(f"wrote {output}")
         return

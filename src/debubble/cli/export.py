@@ -59,6 +59,7 @@ def export(
     if output != STANDARD_OUTPUT:
         check_writable(output)
     settings: list[str] = []
+    notes: list[str] = []
     layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
@@ -70,6 +71,7 @@ def export(
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(made, schedule)
+            notes = inputs.unread(made)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:
@@ -78,6 +80,8 @@ def export(
                 settings = _settings(made, output, layers)
             phase(f"writing {output}")
             _write(_text(made, to, waits, inputs.mode, layers), output)
+    for text in notes:
+        note(f"note: {text}")
     if output != STANDARD_OUTPUT:
         note(f"wrote {output}")
     if to in READ_BACK[".csv"]:

@@ -304,6 +304,15 @@ class Inputs:
             **self.options([target]),
         )
 
+    def unread(self, *schedules: Schedule) -> list[str]:
+        """Notes of typed costs that change nothing of any of some schedules.
+
+        A cost file is for many schedules; what is typed is for these.
+        """
+        from debubble.analysis.unread_costs import unread_notes
+
+        return [] if self.file is not None else unread_notes(schedules, self.costs)
+
     @property
     def plain(self) -> Inputs:
         """The same without lowering."""

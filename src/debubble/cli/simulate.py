@@ -123,6 +123,7 @@ def _data(timeline: Timeline, inputs: Inputs) -> dict[str, Any]:
     from debubble.analysis.summary import summary
 
     data = summary(timeline)
+    data["notes"] += inputs.unread(timeline.schedule)
     data["costs"] = inputs.source or None
     data["memory_limit"] = inputs.memory
     data["fits"] = not _above(timeline, inputs.memory) if inputs.memory is not None else None
@@ -137,6 +138,8 @@ def _text(timeline: Timeline, inputs: Inputs, spread: Spread | None) -> str:
 
     width = line_width()
     lines = [report(timeline, width=width)]
+    for text in inputs.unread(timeline.schedule):
+        lines += wrap(f"note: {text}", width, 2)
     if spread is not None:
         lines += ["", *spread_lines(spread, timeline.table.costs.time_unit, width)]
     if inputs.source:

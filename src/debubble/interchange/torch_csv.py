@@ -72,7 +72,9 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
     rows = _rows(text, where)
     old = "BW" in text
     if old:
-        rows = [[_OLD.sub(lambda found: "B" if found[1] else "I", cell) for cell in row] for row in rows]
+        rows = [
+            [_OLD.sub(lambda found: "B" if found[1] else "I", cell) for cell in row] for row in rows
+        ]
     programs = []
     for rank, row in enumerate(rows):
         texts = [cell.strip() for cell in row]
@@ -114,6 +116,10 @@ def from_csv(text: str, where: str, microbatches: int | None = None) -> Schedule
         programs,
         explicit_reduction=not np.all(computes(kinds)),
     )
+
+
+def _of_today(found: re.Match[str]) -> str:
+    return "B" if found[1] else "I"
 
 
 def _halves_alone(programs: list[Program]) -> bool:
