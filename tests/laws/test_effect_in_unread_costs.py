@@ -12,6 +12,7 @@ import pytest
 import debubble as db
 from debubble.analysis.unread_costs import NEEDS, unread_costs
 from debubble.core.costs import COST_FIELDS, Costs
+from debubble.core.embedding_and_head import PARTS
 from debubble.lowering.chain import lower
 from debubble.schedules.registry import find
 from tests.small import RANKS, smallest
@@ -37,7 +38,7 @@ VALUES: dict[str, Any] = {
     **dict.fromkeys(COST_FIELDS, 0.37),
     "bandwidth": 2.5, "host_bandwidth": 2.5, "host_link_shared_by": 2,
     "microbatch": {"default": 1.0, 0: 1.3}, "O": 3.3, "FF": 1.9,
-    **dict.fromkeys(("embedding", "head", "mtp"), {"F": 0.4, "B": 0.5, "activation": 0.2}),
+    **{part: {"F": 0.4, "B": 0.5, "activation": 0.2} for part in PARTS},
 }  # fmt: skip
 """Another value of every cost."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,13 +142,19 @@ def unread_costs(schedule: Schedule, costs: Costs) -> list[tuple[str, str]]:
     ]
 
 
-def unread_notes(schedules: Iterable[Schedule], costs: Costs) -> list[str]:
-    """A note for all costs that are given and change nothing of any of some schedules."""
+def unread_notes(
+    schedules: Iterable[Schedule], costs: Costs, tried: Container[str] = ()
+) -> list[str]:
+    """A note for all costs that are given and change nothing of any of some schedules.
+
+    Costs of what options add that were `tried` had their say.
+    """
     found: dict[str, str] = {}
     for index, schedule in enumerate(schedules):
         here = dict(unread_costs(schedule, costs))
         found = here if index == 0 else {name: why for name, why in found.items() if name in here}
     together: dict[str, list[str]] = {}
     for name, why in found.items():
-        together.setdefault(why, []).append(name)
+        if NEEDS[name].option not in tried:
+            together.setdefault(why, []).append(name)
     return [f"{', '.join(names)} changes nothing: {why}" for why, names in together.items()]

@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -304,14 +304,15 @@ class Inputs:
             **self.options([target]),
         )
 
-    def unread(self, *schedules: Schedule) -> list[str]:
+    def unread(self, *schedules: Schedule, tried: Container[str] = ()) -> list[str]:
         """Notes of typed costs that change nothing of any of some schedules.
 
-        A cost file is for many schedules; what is typed is for these.
+        A cost file is for many schedules; what is typed is for these. Options that a search `tried`
+        may have left out.
         """
         from debubble.analysis.unread_costs import unread_notes
 
-        return [] if self.file is not None else unread_notes(schedules, self.costs)
+        return [] if self.file is not None else unread_notes(schedules, self.costs, tried)
 
     @property
     def plain(self) -> Inputs:
