@@ -232,6 +232,22 @@ def _check_items(
             raise ParameterError(f"unknown option '{key}'; {hint}")
 
 
+def without_choice(names: Iterable[str], chunks: Sequence[int]) -> list[str]:
+    """A note of registered schedules that have other numbers of chunks than those asked for.
+
+    Raises ParameterError when no schedule takes any of them.
+    """
+    found = [find(name) for name in dict.fromkeys(names)]
+    fixed = [entry for entry in found if entry.chunks is not None and entry.chunks not in chunks]
+    asked = ", ".join(map(str, chunks))
+    each = ", ".join(f"{entry.name} has {entry.chunks}" for entry in fixed)
+    if fixed and len(fixed) == len(found):
+        raise ParameterError(
+            f"chunks is {asked}, and no schedule here has a choice: {each}; leave it out"
+        )
+    return [f"chunks {asked} is for schedules with a choice: {each}"] if fixed else []
+
+
 def _labels(items: list[_Read]) -> list[str]:
     """A name for every item; names that occur twice get a number."""
     labels: list[str] = []

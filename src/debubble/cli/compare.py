@@ -54,6 +54,7 @@ def compare(
     these parameters are listed with the reason. With --jitter, how often each of them wins.
     """
     from debubble.analysis.compare import compare as simulate_all
+    from debubble.analysis.compare import without_choice
 
     inputs, chunks = _inputs(setup)
     check_picture(output, picture, ".tex")
@@ -63,6 +64,8 @@ def compare(
     with phases(2 * len(schedules)) as phase:
         items, skipped = _items(schedules, inputs, chunks, phase)
         named = [item for item in items if isinstance(item, str)]
+        typed = chunks or ([] if inputs.chunks is None else [inputs.chunks])
+        fixed = without_choice(named, typed) if typed and len(named) == len(schedules) else []
         if named:
             _need_sizes(named[0], inputs)
         if not items:
@@ -84,7 +87,9 @@ def compare(
             progress=lambda label, index, count: phase(f"{label} ({index + 1} of {count})"),
         )
         notes = inputs.unread(*(row.schedule for row in result.rows))
-        result = replace(result, skipped=(*skipped, *result.skipped), notes=(*result.notes, *notes))
+        result = replace(
+            result, skipped=(*skipped, *result.skipped), notes=(*result.notes, *fixed, *notes)
+        )
         if not result.rows:
             _leave(result.skipped)
     if output is not None:

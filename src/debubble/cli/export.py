@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from debubble.cli.app import command
-from debubble.cli.options import ScheduleName, Setup, Text, switch, takes, with_setup, writes
+from debubble.cli.options import (
+    Inputs,
+    ScheduleName,
+    Setup,
+    Text,
+    switch,
+    takes,
+    with_setup,
+    writes,
+)
 from debubble.cli.output import check_writable, note
 from debubble.cli.progress import phases
 from debubble.core.errors import ParameterError, did_you_mean
@@ -55,6 +64,10 @@ def export(
         raise ParameterError(
             f"--cut is for the flags that come with {' and '.join(WITH_FLAGS)}; leave it out"
         )
+    if waits and to != "torch-csv-comms":
+        raise ParameterError(f"--waits is for torch-csv-comms, and --to is {to}; leave it out")
+    if to == "megatron" and setup.lowering.get("transfers") is not None:
+        raise ParameterError("--transfers is for files with sends and receives; leave it out")
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
         check_writable(output)
@@ -68,10 +81,11 @@ def export(
             from debubble.interchange.layouts import check_cut
 
             check_cut(made, layers)
+        notes += _above_limit(made, inputs)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
             timeline = inputs.simulate(made, schedule)
-            notes = inputs.unread(made)
+            notes += inputs.unread(made)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
         else:
@@ -91,6 +105,18 @@ def export(
             note(f"warning: {warning}")
     if settings:
         note("\n".join(settings))
+
+
+def _above_limit(schedule: Schedule, inputs: Inputs) -> list[str]:
+    """A note of ranks that hold more than the memory limit."""
+    from debubble.analysis.metrics import above_limit, kept_text
+    from debubble.engine.timeline import memory_use
+
+    if inputs.memory is None:
+        return []
+    peak = memory_use(schedule, inputs.costs, inputs.mode).peak
+    above = above_limit(peak, inputs.memory)
+    return [kept_text(peak, inputs.memory, inputs.costs)] if above else []
 
 
 def _check_ending(to: str, output: str) -> None:

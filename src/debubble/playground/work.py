@@ -20,7 +20,7 @@ from debubble.interchange.cost_files import CostFile
 from debubble.interchange.text import shown
 from debubble.lowering.sharding import MAX_ACTIVE
 from debubble.playground.limits import MAX_ACTIONS, RefusedError
-from debubble.playground.state import Export, State, Wanted, cost_named
+from debubble.playground.state import Export, State, Wanted, cost_named, within
 from debubble.playground.uploads import cost_lines
 from debubble.playground.uploads import items as read_items
 from debubble.schedules import registry
@@ -58,6 +58,7 @@ def simulate(state: State) -> dict[str, Any]:
         ``problems``, each with ``index``, ``message``, ``field`` and ``nearest``.
     """
     file = state.read_costs()
+    state = within(state, file)
     problems: list[dict[str, Any]] = []
     places: list[tuple[int, int]] = []
     items: list[Any] = []
@@ -251,6 +252,7 @@ def export(wanted: Export) -> tuple[bytes, str, str]:
             "index",
         )
     file = state.read_costs()
+    state = within(state, file)
     items, actions = _items(state.schedules[wanted.index], state, file.costs)
     _check_size(actions, state)
     if wanted.part >= len(items):
