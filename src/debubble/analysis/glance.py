@@ -45,10 +45,9 @@ def glance(entry: Entry, costs: Costs | None = None) -> Glance | None:
     ranks and microbatches do.
     """
     for ranks, microbatches, chunks in _nearest(entry):
-        own = {} if entry.chunks else {"chunks": chunks}
         try:
             schedule = registry.make(
-                entry.name, ranks=ranks, microbatches=microbatches, costs=costs, **own
+                entry.name, ranks=ranks, microbatches=microbatches, chunks=chunks, costs=costs
             )
             timeline = simulate(schedule, costs)
         except DebubbleError:

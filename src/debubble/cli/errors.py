@@ -40,7 +40,7 @@ def clean_exit() -> Iterator[None]:
             stream.reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = _warn  # type: ignore[assignment] # takes what it does not use
             yield
     except typer.Exit:
         raise

@@ -66,7 +66,7 @@ def remembering(schedule: Schedule, part: str, costs: Costs) -> Schedule:
 def _same_cut(schedule: Schedule, *both: Costs) -> bool:
     """Whether two costs lead to the same cut into slices of equal work."""
     cuts = [even_cut(schedule.placement, schedule.slices, costs) for costs in both]
-    return len(cuts[0]) == len(cuts[1]) and bool(np.allclose(*cuts, rtol=1e-9, atol=0))
+    return len(cuts[0]) == len(cuts[1]) and _equal(*map(np.asarray, cuts))
 
 
 def _alike(schedule: Schedule, made: CostTable, table: CostTable) -> bool:

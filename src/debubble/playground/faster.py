@@ -19,8 +19,8 @@ def faster(state: State, running: Search) -> dict[str, Any]:
     from debubble.optimize.search import optimize
 
     _check(state)
-    file = state.read_costs()
-    state, costs = within(state, file), file.costs
+    given = state.read_costs()
+    state, costs = within(state, given), given.costs
     chunks = state.chunks or 1
     cuts = sorted({1, chunks}) if costs.same_model else chunks
 
