@@ -174,7 +174,7 @@ def test_what_layers_do_not_say_is_that_of_an_even_cut() -> None:
     assert made.activation == pytest.approx([4, 2])
     assert made.kept == pytest.approx([2, 1])
     assert made.kv == pytest.approx([8 / 3, 4 / 3])
-    assert made.collective[1] == pytest.approx([4 / 3, 2 / 3])
+    assert made.duration[Kind.REDUCE_GRAD] == pytest.approx([4 / 3, 2 / 3])
     assert made.optimizer == pytest.approx([16 / 3, 8 / 3])
     # A pair takes what its stages' shares of the time take, here a half each.
     assert made.pair((0, 0), (3, 1)) == pytest.approx(6)

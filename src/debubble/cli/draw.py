@@ -45,14 +45,14 @@ def draw(
                 units |= {recording.time_unit for recording in recordings}
                 continue
             units.add(inputs.costs.time_unit)
-            made = inputs.schedule(name)
-            phase(f"simulating {name}, {len(made):,} actions")
-            timelines.append(inputs.simulate(made, name, late=late))
-        limited = setup.memory is not None
+            question = inputs.of(name, late=late)
+            phase(f"simulating {name}, {len(question.made):,} actions")
+            timelines.append(inputs.simulate(question, name))
+        limited = setup["memory"] is not None
         if output is None and limited and not _made_within(schedules, timelines):
             raise ParameterError(
-                f"--memory {setup.memory} is a line in pictures, and these orders do not depend on "
-                "it; give -o order.svg, or leave it out"
+                f"--memory {setup['memory']} is a line in pictures, and these orders do not depend "
+                "on it; give -o order.svg, or leave it out"
             )
         phase("drawing")
         unit = units.pop() if len(units) == 1 else ""

@@ -14,6 +14,7 @@ from debubble.cli.options import (
     ScheduleName,
     Setup,
     Text,
+    refuse_wrong,
     switch,
     takes,
     with_setup,
@@ -49,6 +50,9 @@ def export(
         typer.Option(help="With torch-csv, say how torchtitan and Automodel run it, or why not."),
     ] = True,
     cut: Annotated[Text, takes("N/N/…", "Layers of every stage, for the flags: 3/4/4/3.")] = None,
+    unchecked: Annotated[
+        bool, switch("--unchecked", "Write also what 'debubble check' finds fault with.")
+    ] = False,
 ) -> None:
     """Write files for other programs.
 
@@ -66,7 +70,7 @@ def export(
         )
     if waits and to != "torch-csv-comms":
         raise ParameterError(f"--waits is for torch-csv-comms, and --to is {to}; leave it out")
-    if to == "megatron" and setup.lowering.get("transfers") is not None:
+    if to == "megatron" and setup["transfers"] is not None:
         raise ParameterError("--transfers is for files with sends and receives; leave it out")
     inputs = setup.read()
     if output != STANDARD_OUTPUT:
@@ -76,7 +80,10 @@ def export(
     layers = None if cut is None else _layers(cut)
     with phases(3) as phase:
         phase(f"making {schedule}")
-        made = inputs.schedule(schedule)
+        question = inputs.of(schedule)
+        made = question.made
+        if to != "chrome-trace" and not unchecked:
+            refuse_wrong(inputs.verdict(made), schedule, ", --unchecked writes it all the same")
         if layers is not None:
             from debubble.interchange.layouts import check_cut
 
@@ -84,7 +91,7 @@ def export(
         notes += _above_limit(made, inputs)
         if to == "chrome-trace":
             phase(f"simulating {len(made):,} actions")
-            timeline = inputs.simulate(made, schedule)
+            timeline = inputs.simulate(question, schedule)
             notes += inputs.unread(made)
             phase(f"writing {output}")
             _trace(timeline, inputs.costs.time_unit, output)
@@ -163,7 +170,7 @@ def _text(schedule: Schedule, to: str, waits: bool, mode: P2PMode, layers: list[
         return "\n".join(megatron(schedule, mode, layers)) + "\n"
     from debubble.interchange.files import text_of
 
-    return text_of(schedule, to, waits)
+    return text_of(schedule, to, waits, mode)
 
 
 def _write(text: str, output: str) -> None:

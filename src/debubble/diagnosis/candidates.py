@@ -12,7 +12,6 @@ from debubble.diagnosis.faults import Fault, find_faults
 from debubble.diagnosis.gains import Slowdown
 from debubble.diagnosis.replay import Replay, reordered
 from debubble.diagnosis.run import Run, Times
-from debubble.diagnosis.transfers import MOMENT
 from debubble.engine.modes import MODE, P2PMode
 
 SLOW_LINK = 2.0
@@ -151,7 +150,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
         for copy in range(len(means)):
             like = others if others.size else np.delete(means[:, place], copy)
             usual = float(np.median(like)) if like.size else np.inf
-            if means[copy, place] > SLOW_LINK * usual + MOMENT:
+            if means[copy, place] > SLOW_LINK * usual + run.moment:
                 slow.append((copy, usual))
         everywhere = len(slow) == len(means)
         groups = [slow] if everywhere and slow else [[one] for one in slow]
@@ -165,7 +164,7 @@ def _slow_links(replay: Replay) -> Iterator[tuple[Where, Times, float]]:
                     added[cells] = np.minimum(replay.transfers.delay[cells], share)
             where: Where = {"link": list(pair)}
             where |= {} if everywhere else {"copy": group[0][0]}
-            size = means[group[0][0], place] / max(group[0][1], MOMENT)
+            size = means[group[0][0], place] / max(group[0][1], run.moment)
             yield where, added, float(size)
 
 

@@ -25,7 +25,7 @@ of their first chunk, p − 1 − 2r of the second group on rank r.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Literal, TypeAlias, cast
@@ -37,14 +37,16 @@ from debubble.core.actions import STAGE_SHIFT, Kind, Program, group_bounds, kind
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.kinds import GRADIENT_KINDS
+from debubble.core.runtimes import RECOMPUTES_LATE, RUNTIMES, has_rule
 from debubble.core.schedule import Schedule
 from debubble.engine.graph import P2PMode
 from debubble.engine.kernels.recompute import fill_waits
 from debubble.engine.made_for import remembering
-from debubble.engine.memory import ROUNDING, memory_limits
+from debubble.engine.memory import ROUNDING, measure_memory, memory_limits
 from debubble.engine.recompute import recomputed_stages
 from debubble.engine.timeline import Timeline, simulate
 from debubble.engine.transfers import first_transfer
+from debubble.lowering.ways import Setting
 
 RecomputeAt: TypeAlias = Literal["just-in-time", "bubbles", "with-backward"]
 RECOMPUTE_AT = ("just-in-time", "bubbles", "with-backward")
@@ -54,6 +56,12 @@ Stages: TypeAlias = str | Collection[int] | Mapping[int, bool]
 
 ROUNDS = 8
 """Maximum number of passes over the gaps: filling some moves others."""
+
+LEVELS = 32
+"""About how many amounts of memory are tried between that of recomputes just in time and of none at
+all."""
+
+OVERLAPPED: P2PMode = "overlapped"
 
 PART = 0.5
 """Share of a recompute that has to fit into a wait when none has room for all of it."""
@@ -84,7 +92,8 @@ def add_recompute(
         larger ``Costs.recompute_kept``.
     at
         Position of R: ``"just-in-time"`` (the default), ``"bubbles"`` or ``"with-backward"``, see
-        :mod:`debubble.lowering.recompute`.
+        :mod:`debubble.lowering.recompute`. The last alone where the costs are of a runtime whose
+        recompute is a part of the backward, see :mod:`debubble.core.runtimes`.
     cap
         How many whole activations of a stage and microbatch a rank may hold from a forward, or its
         recompute, to the end of the backward, as far as stages that recompute allow. Only what
@@ -100,7 +109,7 @@ def add_recompute(
     Schedule
         With an R before every I or B of these stages, or of those beyond the cap, before the whole
         pair when that is half of one; with ``"bubbles"`` never slower than ``"just-in-time"`` for
-        these costs.
+        these costs in this mode.
 
     Raises
     ------
@@ -119,40 +128,62 @@ def add_recompute(
     0F0 0F1 0R0 0B0 0R1 0B1
     1F0 1B0 1F1 1B1
     """
-    at = place_of(stages, at)
+    setting = Setting(costs, memory, p2p_mode)
+    return setting.best(ways_to_recompute(schedule, stages, at, cap, setting))
+
+
+def ways_to_recompute(
+    schedule: Schedule,
+    stages: Stages | None,
+    at: str | None,
+    cap: int | None,
+    setting: Setting,
+) -> list[Schedule]:
+    """The schedule with recomputes; ``"bubbles"`` has more than one way to it, none the last."""
+    at = place_of(stages, at, setting.costs)
     check_cap(stages, cap)
     if stages is None:
-        return schedule
+        return [schedule]
     chosen = chosen_stages(stages, schedule.stages)
     if not chosen.any():
-        return schedule
+        return [schedule]
     _refuse_lowered(schedule)
     names = "full" if chosen.all() else np.flatnonzero(chosen).tolist()
     asked = {"recompute": names, "recompute_at": at}
     programs = [just_in_time(schedule.program(rank), chosen, cap) for rank in range(schedule.ranks)]
-    found = schedule.with_programs(
+    made = schedule.with_programs(
         programs,
         recompute_after="gradient" if at == "with-backward" else "forward",
         options={**schedule.options, **asked, **({} if cap is None else {"recompute_cap": cap})},
     )
     if at != "bubbles":
-        return found
-    costs = costs or Costs()
-    return remembering(_in_bubbles(found, costs, memory, p2p_mode), "recomputes", costs)
+        return [made]
+    costs = setting.costs or Costs()
+    made = remembering(made, "recomputes", costs)
+    whole = float(measure_memory(schedule, costs.table(schedule)).peak.max())
+    return [made, *_in_bubbles(made, whole, setting)]
 
 
-def place_of(stages: Stages | None, at: str | None) -> RecomputeAt:
-    """Check the position of recomputes; ``"just-in-time"`` unless given.
+def place_of(stages: Stages | None, at: str | None, costs: Costs | None = None) -> RecomputeAt:
+    """Check the position of recomputes; ``"just-in-time"`` unless given or the runtime has another.
 
-    Raises ParameterError when there is no such place, or no stage to recompute.
+    Raises ParameterError when there is no such place, no stage to recompute, or the runtime of the
+    costs has another place.
     """
+    late = costs is not None and has_rule(costs, RECOMPUTES_LATE)
     if at is None:
-        return "just-in-time"
+        return "with-backward" if late else "just-in-time"
     if at not in RECOMPUTE_AT:
         raise ParameterError(f"recompute_at is '{at}'; {did_you_mean(str(at), RECOMPUTE_AT)}")
     if stages is None:
         raise ParameterError(
             f"recompute_at is '{at}' and no stage recomputes; give recompute='full'"
+        )
+    if late and at != "with-backward":
+        assert costs is not None, "it has the rule"
+        raise ParameterError(
+            f"recompute_at is '{at}', and {RUNTIMES[costs.runtime].title} recomputes in the "
+            "backward; use 'with-backward', or another runtime"
         )
     return cast("RecomputeAt", at)
 
@@ -269,25 +300,58 @@ def _dropped(program: Program, spots: NDArray[np.int64], cap: int) -> NDArray[np
     return gone
 
 
-def _in_bubbles(
-    schedule: Schedule, costs: Costs, memory: float | Sequence[float] | None, mode: P2PMode
-) -> Schedule:
-    """Recomputes moved into waits, without more memory, or within the limit if that is faster."""
-    given = memory_limits(memory, schedule.ranks)
-    start = simulate(schedule, costs, mode)
-    limits = [start.peak_activation]
-    if given is not None:
-        limits.append(np.maximum(start.peak_activation, given))
+def _in_bubbles(schedule: Schedule, whole: float, setting: Setting) -> Iterator[Schedule]:
+    """Recomputes moved into waits: first without more memory, then with ever more of it.
 
-    def simulated(schedule: Schedule) -> Timeline:
-        return simulate(schedule, costs, mode)
+    Waits are those in the mode of the setting, and those that would be there if transfers occupied
+    nobody: where ranks meet or queue, it takes a simulation to tell which of them can be filled.
+    `whole` is what ranks hold without recomputes.
+    """
+    costs = setting.costs or Costs()
+    given = memory_limits(setting.memory, schedule.ranks)
+    for mode in dict.fromkeys((setting.p2p_mode, OVERLAPPED)):
 
-    found = [into_waits(start, limit * (1 + ROUNDING), simulated) for limit in limits]
-    return min(found, key=lambda timeline: timeline.makespan).schedule
+        def simulated(schedule: Schedule, mode: P2PMode = mode) -> Timeline:
+            return simulate(schedule, costs, mode)
+
+        start = simulated(schedule)
+        yield from _climbed(start, given, whole, simulated)
+
+
+def _climbed(
+    start: Timeline,
+    given: NDArray[np.float64] | None,
+    whole: float,
+    simulated: Callable[[Schedule], Timeline],
+) -> Iterator[Schedule]:
+    """Ever faster orders, with what `start` holds and up to a limit.
+
+    The levels in between depend on the order and not on the limit, so that a higher limit has all
+    that a lower one has: each is the least with which a recompute moves where it could not before.
+    """
+    least = start.peak_activation
+    most = least if given is None else np.maximum(least, given)
+    step = max(whole - float(least.min()), 0.0) / LEVELS
+    best, level, limit = start, 0.0, least
+    while True:
+        refused = np.full(len(limit), np.inf)
+        for order in dict.fromkeys((start, best)):
+            found = into_waits(order, limit * (1 + ROUNDING), simulated, refused)
+            if found.makespan < best.makespan:
+                best = found
+                yield found.schedule
+        needed = float(refused[limit < most].min(initial=np.inf))
+        level = max(needed, level + step)
+        if needed == np.inf or level > most.max() * (1 + ROUNDING):
+            return
+        limit = np.clip(level, least, most)
 
 
 def into_waits(
-    start: Timeline, limit: NDArray[np.float64], simulated: Callable[[Schedule], Timeline]
+    start: Timeline,
+    limit: NDArray[np.float64],
+    simulated: Callable[[Schedule], Timeline],
+    refused: NDArray[np.float64] | None = None,
 ) -> Timeline:
     """Recomputes moved into waits, round by round, as long as that makes it faster.
 
@@ -299,17 +363,20 @@ def into_waits(
         Limit of every rank's memory, shape ``(ranks,)``.
     simulated
         Simulates another order of the same work.
+    refused
+        Lowered to the least memory, of every rank, that the limit did not allow.
 
     Notes
     -----
     A recompute that fits into a wait delays nothing: every action can still start when it did. One
     that only fits in part may pay off or not, which the next simulation says.
     """
+    refused = np.full(len(limit), np.inf) if refused is None else refused
     best = current = start
     for _ in range(ROUNDS):
         before = best.makespan
         for share in (1.0, PART):
-            order = _filled(current, limit, share)
+            order = _filled(current, limit, share, refused)
             if order is None:
                 continue
             found = simulated(replace(current.schedule, actions=order))
@@ -325,7 +392,9 @@ def into_waits(
     return best
 
 
-def _filled(timeline: Timeline, limit: NDArray[np.float64], share: float) -> Program | None:
+def _filled(
+    timeline: Timeline, limit: NDArray[np.float64], share: float, refused: NDArray[np.float64]
+) -> Program | None:
     """The actions with recomputes moved into waits; None when there is none to move."""
     schedule = timeline.schedule
     count = len(schedule)
@@ -344,6 +413,7 @@ def _filled(timeline: Timeline, limit: NDArray[np.float64], share: float) -> Pro
         np.zeros(count),
         np.zeros(count),
         place,
+        refused,
     )
     if not moved:
         return None

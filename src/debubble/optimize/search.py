@@ -14,10 +14,17 @@ from debubble.core.cost_table import static_memory
 from debubble.core.costs import Costs
 from debubble.core.errors import ParameterError, did_you_mean
 from debubble.core.placement import Placement
+from debubble.core.runtimes import (
+    RECOMPUTED_WHOLE,
+    RECOMPUTES_LATE,
+    RUNTIMES,
+    has_rule,
+    recompute_in_backward,
+)
 from debubble.engine.graph import P2P_MODES, P2PMode
 from debubble.engine.jitter import Jitter
 from debubble.engine.memory import beside_static, memory_limits
-from debubble.engine.timeline import Timeline
+from debubble.engine.timeline import Timeline, evaluate_graph
 from debubble.listing import TOLERANCE
 from debubble.optimize.bounding import reason
 from debubble.optimize.cache import Entry, read_entry, write_entry
@@ -211,11 +218,17 @@ def optimize(
     schedule = best.schedule
     if schedule is None:
         raise _no_room(best.problem)
-    timeline = _with_static(best.problem.timeline(schedule), costs)
+    timeline = best.problem.timeline(schedule)
+    if has_rule(costs, RECOMPUTES_LATE):
+        # Where stages are free, or layers are, the search lets recomputes begin earlier.
+        timeline = evaluate_graph(timeline.graph, timeline.table.costs)
+        schedule = timeline.schedule
+    timeline = _with_static(timeline, costs)
     seconds, found_by = time.monotonic() - began, best.found_by
     if known is not None and not fresh:
         seconds, found_by = known.seconds, known.found_by
-    status = "optimal" if search.done else "interrupted" if interrupted else "feasible"
+    proven = search.done and timeline.makespan <= bound * (1 + TOLERANCE)
+    status = "optimal" if proven else "interrupted" if interrupted else "feasible"
     if cache and fresh and status != "interrupted":
         entry = Entry(best.programs, bound, budget, seconds, found_by, solver, cut=best.problem.cut)
         write_entry(problems, schedule, entry, free)
@@ -263,6 +276,18 @@ def _with_static(timeline: Timeline, costs: Costs) -> Timeline:
     return replace(timeline, table=replace(timeline.table, static=static, costs=whole))
 
 
+def _as_run(backward: Backward, recompute: Recompute, costs: Costs) -> Backward:
+    """How backwards run where the runtime keeps those of stages whole that recompute."""
+    if is_none(recompute) or not has_rule(costs, RECOMPUTED_WHOLE):
+        return backward
+    if backward == "split":
+        raise ParameterError(
+            f"backward is 'split', and {RUNTIMES[costs.runtime].title} keeps it whole where a "
+            "stage recomputes; use 'fused', or no recompute"
+        )
+    return "fused"
+
+
 def problems_of(
     ranks: int,
     microbatches: int,
@@ -285,6 +310,7 @@ def problems_of(
     if backward not in BACKWARDS:
         raise ParameterError(f"backward is '{backward}'; {did_you_mean(str(backward), BACKWARDS)}")
     check_offload(offload, costs)
+    backward = _as_run(backward, recompute, costs)
     model = None if layers is None else layers_of(layers, costs)
     problems: list[Problem] = []
     refusals: list[tuple[float, ParameterError]] = []
@@ -303,6 +329,8 @@ def problems_of(
         )  # fmt: skip
         for chosen in same_for_all(ways_of(recompute, offload, place.stages)):
             asked = with_choice(problem, chosen)
+            if recompute != "free" and has_rule(costs, RECOMPUTES_LATE):
+                asked = replace(asked, table=recompute_in_backward(table, asked.recomputed))
             try:
                 if model is None:
                     eased(asked).check_limits()
