@@ -305,6 +305,25 @@ class Entry:
         return SimpleNamespace(**nothing | usual | defaults | given)
 
 
+class Reading(SimpleNamespace):
+    """A case that notes for which fields of a schedule its costs are read."""
+
+    def of(self, field: str) -> Reading:
+        """The case, about to be read for a field."""
+        self.field = field
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "costs":
+            vars(self).setdefault("noted", set()).add(self.field)
+        return super().__getattribute__(name)
+
+    @property
+    def readers(self) -> set[str]:
+        """Fields that the costs were read for."""
+        return getattr(self, "noted", set())
+
+
 @lru_cache(maxsize=16)
 def _placed(placement: Callable[[int, int], Placement], ranks: int, chunks: int) -> Placement:
     # What is derived from a placement is kept with it.

@@ -42,6 +42,7 @@ from debubble.schedules._entry import (
     Entry,
     FormValue,
     Option,
+    Reading,
     check_constraints,
     check_count,
     described_parameters,
@@ -321,7 +322,7 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
     if "memory" in entry.parameters and case.memory is not None:
         # Plain numbers: files hold them, and formulas compare them with peaks.
         shown["memory"] = np.asarray(case.memory, dtype=np.float64).tolist()
-    reading = _Reading(**vars(case))
+    reading = Reading(**vars(case))
     fields = {
         key: value(reading.of(key)) if callable(value) else value
         for key, value in entry.fields.items()
@@ -341,25 +342,6 @@ def _build(entry: Entry, case: SimpleNamespace, sync: str | None) -> Schedule:
         from_costs=from_costs,
         **(fields | ({} if sync is None else {"sync": sync})),
     )
-
-
-class _Reading(SimpleNamespace):
-    """A case that notes for which fields of a schedule its costs are read."""
-
-    def of(self, field: str) -> _Reading:
-        """The case, about to be read for a field."""
-        self.field = field
-        return self
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "costs":
-            vars(self).setdefault("noted", set()).add(self.field)
-        return super().__getattribute__(name)
-
-    @property
-    def readers(self) -> set[str]:
-        """Fields that the costs were read for."""
-        return getattr(self, "noted", set())
 
 
 def optimizer_step(placement: Placement, rank: int, iteration: int) -> Program:
